@@ -29,7 +29,7 @@ class Missing:
 
     def detail(self, where: str) -> str:
         """In words."""
-        return f"{where}: offsets {self.first} to {self.end - 1} {_WORDS[self.reason]}"
+        return f"{where}: offsets [{self.first}, {self.end}) {_WORDS[self.reason]}"
 
 
 _WORDS = {

@@ -366,7 +366,7 @@ class KafkaSource:
             )
         if one.position < one.log_start:
             detail = (
-                f"{one.tp}: offsets {one.position} to {one.log_start - 1} are deleted on the "
+                f"{one.tp}: offsets [{one.position}, {one.log_start}) are deleted on the "
                 f"brokers, and the archive can be read up to {read.offset} only"
             )
             gap = GapFound(one.tp, one.position, Offset(one.log_start), detail)
@@ -559,7 +559,7 @@ class _Fetcher:
                     self._state.changed.notify_all()
             return
         detail = (
-            f"{tp}: offsets {offset} to {start - 1} are deleted on the brokers, and no archive of "
+            f"{tp}: offsets [{offset}, {start}) are deleted on the brokers, and no archive of "
             "them is configured"
         )
         _gap(self._state, generation, GapFound(tp, offset, start, detail), on_gap)

@@ -18,10 +18,10 @@ from typing import Final
 
 from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import UNDECIDED, Missing, OffsetRange
+from sidetier.pipeline.planning.split import UNDECIDED, Missing
 from sidetier.pipeline.reading.timestamps import reason
 from sidetier.segments.errors import ArchiveError, ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _MOST_TOLD: Final = 5
 
@@ -57,8 +57,8 @@ class UndecidedRecordsError(ArchiveError):
 
     def __init__(self, tp: TopicPartition, span: OffsetRange) -> None:
         super().__init__(
-            f"{in_words(tp)}, offsets {span.first} to {span.until - 1}: {UNDECIDED}. Read again "
-            f"once more is stored, or only up to offset {span.first} (endingOffsets)"
+            f"{in_words(tp)}, offsets {span}: {UNDECIDED}. Read again "
+            f"once more is stored, or only up to offset {span.start} (endingOffsets)"
         )
         self.tp, self.range = tp, span
 
@@ -141,4 +141,4 @@ class StreamTopicReplacedError(ArchiveError):
 def describe_missing(missing: Missing) -> str:
     """Topic, partition, offsets, and why."""
     span = missing.range
-    return f"{in_words(missing.tp)}, offsets {span.first} to {span.until - 1} ({missing.detail})"
+    return f"{in_words(missing.tp)}, offsets {span} ({missing.detail})"

@@ -15,11 +15,9 @@ from zlib import crc32
 
 from sidetier.segments.checkpoints import checkpoint_rows
 from sidetier.segments.errors import ArchiveConflictError, SegmentError
-from sidetier.segments.offsets import LeaderEpoch, Offset
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange
 
 Entry = tuple[LeaderEpoch, Offset]
-Span = tuple[Offset, Offset]
-"""Offsets from the first up to the second, which is not included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class EpochHistory:
         for (epoch, start), (_, end) in pairwise(chain(epochs, [ends])):
             problem = self._run_violation(epoch, start, end)
             if problem:
-                return f"offsets {start} to {end - 1} are of leader epoch {epoch}, but {problem}"
+                return f"offsets [{start}, {end}) are of leader epoch {epoch}, but {problem}"
         return None
 
     def _run_violation(self, epoch: int, start: int, end: int) -> str | None:
@@ -111,7 +109,11 @@ def with_earlier_epochs(checkpoint: EpochHistory, earlier: EpochHistory) -> Epoc
 
 
 def merge(
-    stored: EpochHistory, local: EpochHistory, *, sparse: bool = False, gaps: Sequence[Span] = ()
+    stored: EpochHistory,
+    local: EpochHistory,
+    *,
+    sparse: bool = False,
+    gaps: Sequence[OffsetRange] = (),
 ) -> EpochHistory:
     """All that either knows, never less than what is stored.
 
@@ -143,7 +145,7 @@ def merge(
 
 
 def _two_starts(
-    stored: EpochHistory, local: EpochHistory, gaps: Sequence[Span]
+    stored: EpochHistory, local: EpochHistory, gaps: Sequence[OffsetRange]
 ) -> Iterator[tuple[LeaderEpoch, Offset, Offset]]:
     """The epochs that begin elsewhere in each, though retention has not moved them, with both
     starts: an epoch has one leader, and begins once.
@@ -159,7 +161,7 @@ def _two_starts(
             yield epoch, there, start
 
 
-def behind(offset: Offset, gaps: Iterable[Span]) -> Offset:
+def behind(offset: Offset, gaps: Iterable[OffsetRange]) -> Offset:
     """The first offset from this one on that lies in none of the gaps."""
     for first, end in sorted(gaps):
         if first <= offset < end:
@@ -173,7 +175,7 @@ def extend(
     committed: int,
     end: int,
     *,
-    gaps: Sequence[Span] = (),
+    gaps: Sequence[OffsetRange] = (),
     sparse: bool = False,
 ) -> EpochHistory:
     """What is to stand beside an archive that grows from the next offset `committed` to `end`.
@@ -235,7 +237,7 @@ class ContradictionError(ArchiveConflictError):
 
 
 def contradiction(
-    stored: EpochHistory, local: EpochHistory, committed: int, gaps: Sequence[Span] = ()
+    stored: EpochHistory, local: EpochHistory, committed: int, gaps: Sequence[OffsetRange] = ()
 ) -> Contradiction | None:
     """Compare what is stored below the next offset `committed` with a log that reaches as far,
     offset by offset, from where both know: an epoch can start just where an earlier one did. Where

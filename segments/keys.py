@@ -13,7 +13,7 @@ from typing import Final
 
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
@@ -168,14 +168,14 @@ def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileK
     return parsed.base_offset, parsed.kind
 
 
-def parse_gap_key(key: str, gap_prefix: str) -> tuple[Offset, Offset] | None:
-    """Start and end of the gap that a key below a partition's gap prefix names."""
+def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:
+    """The gap that a key below a partition's gap prefix names; None for another key."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
-    return None if match is None else (Offset(int(match[1])), Offset(int(match[2])))
+    return None if match is None else OffsetRange(Offset(int(match[1])), Offset(int(match[2])))
 
 
-def parse_chapter_key(key: str, prefix: str) -> tuple[Offset, Offset] | None:
-    """Start and end of the chapter that a key below a partition's prefix of chapters names."""
+def parse_chapter_key(key: str, prefix: str) -> OffsetRange | None:
+    """The offsets of the chapter that a key below a partition's prefix of chapters names."""
     return parse_gap_key(key, prefix)
 
 

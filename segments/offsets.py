@@ -28,6 +28,29 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class OffsetRange(NamedTuple):
+    """The offsets from `start`, inclusive, up to `end`, exclusive; empty where they are equal.
+
+    Sorts by start, then end. Its text is `[start, end)`.
+    """
+
+    start: Offset
+    end: Offset
+
+    def __contains__(self, offset: object) -> bool:
+        """Whether an offset is in the range; not whether it is one of its two bounds."""
+        return isinstance(offset, int) and self.start <= offset < self.end
+
+    def __str__(self) -> str:
+        """The half-open interval."""
+        return f"[{self.start}, {self.end})"
+
+    @property
+    def size(self) -> int:
+        """Number of offsets. There may be fewer records: compaction removes some."""
+        return self.end - self.start
+
+
 def next_offset(last_offset: int) -> Offset:
     """The offset that follows a record's own."""
     return Offset(last_offset + 1)

@@ -8,10 +8,10 @@ from typing import Final
 
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.plan import Gap, Plan, PlannedSegment, available, first_base, plan
+from sidetier.uploader.plan import Plan, PlannedSegment, available, first_base, plan
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked_segment import Backoff, SegmentState, TrackedSegment
 
@@ -104,7 +104,7 @@ class Partition:
     requesting: Request | None = None
     hold: Backoff = field(default_factory=Backoff)
     halted: str | None = None
-    halted_at: Gap | None = None
+    halted_at: OffsetRange | None = None
     read_again_at: float = 0.0
     refused: str | None = None
     parted: bool = False
@@ -112,7 +112,7 @@ class Partition:
     told: bool = False
     config: TopicConfig | None = None
     cleaned: bool = False
-    gap: Gap | None = None
+    gap: OffsetRange | None = None
     gap_seen: float = 0.0
     gap_began: float = 0.0
     gap_patience: float = GAP_CONFIRM_SECONDS

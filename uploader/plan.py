@@ -6,20 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, Offset
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Gap:
-    """Records from `start` up to, not including, `end` that are gone from this broker's disk."""
-
-    start: Offset
-    end: Offset
-
-    @property
-    def records(self) -> int:
-        """How many offsets are missing; at most so many records."""
-        return self.end - self.start
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,7 @@ class Plan:
     """
 
     segments: tuple[PlannedSegment, ...] = ()
-    gap: Gap | None = None
+    gap: OffsetRange | None = None
 
 
 def available(
@@ -127,7 +114,7 @@ def plan(
             expected = accounted
     if there is None or there <= accounted:
         return Plan(tuple(chosen))
-    return Plan(tuple(chosen), Gap(expected, there))
+    return Plan(tuple(chosen), OffsetRange(expected, there))
 
 
 def _first_to_follow(segment: ClosedSegment, expected: Offset, conflict: Conflict | None) -> Offset:

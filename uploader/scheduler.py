@@ -375,7 +375,7 @@ class PartitionScheduler:
         if partition.archive is None or not partition.archive.start_is_kept:
             return  # a restart would begin behind the gap, and not know of it
         partition.halted = (
-            f"records {gap.start} to {gap.end - 1} are gone from this broker before they were "
+            f"offsets {gap} are gone from this broker before they were "
             "stored, and uploader.on_gap is halt"
         )
         partition.halted_at, partition.read_again_at = gap, now + READ_PAST_HALT_SECONDS

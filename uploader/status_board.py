@@ -360,7 +360,7 @@ def _waiting_for(partition: Partition, oldest: TrackedSegment | None) -> str | N
     if held is not None:
         return f"another try after: {held}"
     if partition.gap is not None:
-        return f"a second look at the gap {partition.gap.start} to {partition.gap.end - 1}"
+        return f"a second look at the gap {partition.gap}"
     return None if oldest is None else _gate_of(partition, oldest)
 
 

@@ -12,12 +12,11 @@ from typing import Literal
 
 from sidetier.segments.errors import PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 
-Gaps = list[tuple[Offset, Offset]]
-"""Start, inclusive, and end, exclusive, of each gap."""
+Gaps = list[OffsetRange]
 
 ArchiveBelow = Literal["verified", "unverified"]
 
@@ -46,7 +45,7 @@ def write_gap(  # noqa: PLR0913 - a record has that many fields
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
-    gap: tuple[Offset, Offset],
+    gap: OffsetRange,
     broker_id: BrokerId,
     leader_epoch: LeaderEpoch,
     *,
@@ -55,26 +54,25 @@ def write_gap(  # noqa: PLR0913 - a record has that many fields
     """Record a gap, unless it is recorded. A kill right after it leaves the record, and the
     watermark below the gap; the next start finds the same gap and this record.
 
-    `gap` is its first offset, and one past its last. `archive_below` says whether the archive below
+    `archive_below` says whether the archive below
     the gap is known to have the same history as the log above it; None where nothing is archived
     below. `broker_id` and `leader_epoch` are the writer's.
 
     Raises:
         StorageError: as the port says.
     """
-    start, end = gap
     fields: dict[str, int | str] = {
         "version": 1,
         "topic": tp.topic,
         "partition": tp.partition,
-        "start_offset": start,
-        "end_offset": end,
+        "start_offset": gap.start,
+        "end_offset": gap.end,
         "broker_id": broker_id,
         "leader_epoch": leader_epoch,
     }
     if archive_below is not None:
         fields["archive_below"] = archive_below
-    _put(store, layout.gap_key(tp, start, end), fields)
+    _put(store, layout.gap_key(tp, gap.start, gap.end), fields)
 
 
 def shorten_gap(

@@ -195,7 +195,7 @@ class Opener:
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
         end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
         damaged = DamagedArchiveError(
-            f"{stuck.damage}; offsets {stuck.offset} to {end - 1} are missing: nothing else "
+            f"{stuck.damage}; offsets [{stuck.offset}, {end}) are missing: nothing else "
             f"that is stored at {view.where} holds them",
             stuck.log.key,
             stuck.position,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.uploader.plan import Gap, PlannedSegment, plan
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
+from sidetier.uploader.plan import PlannedSegment, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PartitionPlan:
     closed_end: Offset | None = None
     next_offset: Offset | None = None
     due: tuple[Due, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[OffsetRange, ...] = ()
     stored_segments: int = 0
     present: int = 0
     refused: str | None = None
@@ -108,10 +108,10 @@ class BackfillPlan:
 
 def plan_all(
     next_offset: Offset, segments: Sequence[ClosedSegment], active: BaseOffset | None
-) -> tuple[list[PlannedSegment], list[Gap]]:
+) -> tuple[list[PlannedSegment], list[OffsetRange]]:
     """What is to be stored after `next_offset`, over every gap, and those gaps."""
     planned: list[PlannedSegment] = []
-    gaps: list[Gap] = []
+    gaps: list[OffsetRange] = []
     while True:
         step = plan(next_offset, segments, active)
         planned += step.segments

@@ -95,7 +95,7 @@ class OutcomeResult:
 def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
     return (
         str(one.topic_partition),
-        None if one.log_start is None else f"{one.log_start} to {one.closed_end}",
+        None if one.log_start is None else f"[{one.log_start}, {one.closed_end})",
         one.next_offset,
         len(one.due) if one.refused is None else 0,
         size_text(one.size if one.refused is None else 0),
@@ -105,7 +105,7 @@ def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
 def _notes(one: PartitionPlan) -> Sequence[str]:
     if one.refused or one.problem:
         return [text for text in (one.refused, one.problem) if text]
-    notes = [f"records {gap.start} to {gap.end - 1} are gone" for gap in one.gaps]
+    notes = [f"offsets {gap} are gone" for gap in one.gaps]
     if one.present:
         notes.append(f"{one.present} lie on the store already, above the watermark")
     if one.uncommitted:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Final
 
+from sidetier.segments.offsets import OffsetRange
+
 _OFFSET: Final = re.compile(r"-?\d{1,19}")
 _STAMP: Final = re.compile(r"@(-?\d{1,19})")
 _HIGHEST: Final = 2**63 - 1
@@ -40,14 +42,6 @@ BEGINNING: Final = Place(PlaceKind.BEGINNING)
 END: Final = Place(PlaceKind.END)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What can be read of a partition now: from `start` up to, not including, `end`."""
-
-    start: int
-    end: int
-
-
 def parse_place(text: str) -> Place:
     """What somebody means.
 
@@ -68,7 +62,7 @@ def parse_place(text: str) -> Place:
     return Place(PlaceKind.TIME, _milliseconds(word))
 
 
-def offset_of(place: Place, bounds: Bounds, at_time: Callable[[int], int | None]) -> int:
+def offset_of(place: Place, bounds: OffsetRange, at_time: Callable[[int], int | None]) -> int:
     """The offset that a place is in a partition with these bounds.
 
     `at_time` is asked for the first record with a timestamp (ms) or a later one: where there is

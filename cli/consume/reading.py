@@ -11,13 +11,13 @@ import numpy as np
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.positions import Bounds, PlaceKind, offset_of
+from sidetier.cli.consume.positions import PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
 from sidetier.cli.consume.request import Request
 from sidetier.cli.consume.source import Bounded, Source
 from sidetier.cli.consume.view import CountResult, PartitionCount
 from sidetier.segments.errors import ArchiveError, ConfigurationError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 _AT_ONCE: Final = 10_000
 _WAIT_SECONDS: Final = 1.0
@@ -65,7 +65,7 @@ def plan(source: Bounded, request: Request, now_ms: int) -> list[Course]:
 
 def _course(source: Bounded, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
     """The course, and why no record can be on it whatever has been written meanwhile."""
-    bounds: Bounds = source.bounds(tp)
+    bounds: OffsetRange = source.bounds(tp)
 
     def at_time(timestamp: int) -> int | None:
         return source.offset_for_time(tp, timestamp)
@@ -191,7 +191,7 @@ class Reading:
             return
         if course.end is not None and next_offset < course.end:
             self._tell(
-                f"{course.tp}: offsets {next_offset} to {course.end - 1} are left out: a "
+                f"{course.tp}: offsets [{next_offset}, {course.end}) are left out: a "
                 "transaction begins there that is not decided yet; --isolation read_uncommitted "
                 "shows them"
             )

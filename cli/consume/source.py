@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sidetier.archive.reading.results import Taken
-from sidetier.cli.consume.positions import Bounds
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Bounded(Protocol):
@@ -17,7 +16,7 @@ class Bounded(Protocol):
         """The topic's partitions, rising; raises where there are none."""
         ...
 
-    def bounds(self, tp: TopicPartition) -> Bounds:
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
         """What can be read of a partition now; raises where nothing can be."""
         ...
 

@@ -12,11 +12,10 @@ from sidetier.archive.reading.results import Taken
 from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli.archive_listing import list_partitions, not_archived
-from sidetier.cli.consume.positions import Bounds
 from sidetier.cli.consume.request import RecordFormat, Request
 from sidetier.cli.stores import open_archive, require_directory, with_short_timeouts
 from sidetier.config.model import Config
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 _AT_ONCE: Final = 16
 _COLUMNS: Final = {
@@ -53,12 +52,12 @@ class StoreSource:
             self._refuse()
         return sorted(found)
 
-    def bounds(self, tp: TopicPartition) -> Bounds:
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Source`."""
         found = self._reader.bounds(tp)
         if found is None:
             self._refuse(tp.partition)
-        return Bounds(found.start_offset, found.next_offset)
+        return OffsetRange(found.start_offset, found.next_offset)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Source`."""

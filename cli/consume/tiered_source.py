@@ -10,7 +10,6 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.reading.results import Failed, ReachedEnd, Records, Taken
-from sidetier.cli.consume.positions import Bounds
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
@@ -24,7 +23,7 @@ from sidetier.segments.errors import (
     LeadershipUnavailableError,
     SidetierError,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.telemetry.consumer_catalogue import SKIPPED_OFFSETS
 
 _ASK_SECONDS: Final = 10.0
@@ -64,11 +63,11 @@ class TieredSource:
             raise ConfigurationError(f"there is no topic {self._topic} at {self._servers}")
         return sorted(told.partitions)
 
-    def bounds(self, tp: TopicPartition) -> Bounds:
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Source`."""
         with _translated(f"the offsets of {tp} cannot be told"):
-            found = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
-        return Bounds(*found)
+            low, high = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
+        return OffsetRange(Offset(low), Offset(high))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Source`."""

@@ -87,8 +87,8 @@ def _gap(facts: Facts) -> Answer | None:
         return None
     by = "" if gap.broker_id is None else f" by broker {gap.broker_id}'s sidecar"
     text = (
-        f"gone before it was stored: the gap of offsets {gap.start_offset} to "
-        f"{gap.end_offset - 1} was recorded on {time_text(gap.recorded_ms)}{by}"
+        f"gone before it was stored: the gap [{gap.start_offset}, "
+        f"{gap.end_offset}) was recorded on {time_text(gap.recorded_ms)}{by}"
     )
     if gap.archive_below == "unverified":
         text += (

@@ -62,14 +62,14 @@ def _disk_text(facts: Facts) -> str | None:
     if log is None:
         return None if "disk" in facts.problems else "the partition has no replica on this host"
     found = log.holder(facts.offset)
-    reach = f"offsets {log.start} to {_last(log.end)} here"
+    reach = f"offsets [{log.start}, {_or_unknown(log.end)}) here"
     if found is None:
         return f"not in {log.directory} ({reach})"
     return f"{found.path} ({_place(found)}, {size_text(found.size_bytes)}); {reach}"
 
 
-def _last(end: int | None) -> str:
-    return "?" if end is None else str(end - 1)
+def _or_unknown(end: int | None) -> str:
+    return "?" if end is None else str(end)
 
 
 def _place(segment: LocalSegment) -> str:
@@ -101,7 +101,7 @@ def _sidecar_parts(facts: Facts) -> Iterator[str]:
 
 
 def _pin_text(pin: Fields) -> str:
-    return f"holds offsets {pin['start_offset']} to {_last(pin['end_offset'])} open"
+    return f"holds offsets [{pin['start_offset']}, {_or_unknown(pin['end_offset'])}) open"
 
 
 def _archive_text(facts: Facts) -> str | None:
@@ -114,7 +114,7 @@ def _archive_parts(facts: Facts) -> Iterator[str]:
         return
     mark = archive.watermark
     begin = _or_dash(archive.begins_at)
-    yield mark.problem or f"complete from {begin} to {_last(mark.next_offset)}"
+    yield mark.problem or f"offsets [{begin}, {_or_unknown(mark.next_offset)}) are archived"
     if mark.watermark is not None and mark.watermark.pending is not None:
         yield f"a part of it is being moved to {mark.watermark.pending}"
     if archive.holder is not None:

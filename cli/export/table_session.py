@@ -120,9 +120,9 @@ class _Call:
         """Show what a run would take."""
         run = TableRun(self.table, self.records, self.request.terms)
         standing = run.standing()
-        news = {tp: span for tp, span in standing.left.items() if span.first < span.until}
+        news = {tp: span for tp, span in standing.left.items() if span.start < span.end}
         plan = self.records.plan(news)
-        reached = {tp: span.until for tp, span in standing.left.items()}
+        reached = {tp: span.end for tp, span in standing.left.items()}
         held_back = run.held_back(standing, reached)
         Teller().tell(held_back)
         emit(DryRun(self.table.name, (plan,) if news else (), held_back=held_back), output)
@@ -162,7 +162,7 @@ class _Call:
     def _once(self, result: TableResult) -> Committed:
         def committed(progress: Progress, chunk: Chunk) -> None:
             result.add_chunk(chunk)
-            offsets = sum(span.until - span.first for span in chunk.ranges.values())
+            offsets = sum(span.end - span.start for span in chunk.ranges.values())
             say(f"commit {progress.commit}: {offsets} offsets")
 
         done = TableRun(self.table, self.records, self.request.terms, committed).run()

@@ -8,8 +8,7 @@ from sidetier.cli.output import Table
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.run import Committed
-from sidetier.pipeline.planning.split import OffsetRange
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class TableResult:
         self.commits += 1
         for tp, span in chunk.ranges.items():
             known = self.ranges.get(tp, span)
-            self.ranges[tp] = OffsetRange(known.first, span.until)
+            self.ranges[tp] = OffsetRange(known.start, span.end)
 
     @property
     def has_findings(self) -> bool:
@@ -56,8 +55,8 @@ class TableResult:
                 {
                     "topic": tp.topic,
                     "partition": tp.partition,
-                    "first_offset": span.first,
-                    "next_offset": span.until,
+                    "first_offset": span.start,
+                    "next_offset": span.end,
                 }
                 for tp, span in sorted(self.ranges.items())
             ],
@@ -66,7 +65,7 @@ class TableResult:
     def as_tables(self) -> Sequence[Table]:
         """A row per Kafka partition with news."""
         rows = [
-            (str(tp), span.first, span.until, span.until - span.first)
+            (str(tp), span.start, span.end, span.end - span.start)
             for tp, span in sorted(self.ranges.items())
         ]
         footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"

@@ -101,5 +101,5 @@ def told_lacking(
         say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
     left = wait_for(wanted, known, pause)
     for partition, (until, end) in sorted(left.items()):
-        say(f"{topic}-{partition}: offsets {until} to {end - 1} are still on the broker alone")
+        say(f"{topic}-{partition}: offsets [{until}, {end}) are still on the broker alone")
     return bool(left)

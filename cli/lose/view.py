@@ -93,7 +93,7 @@ class LoseResult:
         return (
             str(held.topic_partition),
             role,
-            f"{_edge(risk.start)} to {_edge(risk.end, -1)}",
+            f"[{_or_unknown(risk.start)}, {_or_unknown(risk.end)})",
             risk.records,
             size_text(risk.size_bytes),
             risk.why,
@@ -122,8 +122,8 @@ class LoseResult:
             yield f"{len(short)} of its partitions are under-replicated"
 
 
-def _edge(offset: int | None, step: int = 0) -> str:
-    return "?" if offset is None else str(offset + step)
+def _or_unknown(offset: int | None) -> str:
+    return "?" if offset is None else str(offset)
 
 
 def _partition_json(held: Held, risks: Sequence[Risk]) -> dict[str, object]:

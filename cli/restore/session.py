@@ -16,7 +16,7 @@ from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
 from sidetier.archive.reading import ArchiveReader
-from sidetier.cli.consume.positions import BEGINNING, END, Bounds
+from sidetier.cli.consume.positions import BEGINNING, END
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
@@ -70,7 +70,7 @@ from sidetier.mirror.translate import read_offset_map
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (
@@ -520,15 +520,15 @@ class ArchiveRanges:
         """See `Bounded`."""
         return self.numbers
 
-    def bounds(self, tp: TopicPartition) -> Bounds:
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Bounded`: up to the first record of a transaction that is open at the end, unless
         it counts as aborted.
         """
         view = self.archive.view(tp, _VIEW_SECONDS)
         if view is None:
-            return Bounds(0, 0)
+            return OffsetRange(Offset(0), Offset(0))
         end = view.end if self.aborts_open else self.archive.stable_end(tp, _VIEW_SECONDS)
-        return Bounds(view.start, max(view.start, end or view.start))
+        return OffsetRange(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Bounded`."""

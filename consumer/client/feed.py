@@ -19,10 +19,9 @@ from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.errors import StoreError, TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide
 from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.sources import Span
 from sidetier.consumer.client.store_records import StoreRecords, StoreSlice
 from sidetier.consumer.client.subscription_state import SubscriptionState
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
@@ -31,15 +30,15 @@ def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
         board.store_ended(news.tp, news.next_offset)
     elif isinstance(news, Gap):
         below = news.reason is GapReason.BELOW_START
-        board.store_lacks(news.tp, Span(news.first, news.end), news.detail, below=below)
+        board.store_lacks(news.tp, OffsetRange(news.first, news.end), news.detail, below=below)
     elif isinstance(news.error, DamagedArchiveError):
         damaged = news.error
         board.store_lacks(
-            news.tp, Span(damaged.first, damaged.end), f"damaged: {damaged}", below=False
+            news.tp, OffsetRange(damaged.first, damaged.end), f"damaged: {damaged}", below=False
         )
     elif isinstance(news.error, NoArchiveError):
         board.store_lacks(
-            news.tp, Span(news.next_offset, news.next_offset), str(news.error), below=True
+            news.tp, OffsetRange(news.next_offset, news.next_offset), str(news.error), below=True
         )
     else:
         error = StoreError(news.tp, news.next_offset, news.error)

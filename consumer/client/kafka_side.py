@@ -18,8 +18,8 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from sidetier.consumer.client.callbacks import Callbacks
-from sidetier.consumer.client.sources import Logical, Span
-from sidetier.segments.offsets import TopicPartition
+from sidetier.consumer.client.sources import Logical
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 PARKED: Final = 0
 """Where partitions stand that are not read from Kafka: never `OFFSET_END`, see above."""
@@ -41,7 +41,7 @@ class AtKafka:
     """What Kafka says of a partition; the error is set where it could not be asked."""
 
     committed: int | None = None
-    span: Span | None = None
+    span: OffsetRange | None = None
     error: KafkaError | None = None
 
 
@@ -192,4 +192,4 @@ def _span(low: int | KafkaError, high: int | KafkaError) -> AtKafka:
         return AtKafka(error=high)
     if min(low, high) < 0:
         return AtKafka(error=KafkaError(KafkaError._NO_OFFSET, "the broker knows no such offset"))
-    return AtKafka(span=Span(low, max(low, high)))
+    return AtKafka(span=OffsetRange(Offset(low), Offset(max(low, high))))

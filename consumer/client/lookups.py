@@ -16,9 +16,9 @@ from confluent_kafka import KafkaError
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.consumer.client.kafka_side import AtKafka, KafkaSide
-from sidetier.consumer.client.sources import Archive, Span
+from sidetier.consumer.client.sources import Archive
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Looker(Protocol):
@@ -50,7 +50,7 @@ class Answer:
 
     question: Question
     committed: int | None = None
-    kafka: Span | None = None
+    kafka: OffsetRange | None = None
     archive: Archive | None = None
     kafka_error: KafkaError | None = None
     store_error: SidetierError | None = None
@@ -143,7 +143,7 @@ def _spans(kafka: KafkaSide, tps: list[TopicPartition]) -> dict[TopicPartition, 
     return kafka.spans(tps)
 
 
-def _stored(bounds: ArchiveBounds | None) -> Span | None:
+def _stored(bounds: ArchiveBounds | None) -> OffsetRange | None:
     if bounds is None or bounds.start_offset >= bounds.next_offset:
         return None
-    return Span(bounds.start_offset, bounds.next_offset)
+    return OffsetRange(bounds.start_offset, bounds.next_offset)

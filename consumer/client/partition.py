@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import confluent_kafka
 
-from sidetier.consumer.client.sources import Archive, Facts, Logical, Span
-from sidetier.segments.offsets import TopicPartition
+from sidetier.consumer.client.sources import Archive, Facts, Logical
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Source(StrEnum):
@@ -59,10 +59,10 @@ class Partition:
     until: int | None = None
     committed_known: bool = False
     committed: int | None = None
-    kafka: Span | None = None
+    kafka: OffsetRange | None = None
     archive: Archive | None = None
     refused: bool = False
-    gap: Span | None = None
+    gap: OffsetRange | None = None
     detail: str = ""
     told_nothing: bool = False
     stored: confluent_kafka.TopicPartition | None = None
@@ -102,7 +102,7 @@ class Partition:
         gap = self.gap
         self.source, self.position = source, position
         self.forget()
-        if source is Source.KAFKA and gap is not None and gap.holds(position):
+        if source is Source.KAFKA and gap is not None and position in gap:
             self.gap = gap
 
     def move(self, start: int, serial: int) -> None:

@@ -9,13 +9,14 @@ from sidetier.consumer.client.errors import StoreError
 from sidetier.consumer.client.kafka_side import KafkaSide, named
 from sidetier.consumer.client.opening import Sides
 from sidetier.consumer.client.poll_lock import PollLock
-from sidetier.consumer.client.sources import Mode, Span
+from sidetier.consumer.client.sources import Mode
 from sidetier.consumer.client.subscription_state import SubscriptionState
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import Offset, OffsetRange
 
 
-def bounds(mode: Mode, kafka: Span | None, stored: Span | None) -> Span:
+def bounds(mode: Mode, kafka: OffsetRange | None, stored: OffsetRange | None) -> OffsetRange:
     """The first offset that can be read, and the one that will be written next.
 
     Args:
@@ -26,8 +27,8 @@ def bounds(mode: Mode, kafka: Span | None, stored: Span | None) -> Span:
     spans = [stored] if mode is Mode.TIERED_STORAGE_ONLY else [kafka, stored]
     known = [span for span in spans if span is not None]
     if not known:
-        return Span(0, 0)
-    return Span(min(span.start for span in known), max(span.end for span in known))
+        return OffsetRange(Offset(0), Offset(0))
+    return OffsetRange(min(span.start for span in known), max(span.end for span in known))
 
 
 def first_of(*offsets: int | None) -> int | None:
@@ -75,14 +76,15 @@ def watermarks(
         found = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
     except SidetierError as error:
         raise StoreError(tp, None, error) from error
-    stored = None if found is None else Span(found.start_offset, found.next_offset)
+    stored = None if found is None else OffsetRange(found.start_offset, found.next_offset)
     if asker.kafka is not None and min(low, high) < 0:
         return _known(low, high, stored)
-    both = bounds(asker.mode, None if asker.kafka is None else Span(low, high), stored)
+    kafka = None if asker.kafka is None else OffsetRange(Offset(low), Offset(high))
+    both = bounds(asker.mode, kafka, stored)
     return both.start, both.end
 
 
-def _known(low: int, high: int, stored: Span | None) -> tuple[int, int]:
+def _known(low: int, high: int, stored: OffsetRange | None) -> tuple[int, int]:
     """Kafka's client knows one of its bounds, or none; the end is Kafka's to say."""
     if stored is not None:
         low = stored.start if low < 0 else min(low, stored.start)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final
 
+from sidetier.segments.offsets import OffsetRange
+
 
 class Mode(StrEnum):
     """`tiered.storage.mode`."""
@@ -42,18 +44,6 @@ TAIL_BASE: Final = -2000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The offsets that one side holds: from `start` up to, not including, `end`."""
-
-    start: int
-    end: int
-
-    def holds(self, offset: int) -> bool:
-        """Whether there may be a record at the offset now."""
-        return self.start <= offset < self.end
-
-
-@dataclass(frozen=True, slots=True)
 class Archive:
     """What the store was found to hold.
 
@@ -63,15 +53,15 @@ class Archive:
         gap: offsets within the span that are known not to be there.
     """
 
-    span: Span | None = None
+    span: OffsetRange | None = None
     away: bool = False
-    gap: Span | None = None
+    gap: OffsetRange | None = None
 
     def holds(self, offset: int) -> bool:
         """Whether the store can be read from the offset on."""
-        if self.away or self.span is None or not self.span.holds(offset):
+        if self.away or self.span is None or offset not in self.span:
             return False
-        return self.gap is None or not self.gap.holds(offset)
+        return self.gap is None or offset not in self.gap
 
     def next_start(self, offset: int) -> int | None:
         """The first offset above that the store can be read from; None where there is none."""
@@ -79,7 +69,7 @@ class Archive:
             return None
         if self.span.start > offset:
             return self.span.start
-        if self.gap is not None and self.gap.holds(offset) and self.gap.end < self.span.end:
+        if self.gap is not None and offset in self.gap and self.gap.end < self.span.end:
             return self.gap.end
         return None
 
@@ -97,7 +87,7 @@ class Facts:
     """
 
     wanted: int | None
-    kafka: Span | None = None
+    kafka: OffsetRange | None = None
     archive: Archive | None = None
     refused: bool = False
 
@@ -293,7 +283,7 @@ def _beginning(mode: Mode, facts: Facts, why: str) -> Decision:
     return _older(mode, kafka, archive.span, why)
 
 
-def _older(mode: Mode, kafka: Span, stored: Span | None, why: str) -> Decision:
+def _older(mode: Mode, kafka: OffsetRange, stored: OffsetRange | None, why: str) -> Decision:
     """Of both sides the one that begins earlier; of equals the one that the mode prefers."""
     if stored is None or kafka.start < stored.start:
         return FromKafka(kafka.start, reset=why)

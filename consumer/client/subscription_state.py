@@ -16,9 +16,9 @@ from sidetier.consumer.client.lookups import Lookups
 from sidetier.consumer.client.partition import Partition, Source
 from sidetier.consumer.client.routing import Router, StoreSide, start_now
 from sidetier.consumer.client.rules import Rules
-from sidetier.consumer.client.sources import Archive, FromKafka, Logical, Mode, Span
+from sidetier.consumer.client.sources import Archive, FromKafka, Logical, Mode
 from sidetier.consumer.metrics import ConsumerMetrics
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class SubscriptionState:
@@ -182,7 +182,9 @@ class SubscriptionState:
         elif self._rules.say_end:
             self.router.troubles.append(EndReachedError(tp, next_offset))
 
-    def store_lacks(self, tp: TopicPartition, gap: Span, detail: str, *, below: bool) -> None:
+    def store_lacks(
+        self, tp: TopicPartition, gap: OffsetRange, detail: str, *, below: bool
+    ) -> None:
         """The store does not have these offsets; `below`: its start has moved beyond them."""
         partition = self.partitions[tp]
         self._metrics.missed(Source.STORE)

@@ -192,7 +192,7 @@ def _commit(
         line = f"group {group}: {tp} at {one.offset}"
         stored, log = offsets[tp].offset, logs[tp]
         if one.offset != stored:
-            line += f" ({stored} is outside of the log, {log.start} to {log.end})"
+            line += f" ({stored} is outside of the log, [{log.start}, {log.end}))"
         if tp in refused:
             result.skipped.append(f"{line} is refused: {refused[tp]}")
         else:

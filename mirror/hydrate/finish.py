@@ -68,8 +68,8 @@ def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int
         start, end = ends[partition.topic_partition]
         if start < partition.start or end < partition.end:
             problems.append(
-                f"{partition.topic_partition} holds offsets {start} to {end}, the plan has "
-                f"{partition.start} to {partition.end}: was `sidetier hydrate place` run on its "
+                f"{partition.topic_partition} holds offsets [{start}, {end}), the plan has "
+                f"[{partition.start}, {partition.end}): was `sidetier hydrate place` run on its "
                 "broker's host?"
             )
     _refuse(problems)

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import OffsetRange
-from sidetier.segments.epoch_history import (
-    NO_EPOCHS,
-    Entry,
-    EpochHistory,
-    Span,
-    behind,
-    contradiction,
+from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind, contradiction
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
 )
-from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 
 _MOST: Final = 4
 """Rows that are kept of each partition: the more, the farther back a fork is told exactly."""
@@ -72,7 +70,7 @@ class Truncated:
     def __str__(self) -> str:
         """As an error says it."""
         return (
-            f"{in_words(self.tp)}, offsets {self.range.first} to {self.range.until - 1} (leader "
+            f"{in_words(self.tp)}, offsets {self.range} (leader "
             f"epoch {self.before}, now {self.now})"
         )
 
@@ -159,7 +157,7 @@ def is_doubtful(before: Position, after: Position) -> bool:
 
 
 def truncated(
-    tp: TopicPartition, position: Position, present: EpochHistory, gaps: Sequence[Span] = ()
+    tp: TopicPartition, position: Position, present: EpochHistory, gaps: Sequence[OffsetRange] = ()
 ) -> Truncated | None:
     """What the log's present lineage shows to be thrown away below a position; None: nothing.
 
@@ -180,7 +178,9 @@ def truncated(
     return Truncated(tp, OffsetRange(min(found), until), last, now)
 
 
-def _ended(present: EpochHistory, bounds: Iterable[Entry], gaps: Sequence[Span]) -> Offset | None:
+def _ended(
+    present: EpochHistory, bounds: Iterable[Entry], gaps: Sequence[OffsetRange]
+) -> Offset | None:
     """Where the first epoch ends, in this history, below a bound of it (KIP-320)."""
     for epoch, bound in bounds:
         end = present.end_of(epoch)
@@ -190,7 +190,7 @@ def _ended(present: EpochHistory, bounds: Iterable[Entry], gaps: Sequence[Span])
 
 
 def _contradicted(
-    known: EpochHistory, present: EpochHistory, until: Offset, gaps: Sequence[Span]
+    known: EpochHistory, present: EpochHistory, until: Offset, gaps: Sequence[OffsetRange]
 ) -> Offset | None:
     found = contradiction(known, present, until, gaps)
     if found is None or _begins_lower(known, present):

@@ -113,7 +113,7 @@ def waiting_for_transactions(
             tp,
             Cause.OPEN_TRANSACTION,
             tail.first,
-            f"{tp}: offsets {tail.first} to {tail.until - 1} wait for a transaction: "
+            f"{tp}: offsets [{tail.first}, {tail.until}) wait for a transaction: "
             + _opened(tp, tail, since or "")
             + (_way_on(tp, tail.first) if is_hung else ""),
             is_hung,

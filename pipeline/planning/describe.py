@@ -8,8 +8,8 @@ from typing import Any
 from sidetier.config.units import size_text
 from sidetier.pipeline.errors import describe_missing
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
-from sidetier.segments.offsets import TopicPartition
+from sidetier.pipeline.planning.split import Missing, Plan, Split
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _summary(
         len(splits),
         len({piece.key for split in splits for piece in split.pieces}),
         sum(split.size for split in splits),
-        sum(one.range.until - one.range.first for one in missing),
+        sum(one.range.end - one.range.start for one in missing),
     )
 
 
@@ -109,8 +109,8 @@ def _named(tp: TopicPartition, span: OffsetRange) -> dict[str, Any]:
     return {
         "topic": tp.topic,
         "partition": tp.partition,
-        "first_offset": span.first,
-        "until_offset": span.until,
+        "first_offset": span.start,
+        "until_offset": span.end,
     }
 
 
@@ -126,9 +126,9 @@ def _split_json(split: Split) -> dict[str, Any]:
 
 
 def _span_text(span: OffsetRange) -> str:
-    if span.first >= span.until:
-        return f"no offset (at {span.first})"
-    return f"offsets {span.first} to {span.until - 1}"
+    if span.start >= span.end:
+        return f"no offset (at {span.start})"
+    return f"offsets {span}"
 
 
 def _amount(size: int, segments: int) -> str:

@@ -14,15 +14,8 @@ from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.spans import Span, cut, first_part, pack, without
-from sidetier.pipeline.planning.split import (
-    UNDECIDED,
-    Missing,
-    OffsetRange,
-    Origin,
-    Piece,
-    Split,
-)
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, Split
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 _MOST_BELOW = 8
 """Segments with lower bases that may reach into a range, as many as a reader asks."""
@@ -30,10 +23,10 @@ _MOST_BELOW = 8
 
 def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
     """The segments that may hold an offset of the range, by rising base."""
-    below = list(view.below(wanted.first))[:_MOST_BELOW]
+    below = list(view.below(wanted.start))[:_MOST_BELOW]
     within = takewhile(
-        lambda log: log.base_offset < wanted.until,
-        (log for log in view.logs if log.base_offset >= wanted.first),
+        lambda log: log.base_offset < wanted.end,
+        (log for log in view.logs if log.base_offset >= wanted.start),
     )
     return [*reversed(below), *within]
 
@@ -44,8 +37,8 @@ def missing_offsets(
     """The offsets of the range within the archive that no segment holds, by reason: pure but for
     `end_of`, one past the last offset of a segment.
     """
-    reached = max(wanted.first, view.start)
-    end = min(wanted.until, view.end)
+    reached = max(wanted.start, view.start)
+    end = min(wanted.end, view.end)
     for log in logs_for(view, wanted):
         yield from _by_reason(reached, min(Offset(log.base_offset), end), gaps, view.start)
         reached = max(reached, end_of(log))
@@ -58,12 +51,12 @@ def recorded_missing(
     """Those of them that a sidecar has recorded: only the segments before a gap are asked for their
     ends.
     """
-    floor = max(wanted.first, view.start)
-    for first, until in sorted(gaps):
-        span = OffsetRange(max(first, floor), max(first, min(until, wanted.until)))
-        if span.first < span.until:
-            yield from missing_offsets(view, span, end_of, [(first, until)])
-            floor = span.until
+    floor = max(wanted.start, view.start)
+    for gap in sorted(gaps):
+        span = OffsetRange(max(gap.start, floor), max(gap.start, min(gap.end, wanted.end)))
+        if span.start < span.end:
+            yield from missing_offsets(view, span, end_of, [gap])
+            floor = span.end
 
 
 def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterator[Unstored]:
@@ -120,7 +113,7 @@ class PartitionPlanner:
     def logs_for(self, asked: OffsetRange, filters: Filters) -> list[StoredLog]:
         """The segments that may hold what is asked for."""
         wanted = _narrowed(asked, filters)
-        return logs_for(self.view, wanted) if wanted.first < wanted.until else []
+        return logs_for(self.view, wanted) if wanted.start < wanted.end else []
 
     def end_of(self, log: StoredLog) -> Offset:
         """One past the last offset of a segment: a request or two; raises StorageError."""
@@ -158,17 +151,17 @@ class PartitionPlanner:
         stored = self._stored(asked)
         for span in self._spans(stored):
             if span.size > most:
-                return self._end_in(span, most, is_first=span.range.first == stored.first)
+                return self._end_in(span, most, is_first=span.range.start == stored.start)
             most -= span.size
-        return asked.until
+        return asked.end
 
     def _stored(self, asked: OffsetRange) -> OffsetRange:
-        return OffsetRange(max(asked.first, self.view.start), min(asked.until, self.view.end))
+        return OffsetRange(max(asked.start, self.view.start), min(asked.end, self.view.end))
 
     def _end_in(self, span: Span, most: int, *, is_first: bool) -> Offset:
         entries = self.locator.offsets(self.read, span.log)
         if entries is None:
-            return span.range.until if is_first else span.range.first
+            return span.range.end if is_first else span.range.start
         return first_part(span, entries, most)
 
     def cut(self, span: Span, most: int) -> list[Span]:
@@ -182,23 +175,23 @@ class PartitionPlanner:
         for last, some in groupby(packed, lambda together: together[-1].log.base_offset):
             origin = self._origin(last)
             for together in some:
-                span = OffsetRange(together[0].range.first, together[-1].range.until)
+                span = OffsetRange(together[0].range.start, together[-1].range.end)
                 yield Split(self.tp, span, tuple(one.piece for one in together), origin)
 
     def _spans(self, part: OffsetRange) -> Iterator[Span]:
-        offset = part.first
+        offset = part.start
         log = self.view.holder(offset)
-        while log is not None and offset < part.until:
-            until = min(self.view.until(offset), part.until)
+        while log is not None and offset < part.end:
+            until = min(self.view.until(offset), part.end)
             yield self._span(log, OffsetRange(offset, until))
             offset = until
             log = self.view.holder(offset)
 
     def _span(self, log: StoredLog, wanted: OffsetRange) -> Span:
-        start = self.locator.segment_position(self.read, log, wanted.first).position
-        if wanted.until >= self.view.until(wanted.first):
+        start = self.locator.segment_position(self.read, log, wanted.start).position
+        if wanted.end >= self.view.until(wanted.start):
             return Span(log, wanted, start, log.size)
-        extent = self.locator.extent(self.read, log, wanted.first, Offset(wanted.until - 1))
+        extent = self.locator.extent(self.read, log, wanted.start, Offset(wanted.end - 1))
         return Span(log, wanted, start, log.size if extent is None else extent[1])
 
     def _origin(self, last: BaseOffset) -> Origin:
@@ -214,11 +207,11 @@ class PartitionPlanner:
         self, wanted: OffsetRange, gaps: Gaps, ends: Mapping[StoredLog, Offset] | None
     ) -> Iterator[Missing]:
         """What is known not to be there, in order."""
-        if wanted.first >= wanted.until:
+        if wanted.start >= wanted.end:
             return
-        below = min(wanted.until, self.view.start)
-        if wanted.first < below:
-            yield self._told(Unstored(wanted.first, below, GapReason.BELOW_START))
+        below = min(wanted.end, self.view.start)
+        if wanted.start < below:
+            yield self._told(Unstored(wanted.start, below, GapReason.BELOW_START))
         found = (
             recorded_missing(self.view, wanted, self.end_of, gaps)
             if ends is None
@@ -228,11 +221,11 @@ class PartitionPlanner:
         yield from self._beyond(wanted)
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
-        undecided = OffsetRange(max(wanted.first, self.stable), min(wanted.until, self.view.end))
-        if undecided.first < undecided.until:
+        undecided = OffsetRange(max(wanted.start, self.stable), min(wanted.end, self.view.end))
+        if undecided.start < undecided.end:
             yield Missing(self.tp, undecided, f"{self.view.where}: {UNDECIDED}")
-        above = OffsetRange(max(wanted.first, self.view.end), wanted.until)
-        if above.first < above.until:
+        above = OffsetRange(max(wanted.start, self.view.end), wanted.end)
+        if above.start < above.end:
             detail = f"they lie above what is stored, which ends at {self.view.end}"
             yield Missing(self.tp, above, f"{self.view.where}: {detail}")
 
@@ -242,6 +235,6 @@ class PartitionPlanner:
 
 
 def _narrowed(asked: OffsetRange, filters: Filters) -> OffsetRange:
-    first = asked.first if filters.first is None else max(asked.first, filters.first)
-    until = asked.until if filters.until is None else min(asked.until, filters.until)
+    first = asked.start if filters.first is None else max(asked.start, filters.first)
+    until = asked.end if filters.until is None else min(asked.end, filters.until)
     return OffsetRange(first, max(first, until))

@@ -17,11 +17,11 @@ from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.resolving import Resolver, check_covered
 from sidetier.pipeline.planning.selection import Selection
 from sidetier.pipeline.planning.snapshots import ArchiveSnapshots
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.attempt import monotonic
 
 _THREADS: Final = 16

@@ -16,10 +16,10 @@ from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPl
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.snapshots import ArchiveSnapshots
 from sidetier.pipeline.planning.spans import Span
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Plan, Split
+from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.planning.trigger import shares
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _MANY: Final = 100
 """Segments for which it is worth while to read the chapters first."""
@@ -66,15 +66,13 @@ class RangePlanner:
         parts = shares(sizes, most)
         cut = [tp for tp, size in sizes.items() if parts[tp] < size]
         ends = self._helpers.of_each(lambda tp: planners[tp].end_within(ranges[tp], parts[tp]), cut)
-        return {tp: ends.get(tp, span.until) for tp, span in ranges.items()}
+        return {tp: ends.get(tp, span.end) for tp, span in ranges.items()}
 
     def _planners(
         self, tps: Iterable[TopicPartition], ranges: _Ranges, isolation: IsolationLevel
     ) -> _Planners:
         """Those of partitions of which something is stored."""
-        found = self._helpers.of_each(
-            lambda tp: self._planner(tp, ranges[tp].until, isolation), tps
-        )
+        found = self._helpers.of_each(lambda tp: self._planner(tp, ranges[tp].end, isolation), tps)
         return {tp: planner for tp, planner in found.items() if planner is not None}
 
     def _planner(
@@ -128,7 +126,7 @@ class RangePlanner:
         asked = [
             tp
             for tp, planner in planners.items()
-            if not planner.view.is_pinterest and ranges[tp].first < ranges[tp].until
+            if not planner.view.is_pinterest and ranges[tp].start < ranges[tp].end
         ]
         return self.looks.gaps(asked)
 
@@ -166,7 +164,7 @@ class RangePlanner:
         return self._helpers.each(lambda one: ask(*one), spans)
 
     def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
-        if asked.first >= asked.until:
+        if asked.start >= asked.end:
             return ()
         where = self.looks.archives.of(tp).where
         return (Missing(tp, asked, f"nothing is stored at {where}"),)

@@ -14,9 +14,8 @@ from sidetier.pipeline.planning.limits import (
 )
 from sidetier.pipeline.planning.log_offsets import Edges
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 FirstAt = Callable[[TopicPartition, int], Offset | None]
 """The first record of at least this time, in ms; None where there is none."""

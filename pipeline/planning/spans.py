@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sidetier.archive.indexes import Entries
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.pipeline.planning.split import IndexVersion, OffsetRange, Piece
-from sidetier.segments.offsets import Offset
+from sidetier.pipeline.planning.split import IndexVersion, Piece
+from sidetier.segments.offsets import Offset, OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ def cut(span: Span, entries: Entries, most: int) -> list[Span]:
     it; a part has the bytes of one entry's interval in common with the one before.
     """
     parts: list[Span] = []
-    first, start = span.range.first, span.start
+    first, start = span.range.start, span.start
     for entry in _cuts(span, entries, most):
         bound = Offset(span.log.base_offset + int(entries["relative"][entry]) + 1)
-        if first < bound < span.range.until:
+        if first < bound < span.range.end:
             end = int(entries["position"][entry + 1])
             parts.append(Span(span.log, OffsetRange(first, bound), start, end))
             first, start = bound, int(entries["position"][entry])
-    return [*parts, Span(span.log, OffsetRange(first, span.range.until), start, span.end)]
+    return [*parts, Span(span.log, OffsetRange(first, span.range.end), start, span.end)]
 
 
 def _cuts(span: Span, entries: Entries, most: int) -> list[int]:
@@ -63,12 +63,12 @@ def first_part(span: Span, entries: Entries, most: int) -> Offset:
     """Where the first part of the span ends that has at most `most` bytes, and is no smaller than
     what lies between two index entries; the span's end where no entry lies within it.
     """
-    relative = span.range.first - span.log.base_offset
+    relative = span.range.start - span.log.base_offset
     least = bisect_right(entries["relative"], relative - 1)
     entry = max(bisect_right(entries["position"], span.start + most) - 2, least)
     if entry >= len(entries):
-        return span.range.until
-    return min(Offset(span.log.base_offset + int(entries["relative"][entry]) + 1), span.range.until)
+        return span.range.end
+    return min(Offset(span.log.base_offset + int(entries["relative"][entry]) + 1), span.range.end)
 
 
 def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
@@ -76,7 +76,7 @@ def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
     together: list[Span] = []
     size = 0
     for span in spans:
-        touches = not together or together[-1].range.until == span.range.first
+        touches = not together or together[-1].range.end == span.range.start
         if together and (not touches or size + span.size > most):
             yield tuple(together)
             together, size = [], 0
@@ -88,10 +88,10 @@ def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
 
 def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
     """What is left of a range; the gaps rise, and do not overlap."""
-    first = wanted.first
+    first = wanted.start
     for gap in gaps:
-        if gap.first > first:
-            yield OffsetRange(first, min(gap.first, wanted.until))
-        first = max(first, gap.until)
-    if first < wanted.until:
-        yield OffsetRange(first, wanted.until)
+        if gap.start > first:
+            yield OffsetRange(first, min(gap.start, wanted.end))
+        first = max(first, gap.end)
+    if first < wanted.end:
+        yield OffsetRange(first, wanted.end)

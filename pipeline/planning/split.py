@@ -4,18 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 UNDECIDED: Final = "they belong to, or follow, a transaction that nothing stored decides yet"
 """Why offsets are missing that only a reader of committed records misses."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """The offsets from `first` up to, not including, `until`; empty where they are equal."""
-
-    first: Offset
-    until: Offset
 
 
 @dataclass(frozen=True, slots=True)

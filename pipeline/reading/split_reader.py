@@ -17,12 +17,12 @@ from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.helpers import Helpers
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Piece, Split
+from sidetier.pipeline.planning.split import Missing, Piece, Split
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.arrow import schema_of
 from sidetier.segments.errors import ObjectNotFoundError
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 ONLY_OFFSETS = ("offset",)
@@ -43,7 +43,7 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
         return False
     first, *others = split.pieces
     end = _end_of_full(store, first)
-    if end is None or first.base_offset > split.range.first:
+    if end is None or first.base_offset > split.range.start:
         return False
     helpers = Helpers(_THREADS)
     try:
@@ -54,14 +54,14 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
             end = next_end
     finally:
         helpers.shutdown(cancel_futures=True)
-    return end >= split.range.until
+    return end >= split.range.end
 
 
 def offsets_of(span: OffsetRange, most: int) -> Iterator[pa.RecordBatch]:
     """Each offset of the range as a record, at most so many at once."""
     schema = schema_of(ONLY_OFFSETS)
-    for first in range(span.first, span.until, most):
-        offsets = np.arange(first, min(first + most, span.until), dtype=np.int64)
+    for first in range(span.start, span.end, most):
+        offsets = np.arange(first, min(first + most, span.end), dtype=np.int64)
         yield pa.RecordBatch.from_arrays([pa.array(offsets)], schema=schema)
 
 
@@ -89,7 +89,7 @@ def extract_of(split: Split) -> Extract:
         is_pinterest=origin.is_pinterest,
         logs=tuple(_stored_log(piece) for piece in pieces),
         end=origin.until,
-        begins=(split.range.first, split.pieces[0].start),
+        begins=(split.range.start, split.pieces[0].start),
         ends=dict(_ends(split.pieces)),
     )
 
@@ -161,7 +161,7 @@ class _SplitReader:
     def read(self) -> Iterator[pa.RecordBatch]:
         span = self._split.range
         extract = extract_of(self._split)
-        self._reader.assign(self._split.tp, span.first, until=span.until, extract=extract)
+        self._reader.assign(self._split.tp, span.start, until=span.end, extract=extract)
         reading = True
         while reading:
             for taken in self._reader.take(self._how.most_records, _WAIT_SECONDS):
@@ -175,7 +175,7 @@ class _SplitReader:
 
     def _ended(self, offset: Offset) -> None:
         """Whether all has come; what the peer's archive has lost at its end is missing."""
-        tp, until = self._split.tp, self._split.range.until
+        tp, until = self._split.tp, self._split.range.end
         if offset >= until:
             return
         bounds = self._reader.bounds(tp)
@@ -195,9 +195,9 @@ class _SplitReader:
         self._reader.seek(self._split.tp, end)
 
     def _tell(self, first: Offset, until: Offset, detail: str) -> None:
-        span = OffsetRange(first, min(until, self._split.range.until))
+        span = OffsetRange(first, min(until, self._split.range.end))
         missing = Missing(self._split.tp, span, detail)
-        if span.first >= span.until:
+        if span.start >= span.end:
             return
         if self._how.fail_on_data_loss:
             raise MissingRecordsError([missing])

@@ -79,7 +79,7 @@ class ReadReport:
     @property
     def missing_offsets(self) -> int:
         """How many offsets that are."""
-        return sum(one.range.until - one.range.first for one in self.missing)
+        return sum(one.range.end - one.range.start for one in self.missing)
 
     def line(self) -> str:
         """One line: `3 of 12 splits, 100 of 400 MiB, 102400 records, 0 offsets missing`."""
@@ -138,4 +138,4 @@ def _count(partitions: int) -> str:
 
 
 def _key(split: Split) -> _SplitKey:
-    return split.tp.topic, split.tp.partition, split.range.first
+    return split.tp.topic, split.tp.partition, split.range.start

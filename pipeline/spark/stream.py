@@ -24,7 +24,7 @@ from sidetier.pipeline.errors import (
 from sidetier.pipeline.export.epoch_history import Truncated, followed, shortened
 from sidetier.pipeline.export.histories import archived_positions, find_truncated
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.pipeline.planning.trigger import limited_ends
 from sidetier.pipeline.spark.places import opened
 from sidetier.pipeline.spark.planned import log, warn_of
@@ -37,7 +37,7 @@ from sidetier.pipeline.spark.stream_offset import (
     is_same_topic,
 )
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _T = TypeVar("_T")
 
@@ -60,7 +60,7 @@ class StreamPosition:
         if self._begins is None:
             planner, request = self._planning(), self._settings.request
             ranges = planner.resolve(request)
-            offsets = {tp: span.first for tp, span in ranges.items()}
+            offsets = {tp: span.start for tp, span in ranges.items()}
             ends = planner.ends(offsets, request.isolation)
             archived = {tp: offset for tp, offset in offsets.items() if offset <= ends[tp]}
             epochs = {
@@ -124,7 +124,7 @@ class StreamPosition:
         ids = self._topic_ids(tps)
         replaced = self._replaced_topics(stands, ids, tps)
         goes_back = {
-            **{one.tp: one.range.first for one in self._truncated(stands, tps, replaced)},
+            **{one.tp: one.range.start for one in self._truncated(stands, tps, replaced)},
             **planner.starts(tp for tp in tps if tp.topic in replaced and tp in stands.offsets),
         }
         self._check_behind(stands, ends, goes_back, ids)
@@ -167,7 +167,7 @@ class StreamPosition:
         planner.starts(moved)  # topic ids are those of partitions that were looked at
         replaced = self._replaced_topics(ends, self._topic_ids(moved), moved)
         limits = {
-            one.tp: one.range.first for one in self._truncated(ends, moved, replaced, "the batch")
+            one.tp: one.range.start for one in self._truncated(ends, moved, replaced, "the batch")
         }
         ranges = {
             tp: OffsetRange(firsts[tp], until)

@@ -53,8 +53,6 @@ def read_task(
 
 
 def describe_split(split: Split) -> str:
-    """`orders-3, offsets 100 to 199, 1234 bytes`."""
+    """`orders-3, offsets [100, 200), 1234 bytes`."""
     tp, span = split.tp, split.range
-    return (
-        f"{tp.topic}-{tp.partition}, offsets {span.first} to {span.until - 1}, {split.size} bytes"
-    )
+    return f"{tp.topic}-{tp.partition}, offsets {span}, {split.size} bytes"

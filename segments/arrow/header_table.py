@@ -129,7 +129,7 @@ class HeaderTable:
         batch = self.rows[row]
         first, end = int(batch["base_offset"]), int(batch["last_offset"]) + 1
         reason = (
-            f"the records of offsets {first} to {end - 1} are more than {limit} bytes, "
+            f"the records of offsets [{first}, {end}) are more than {limit} bytes, "
             "decompressed, the limit that protects the reader's memory. Raise it "
             "(tiered.storage.max.batch.bytes, --max-batch-bytes) to read them"
         )

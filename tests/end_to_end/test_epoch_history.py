@@ -135,7 +135,7 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
     assert code == 1, said
     fork, last = quarantined["fork_offset"], max(old_log)
     assert last > max(thrown_away)
-    assert f"topic {topic}, partition 0, offsets {fork} to {last} (leader epoch " in said
+    assert f"topic {topic}, partition 0, offsets [{fork}, {last + 1}) (leader epoch " in said
     servers = cluster.bootstrap_of(new)
     truth = export_all(tmp_path / "new", store, topic, lake, servers, *reread)
     assert compare(store.objects, {(topic, 0): truth}) >= 350

@@ -46,9 +46,7 @@ def counts(spark: SparkSession, face: str, options: Options) -> Json:
     }
     if report is not None:
         told["line"] = report.line()
-        told["missing"] = [
-            [one.tp.topic, one.range.first, one.range.until] for one in report.missing
-        ]
+        told["missing"] = [[one.tp.topic, one.range.start, one.range.end] for one in report.missing]
     return told
 
 

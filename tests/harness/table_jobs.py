@@ -28,9 +28,9 @@ from sidetier.pipeline.export.tables.kafka_source import KafkaSource
 from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.pipeline.export.tables.progress import Progress, Tail, following
 from sidetier.pipeline.export.tables.table import Table
-from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
+from sidetier.pipeline.planning.split import BrokerRange, Plan
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.local import LocalStorage
 from tests.harness.spark_jobs import fails_at_first, place, plain
 

@@ -23,6 +23,7 @@ from sidetier.segments.offsets import (
     BaseOffset,
     LeaderEpoch,
     Offset,
+    OffsetRange,
     TopicPartition,
 )
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
@@ -32,7 +33,6 @@ from sidetier.uploader.gates.divergence import (
     check_stored_segment,
 )
 from sidetier.uploader.pinning.pins import PINNED_KINDS
-from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 
@@ -149,7 +149,7 @@ def stored_within(
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
-    gap: Gap,
+    gap: OffsetRange,
     watermark: Watermark | None,
     ours: OurLog,
 ) -> Iterator[StoredSegment]:

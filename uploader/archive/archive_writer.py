@@ -25,7 +25,7 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import TOPIC_ID_KEY
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.adoption import (
     OurLog,
@@ -44,7 +44,6 @@ from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.chapters import LongArchive, LongArchives
-from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 
 log: Final = structlog.get_logger()
@@ -313,7 +312,7 @@ class ArchiveWriter:
         self,
         tp: TopicPartition,
         archive: ArchiveState,
-        gap: Gap,
+        gap: OffsetRange,
         local: ReadEpochHistory | None,
         leader: Leader,
     ) -> ArchiveState:
@@ -335,7 +334,7 @@ class ArchiveWriter:
         self,
         tp: TopicPartition,
         archive: ArchiveState,
-        gap: Gap,
+        gap: OffsetRange,
         leader: Leader,
         epoch_history: ReadEpochHistory | None = None,
     ) -> ArchiveState:
@@ -358,12 +357,12 @@ class ArchiveWriter:
         if adopted:
             return self.commit(tp, archive, adopted, leader)
         if stored:
-            gap = Gap(gap.start, Offset(stored[0].base_offset))
+            gap = OffsetRange(gap.start, Offset(stored[0].base_offset))
         write_gap(
             self._store,
             self._layout,
             tp,
-            (gap.start, gap.end),
+            gap,
             leader.broker_id,
             leader.leader_epoch,
             archive_below=self._archive_below(tp, archive, gap, epoch_history),
@@ -377,7 +376,7 @@ class ArchiveWriter:
         self,
         tp: TopicPartition,
         archive: ArchiveState,
-        gap: Gap,
+        gap: OffsetRange,
         epoch_history: ReadEpochHistory | None,
     ) -> ArchiveBelow | None:
         if archive.watermark is None or epoch_history is None:

@@ -25,16 +25,10 @@ from sidetier.archive.objects.leader_epochs import (
     write_epoch_history,
 )
 from sidetier.archive.objects.watermark import Watermark, is_noted
-from sidetier.segments.epoch_history import (
-    ContradictionError,
-    EpochHistory,
-    Span,
-    contradiction,
-    extend,
-)
+from sidetier.segments.epoch_history import ContradictionError, EpochHistory, contradiction, extend
 from sidetier.segments.errors import ArchiveConflictError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.noted_epochs import noted_epoch_history
 from sidetier.uploader.gates.divergence import DivergenceBelowError
@@ -138,7 +132,7 @@ class EpochHistoryFile:
             MalformedObjectError: what is stored does not parse.
         """
         key = self._layout.epoch_checkpoint_key(tp)
-        gaps: Sequence[Span] | None = None
+        gaps: Sequence[OffsetRange] | None = None
         for _ in range(_TRIES):
             known = known or self.read(tp)
             try:
@@ -158,7 +152,7 @@ class EpochHistoryFile:
                 known = None  # another writer, or an earlier attempt of ours whose answer was lost
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
-    def _gaps(self, tp: TopicPartition) -> list[Span]:
+    def _gaps(self, tp: TopicPartition) -> list[OffsetRange]:
         """In one request. What is in a gap leaves no trace in the stored lineage."""
         return recorded_gaps(self._store, self._layout, [tp])[tp]
 
@@ -195,7 +189,7 @@ def _extended(
     epoch_history: EpochHistory,
     committed: Offset,
     segments: Sequence[StoredSegment],
-    gaps: Sequence[Span],
+    gaps: Sequence[OffsetRange],
 ) -> EpochHistory:
     try:
         for segment in segments:

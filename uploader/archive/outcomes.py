@@ -13,7 +13,7 @@ from sidetier.segments.errors import (
     SidetierError,
     StorageError,
 )
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.offsets import BaseOffset, OffsetRange
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.takeover.decision import (
@@ -24,7 +24,6 @@ from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
 from sidetier.uploader.gates.divergence import DivergedError, DivergenceSuspectedError
 from sidetier.uploader.partition import Partition, Request, wait_anew
-from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked_segment import SegmentState, Timeline
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
@@ -113,18 +112,18 @@ class Outcomes:
         tp = partition.topic_partition
         log.info("segments.adopted", topic=tp.topic, partition=tp.partition, base_offset=base)
 
-    def stepped_over(self, partition: Partition, gap: Gap) -> None:
+    def stepped_over(self, partition: Partition, gap: OffsetRange) -> None:
         """The watermark has moved over records that nothing holds any more."""
         tp = partition.topic_partition
-        partition.gap_records += gap.records
-        self._metrics.gap(tp, gap.records)
+        partition.gap_records += gap.size
+        self._metrics.gap(tp, gap.size)
         log.error(
             "gap.recorded",
             topic=tp.topic,
             partition=tp.partition,
             start_offset=gap.start,
             end_offset=gap.end,
-            records=gap.records,
+            records=gap.size,
         )
 
     def failed(self, partition: Partition, error: Exception) -> None:

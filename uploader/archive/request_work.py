@@ -10,7 +10,7 @@ from sidetier.segments.errors import (
     LeadershipUnavailableError,
     SegmentGoneError,
 )
-from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
@@ -23,7 +23,6 @@ from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.gates.divergence import DivergedError, divergence_offset
 from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
-from sidetier.uploader.plan import Gap
 from sidetier.uploader.tracked_segment import SegmentState
 
 
@@ -243,7 +242,7 @@ class RequestWork:
             if moved.watermark and moved.watermark.base_offset != _base_of(archive):
                 self._outcomes.adopted(partition, moved.watermark.base_offset)
             else:
-                following = Gap(gap.start, moved.next_offset or gap.end)
+                following = OffsetRange(gap.start, moved.next_offset or gap.end)
                 self._outcomes.stepped_over(partition, following)
 
         archive_writer, whole = place.archive_writer, _whole_epoch_history_of(partition)

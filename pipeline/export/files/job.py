@@ -270,12 +270,12 @@ class FilesJob:
         entries = [
             MissingEntry(
                 partition=one.tp.partition,
-                first=one.range.first,
-                until=one.range.until,
+                first=one.range.start,
+                until=one.range.end,
                 detail=one.detail,
             )
             for one in missing
-            if one.tp.partition in run.spans and one.range.first < run.spans[one.tp.partition].until
+            if one.tp.partition in run.spans and one.range.start < run.spans[one.tp.partition].until
         ]
         replacing = held.manifest.replacing
         # As long as some are not replaced yet, readers have no more than the old ones.

@@ -11,8 +11,8 @@ from sidetier.pipeline.export.files.task import Written
 from sidetier.pipeline.export.state.changes import Tail
 from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.split import BrokerRange, Missing, OffsetRange, Plan, Split
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.pipeline.planning.split import BrokerRange, Missing, Plan, Split
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Spans = Mapping[int, Span]
 

@@ -21,9 +21,8 @@ from sidetier.pipeline.export.state.changes import planned, rewound, standing, w
 from sidetier.pipeline.export.state.manifest import Manifest, Run
 from sidetier.pipeline.export.state.manifest_file import ManifestFile
 from sidetier.pipeline.export.tail.logs import require_same_topic
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 
 _WAY_ON: Final = (
     "--on-truncation reread replaces the files that hold them by what is there now; or export the "
@@ -82,18 +81,16 @@ class Review:
             return None  # met again where it is carried out, and told there
         else:
             ends = {one: span.until for one, span in run.spans.items()}
-            missing = tuple(
-                one for one in plan.missing if one.range.until == ends[one.tp.partition]
-            )
+            missing = tuple(one for one in plan.missing if one.range.end == ends[one.tp.partition])
         # It may have been set aside: another plan goes as far as the archive does now.
         return f"it reads what is not stored: {describe_missing(missing[0])}" if missing else None
 
     def _rewound(self, manifest: Manifest, gone: tuple[Truncated, ...]) -> Manifest:
-        forks = {one.tp.partition: one.range.first for one in gone}
+        forks = {one.tp.partition: one.range.start for one in gone}
         manifest = rewound(manifest, forks, self.keeper.where)
         # What shares files with what goes is to be written again: it must be there to be read.
         shared = {
-            one.tp: OffsetRange(Offset(manifest.next_offsets[one.tp.partition]), one.range.first)
+            one.tp: OffsetRange(Offset(manifest.next_offsets[one.tp.partition]), one.range.start)
             for one in gone
         }
         strict = self.options.model_copy(update={"fail_on_data_loss": True})

@@ -18,9 +18,9 @@ from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _WHOLE: Final = 1 << 40
 """Bytes of a split: one for each stretch, since a Kafka partition is read from its first record to
@@ -104,7 +104,7 @@ class ArchiveSource:
         tails = self.planner.undecided(self.topic)
         if self.asked is not None and tails:
             asked = self._resolved(self.asked, tuple(sorted(tails)))
-            tails = {tp: one for tp, one in tails.items() if one.first < asked[tp].until}
+            tails = {tp: one for tp, one in tails.items() if one.first < asked[tp].end}
         return {
             tp.partition: one
             for tp, one in tails.items()
@@ -115,7 +115,7 @@ class ArchiveSource:
         """See `Source`."""
         ranges = ranges_of(self.topic, spans)
         ends = self.planner.ends_within(ranges, most_bytes)
-        return {tp.partition: Span(first=one.first, until=ends[tp]) for tp, one in ranges.items()}
+        return {tp.partition: Span(first=one.start, until=ends[tp]) for tp, one in ranges.items()}
 
     def plan(
         self,
@@ -223,7 +223,7 @@ class ArchiveSource:
         ends = self.planner.ends(tps, self.isolation)
         resolved = self._resolved(self.asked, tps)
         return {
-            tp.partition: Span(first=one.first, until=max(one.first, min(one.until, ends[tp])))
+            tp.partition: Span(first=one.start, until=max(one.start, min(one.end, ends[tp])))
             for tp, one in resolved.items()
         }
 

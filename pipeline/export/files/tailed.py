@@ -14,9 +14,9 @@ from sidetier.pipeline.export.tail.errors import BrokerBehindError
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics, is_selected
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Frames = Callable[[Plan], DataFrame]
 """The records of a plan, as rows."""
@@ -91,7 +91,7 @@ class ArchivedRecords:
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
         """See `Source`; raises as `frame`."""
         ends = self.planner.ends_within(ranges, most_bytes)
-        return {tp: OffsetRange(span.first, ends[tp]) for tp, span in ranges.items()}
+        return {tp: OffsetRange(span.start, ends[tp]) for tp, span in ranges.items()}
 
     def frame(self, ranges: Ranges) -> DataFrame:
         """See `Source`.
@@ -123,7 +123,7 @@ class ArchivedRecords:
 
 def ends_of(ranges: Ranges) -> dict[TopicPartition, Offset]:
     """Where those end that are not empty."""
-    return {tp: span.until for tp, span in ranges.items() if span.first < span.until}
+    return {tp: span.end for tp, span in ranges.items() if span.start < span.end}
 
 
 def epoch_histories_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
@@ -135,9 +135,9 @@ def require_below(asked: OffsetRange, end: Offset, tp: TopicPartition, ends: str
     """Raises ConfigurationError where a table that has no offsets would begin above the end: the
     next run could not tell that from another log.
     """
-    if asked.first > end:
+    if asked.start > end:
         raise ConfigurationError(
-            f"--starting-offsets: {in_words(tp)}: offset {asked.first} is above {end}, where {ends}"
+            f"--starting-offsets: {in_words(tp)}: offset {asked.start} is above {end}, where {ends}"
         )
 
 
@@ -147,7 +147,7 @@ def within_stored(asked: OffsetRange, end: Offset, held: Offset | None) -> Offse
     One that ends below what a table holds already is behind us: nothing of it is left. But where
     the archive itself ends there, it ends there.
     """
-    until = min(asked.until, end)
+    until = min(asked.end, end)
     if held is not None and until < held <= end:
         until = held
-    return OffsetRange(asked.first, until if held is not None else max(asked.first, until))
+    return OffsetRange(asked.start, until if held is not None else max(asked.start, until))

@@ -7,9 +7,8 @@ from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.errors import RecordsGoneError
 from sidetier.pipeline.export.tables.progress import Offsets
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.pipeline.planning.trigger import limited_ends
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Ranges = Mapping[TopicPartition, OffsetRange]
 
@@ -29,7 +28,7 @@ class Chunk:
     @property
     def reached(self) -> Ranges:
         """Of every partition what is written; empty where that is nothing."""
-        nothing = {tp: OffsetRange(span.first, span.first) for tp, span in self.rest.items()}
+        nothing = {tp: OffsetRange(span.start, span.start) for tp, span in self.rest.items()}
         return nothing | dict(self.ranges)
 
 
@@ -52,20 +51,20 @@ def continued(
     """
     left = {}
     for tp, span in sorted(stored.items()):
-        first = held.get(tp, span.first)
+        first = held.get(tp, span.start)
         is_behind = tail is not None and tail.get(tp) == first
-        if first > span.until and not is_behind:
+        if first > span.end and not is_behind:
             error = RecordsGoneError(
                 tp,
                 f"the table holds the records of {in_words(tp)} below "
-                f"offset {first}, but the archive ends at {span.until}",
+                f"offset {first}, but the archive ends at {span.end}",
                 "it is not the archive that the table was made from, or the topic was created anew",
             )
             if behind is None:
                 raise error
             behind.append(error)
             continue
-        left[tp] = OffsetRange(first, max(first, span.until))
+        left[tp] = OffsetRange(first, max(first, span.end))
     return left
 
 
@@ -73,10 +72,10 @@ def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
     """Of what is left, about `most` offsets (all with None), of each partition its share, as
     `maxOffsetsPerTrigger` of Spark's Kafka source has it; None where nothing is left.
     """
-    starts = {tp: span.first for tp, span in left.items()}
-    ends = limited_ends(starts, {tp: span.until for tp, span in left.items()}, most)
+    starts = {tp: span.start for tp, span in left.items()}
+    ends = limited_ends(starts, {tp: span.end for tp, span in left.items()}, most)
     taken = {
-        tp: OffsetRange(span.first, ends[tp]) for tp, span in left.items() if ends[tp] > span.first
+        tp: OffsetRange(span.start, ends[tp]) for tp, span in left.items() if ends[tp] > span.start
     }
     return chunk_of(left, taken) if taken else None
 
@@ -84,7 +83,7 @@ def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
 def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
     """Of what is left, the parts that are taken of some partitions."""
     rest = {
-        tp: OffsetRange(taken[tp].until if tp in taken else span.first, span.until)
+        tp: OffsetRange(taken[tp].end if tp in taken else span.start, span.end)
         for tp, span in left.items()
     }
     return Chunk(taken, rest)
@@ -96,4 +95,4 @@ def offsets_after(held: Offsets, chunk: Chunk) -> dict[TopicPartition, Offset]:
     Those without news are named too, also where the table has not known them; so are those that
     the table holds and that are not exported now.
     """
-    return dict(held) | {tp: span.first for tp, span in chunk.rest.items()}
+    return dict(held) | {tp: span.start for tp, span in chunk.rest.items()}

@@ -56,8 +56,8 @@ class KafkaSource:
         return {
             **{f"kafka.{name}": value for name, value in self.properties.items()},
             "assign": partitions_json(one.tp for one in ranges),
-            "startingOffsets": numbers_json({one.tp: one.range.first for one in ranges}),
-            "endingOffsets": numbers_json({one.tp: one.range.until for one in ranges}),
+            "startingOffsets": numbers_json({one.tp: one.range.start for one in ranges}),
+            "endingOffsets": numbers_json({one.tp: one.range.end for one in ranges}),
             "kafka.isolation.level": self.isolation.value,
             "failOnDataLoss": "true",
             "includeHeaders": "true",

@@ -25,11 +25,10 @@ from sidetier.pipeline.export.epoch_history import (
 from sidetier.pipeline.export.errors import refuse_later
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Offsets = Mapping[TopicPartition, Offset]
 """Next offsets: the records below are in the table."""
@@ -82,8 +81,8 @@ class Tail:
         """
         kept = {
             tp: followed(
-                Position(held.get(tp, span.first), self.epoch_histories.get(tp, NO_EPOCHS)),
-                Position(span.until, later.epoch_histories.get(tp, NO_EPOCHS)),
+                Position(held.get(tp, span.start), self.epoch_histories.get(tp, NO_EPOCHS)),
+                Position(span.end, later.epoch_histories.get(tp, NO_EPOCHS)),
             )
             for tp, span in ranges.items()
         }

@@ -202,7 +202,7 @@ class TableRun:
             if len(done.commits) > before:
                 known_below = done.offsets
             left = chunk.rest
-        reached = {**done.offsets, **{tp: span.first for tp, span in left.items()}}
+        reached = {**done.offsets, **{tp: span.start for tp, span in left.items()}}
         return replace(done, held_back=self.held_back(standing, reached))
 
     def standing(self) -> Standing:
@@ -235,7 +235,7 @@ class TableRun:
         """The partitions that a run which began at `standing` could not take farther than
         `reached`.
         """
-        starts = {tp: span.first for tp, span in standing.left.items()}
+        starts = {tp: span.start for tp, span in standing.left.items()}
         tails = self._source.undecided({**starts, **reached})
         now, timeout = self._terms.now_ms(), self._terms.transaction_timeout_ms
         return (*standing.behind, *waiting_for_transactions(tails, now, timeout))
@@ -249,7 +249,7 @@ class TableRun:
         self._require_same_topics(tail, held)
         if not self._terms.reread:
             raise LogTruncatedError(gone, _WAY_ON)
-        forks = {one.tp: one.range.first for one in gone}
+        forks = {one.tp: one.range.start for one in gone}
         # Another fork may come before the next commit of a partition: what is below stays known.
         kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
         epoch_histories = {
@@ -279,7 +279,7 @@ class TableRun:
         doubtful = {
             tp: known[tp]
             for tp, epoch_history in later.epoch_histories.items()
-            if tp in known and is_doubtful(known[tp], Position(ranges[tp].until, epoch_history))
+            if tp in known and is_doubtful(known[tp], Position(ranges[tp].end, epoch_history))
         }
         return bool(doubtful) and bool(self._source.truncated(doubtful))
 
@@ -292,7 +292,7 @@ class TableRun:
             commit=self._new_id(),
             tail=done.tail.and_then(later, known_below, chunk.ranges),
         )
-        spanned = sum(span.until - span.first for span in chunk.ranges.values())
+        spanned = sum(span.end - span.start for span in chunk.ranges.values())
         frame = self._source.frame(chunk.ranges)
         if not self._terms.allow_empty and frame.isEmpty():
             return replace(done, skipped=done.skipped + spanned)

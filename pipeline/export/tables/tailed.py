@@ -24,8 +24,8 @@ from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import OffsetRange, Plan
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.pipeline.planning.split import Plan
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class TailedRecords:
         """See `Source`: where all that is archived of a range fits, it goes on as far as before."""
         logs = self.logs.logs
         stored = {
-            tp: OffsetRange(span.first, min(span.until, max(span.first, logs[tp].cut)))
+            tp: OffsetRange(span.start, min(span.end, max(span.start, logs[tp].cut)))
             for tp, span in ranges.items()
         }
         found = self.archived.within(stored, most_bytes)
@@ -100,11 +100,11 @@ class TailedRecords:
         """See `Source`."""
         logs: Mapping[TopicPartition, Log] = self.logs.logs
         offsets = {
-            tp: span.until
+            tp: span.end
             for tp, span in ranges.items()
-            if span.until > logs[tp].cut or not logs[tp].stored
+            if span.end > logs[tp].cut or not logs[tp].stored
         }
-        news = {tp: span for tp, span in ranges.items() if span.first < span.until}
+        news = {tp: span for tp, span in ranges.items() if span.start < span.end}
         return Tail(offsets, self.topic_ids(ranges), epoch_histories_of(self.logs.positions(news)))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
@@ -121,9 +121,9 @@ class TailedRecords:
         _require_reached(tp, log, held)
         if held is None:
             require_below(asked, log.latest, tp, "the broker's log ends")
-        first = asked.first if held is None else held
+        first = asked.start if held is None else held
         # Who is to end in the archive waits for nothing behind it.
-        end = self.logs.reach(tp, first) if asked.until > log.cut else log.latest
+        end = self.logs.reach(tp, first) if asked.end > log.cut else log.latest
         return within_stored(asked, max(first, end), held)
 
 

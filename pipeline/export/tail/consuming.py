@@ -101,7 +101,7 @@ class BrokerReader:
                 an error; or the client cannot hand out a record.
             ConfigurationError: a property is refused, or the cluster refuses who asks.
         """
-        if wanted.range.first >= wanted.range.until:
+        if wanted.range.start >= wanted.range.end:
             return
         client = self._client(wanted)
         try:
@@ -111,8 +111,8 @@ class BrokerReader:
 
     def take(self, client: Messages, wanted: BrokerRange) -> Iterator[pa.RecordBatch]:
         """The same of a client that was given its partition."""
-        until, done = wanted.range.until, False
-        heard, place = self.clock(), int(wanted.range.first)
+        until, done = wanted.range.end, False
+        heard, place = self.clock(), int(wanted.range.start)
         while not done:
             messages, ended = self._sorted(client.consume(_MOST, _WAIT), wanted)
             chosen = [one for one in messages if _offset(one) < until]
@@ -147,11 +147,11 @@ class BrokerReader:
             if error is None:
                 messages.append(one)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                ended |= _offset(one) >= wanted.range.until
+                ended |= _offset(one) >= wanted.range.end
             elif error.code() in _GONE:
                 raise BrokerReadError(
                     f"{in_words(wanted.tp)}: the broker has deleted records below offset "
-                    f"{wanted.range.until} since the export was planned: run it again, the "
+                    f"{wanted.range.end} since the export was planned: run it again, the "
                     f"archive may have them by now ({error.str()})"
                 )
             elif error.code() in _REFUSED:
@@ -161,7 +161,7 @@ class BrokerReader:
             else:
                 # A damaged batch, a topic that was deleted, a log that was truncated, ...
                 raise BrokerReadError(
-                    f"{in_words(wanted.tp)}: up to offset {wanted.range.until - 1} the broker "
+                    f"{in_words(wanted.tp)}: up to offset {wanted.range.end - 1} the broker "
                     f"gives: {error.str()}"
                 )
         return messages, ended
@@ -170,7 +170,7 @@ class BrokerReader:
         settings = {"isolation.level": self.isolation.value, "error_cb": self._trouble}
         client = _consumer(self.broker, settings)
         tp = wanted.tp
-        client.assign([KafkaPartition(tp.topic, tp.partition, wanted.range.first)])
+        client.assign([KafkaPartition(tp.topic, tp.partition, wanted.range.start)])
         return client
 
 

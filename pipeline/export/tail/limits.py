@@ -12,9 +12,8 @@ from sidetier.pipeline.planning.limits import (
     Limit,
 )
 from sidetier.pipeline.planning.resolving import check_covered
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 def limited(

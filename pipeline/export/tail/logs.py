@@ -13,8 +13,8 @@ from sidetier.pipeline.export.errors import OtherTopicError
 from sidetier.pipeline.export.tail.errors import BrokerBehindError
 from sidetier.pipeline.planning.log_offsets import LogOffsets
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import Missing, OffsetRange
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.pipeline.planning.split import Missing
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 
 GONE: Final = (
     "the broker has deleted them, and they are not archived; a sidecar that still holds them will "
@@ -95,7 +95,7 @@ class Log:
 
     def waits(self, first: Offset) -> bool:
         """Whether one who begins at `first` has to wait for the archive."""
-        return first < self.undecided.until and self.undecided.first < self.undecided.until
+        return first < self.undecided.end and self.undecided.start < self.undecided.end
 
     def reach(self, first: Offset) -> Offset:
         """Up to where one comes who begins at `first`."""
@@ -106,9 +106,9 @@ class Log:
         cut = _within(self.cut, wanted)
         begins = _within(max(self.cut, self.begins), wanted)
         return Divided(
-            OffsetRange(wanted.first, cut),
+            OffsetRange(wanted.start, cut),
             OffsetRange(cut, begins),
-            OffsetRange(begins, wanted.until),
+            OffsetRange(begins, wanted.end),
         )
 
 
@@ -163,8 +163,8 @@ def require_same_topic(topic: str, known: str | None, found: str | None, whose: 
 
 def missing_of(tp: TopicPartition, span: OffsetRange) -> tuple[Missing, ...]:
     """What nobody has of a range."""
-    return (Missing(tp, span, GONE),) if span.first < span.until else ()
+    return (Missing(tp, span, GONE),) if span.start < span.end else ()
 
 
 def _within(offset: Offset, wanted: OffsetRange) -> Offset:
-    return min(max(offset, wanted.first), wanted.until)
+    return min(max(offset, wanted.start), wanted.end)

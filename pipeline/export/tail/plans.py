@@ -7,8 +7,8 @@ from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.export.tail.logs import Divided, Log, missing_of
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.split import BrokerRange, Missing, OffsetRange, Plan
-from sidetier.segments.offsets import TopicPartition
+from sidetier.pipeline.planning.split import BrokerRange, Missing, Plan
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 def with_tail(
@@ -33,7 +33,7 @@ def with_tail(
         raise MissingRecordsError(gone)
     stored = {tp: one.archived for tp, one in divided.items() if _length(one.archived)}
     plan = planner.plan_ranges(stored, request)
-    missing = sorted((*plan.missing, *gone), key=lambda one: (one.tp, one.range.first))
+    missing = sorted((*plan.missing, *gone), key=lambda one: (one.tp, one.range.start))
     return replace(plan, ranges=dict(ranges), missing=tuple(missing), on_broker=_on_broker(divided))
 
 
@@ -49,9 +49,9 @@ def _require_known(
     """What was fixed by an earlier run, and is nowhere any more: never stepped over."""
     lost = []
     for tp, span in sorted(ranges.items()):
-        end = logs[tp].latest if tp in logs else span.first
-        if span.until > end:
-            above = OffsetRange(max(span.first, end), span.until)
+        end = logs[tp].latest if tp in logs else span.start
+        if span.end > end:
+            above = OffsetRange(max(span.start, end), span.end)
             detail = f"the broker's log ends at {end}, and did not when the run was planned"
             lost.append(Missing(tp, above, detail))
     if lost:
@@ -62,10 +62,10 @@ def _require_decided(
     logs: Mapping[TopicPartition, Log], divided: Mapping[TopicPartition, Divided]
 ) -> None:
     for tp, parts in divided.items():
-        until = min(parts.gone.until, logs[tp].undecided.until)
-        if parts.gone.first < until:
-            raise UndecidedRecordsError(tp, OffsetRange(parts.gone.first, until))
+        until = min(parts.gone.end, logs[tp].undecided.end)
+        if parts.gone.start < until:
+            raise UndecidedRecordsError(tp, OffsetRange(parts.gone.start, until))
 
 
 def _length(span: OffsetRange) -> int:
-    return span.until - span.first
+    return span.end - span.start

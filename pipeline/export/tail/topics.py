@@ -13,11 +13,10 @@ from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require
 from sidetier.pipeline.planning.log_offsets import LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 AskBrokers = Callable[[BrokerConfig, str, IsolationLevel], BrokerTopic | None]
 AskTimestamps = Callable[
@@ -91,7 +90,7 @@ class TopicLogs:
         elif self.waiting.get(tp) != log.undecided:
             self.waiting[tp] = span = log.undecided
             self.said(
-                f"{tp}: offsets {span.first} to {span.until - 1} are archived, in a transaction "
+                f"{tp}: offsets {span} are archived, in a transaction "
                 "whose end is not, and the broker has deleted them: they and what follows are "
                 "exported once it is"
             )
@@ -123,15 +122,15 @@ class TopicLogs:
             for tp, log in at_end.items()
             if log.high_watermark is not None and log.latest < log.high_watermark
         }
-        firsts = {tp: span.first for tp, span in waiting.items() if tp not in known}
+        firsts = {tp: span.start for tp, span in waiting.items() if tp not in known}
         times = self.ask_timestamps(self.broker, firsts) if firsts else {}
         return known | {
-            tp: replace(known[tp], until=span.until, is_archived=False)
+            tp: replace(known[tp], until=span.end, is_archived=False)
             if tp in known
             else UndecidedTail(
                 at_end[tp].earliest,
-                span.first,
-                span.until,
+                span.start,
+                span.end,
                 None,
                 times.get(tp),
                 None,
@@ -207,9 +206,9 @@ class TopicLogs:
 
 
 def _position(span: OffsetRange, log: Log, stored: EpochHistory) -> Position:
-    archived = min(log.cut, span.until) if span.first < log.cut else None
+    archived = min(log.cut, span.end) if span.start < log.cut else None
     return position_at(
-        span.until, stored, log.epoch, is_stored=span.until <= log.stored, archived=archived
+        span.end, stored, log.epoch, is_stored=span.end <= log.stored, archived=archived
     )
 
 

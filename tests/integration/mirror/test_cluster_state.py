@@ -174,7 +174,7 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
         kind: one.changed for kind, one in done.items()
     }
     offsets = done[SnapshotKind.GROUP_OFFSETS]
-    assert "group billing: orders-0 at 5 (7 is outside of the log, 0 to 5)" in offsets.changed
+    assert "group billing: orders-0 at 5 (7 is outside of the log, [0, 5))" in offsets.changed
     assert "bob" in done[SnapshotKind.SCRAM_USERS].skipped[0]
 
     # A broker shows what the controller has taken in a little later.

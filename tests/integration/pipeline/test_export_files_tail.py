@@ -59,7 +59,7 @@ def test_an_export_waits_for_what_the_broker_alone_has(
     wait = ("--tail", "wait", "--tail-timeout", "0s", "--bootstrap", servers)
     line = ("export", "files", topic, "--into", f"file://{tmp_path}/lake", *wait)
     assert cli.run(*line) == 3, cli.err
-    assert f"{topic}-1: offsets 3 to 4 are still on the broker alone" in cli.err
+    assert f"{topic}-1: offsets [3, 5) are still on the broker alone" in cli.err
     assert cli.lines()[-1].startswith("3 records exported")
     archive.segments(3, 5)
     assert cli.run(*line) == 0, cli.err
@@ -68,7 +68,7 @@ def test_an_export_waits_for_what_the_broker_alone_has(
     tail = (*line[:5], "--tail", "kafka", "--bootstrap", servers)
     assert cli.run(*tail) == 0, cli.err
     told = cli.out + cli.err
-    assert f"{topic}-1: offsets 5 to 5 wait for a transaction: one was opened at offset 5" in told
+    assert f"{topic}-1: offsets [5, 6) wait for a transaction: one was opened at offset 5" in told
     assert f"describe-producers --topic {topic} --partition 1" in told
     assert cli.run(*tail, "--transaction-timeout", "1ms") == 3
     assert f"abort --topic {topic} --partition 1 --start-offset 5" in cli.err
@@ -188,9 +188,7 @@ def test_files_are_the_same_from_wherever_records_come(
     shown = export("--dry-run", *tailed.tail)
     end = tailed.ends()[0]
     undecided = 4
-    on_broker = (
-        f"on the broker: topic {tailed.topic}, partition 0, offsets {undecided} to {end - 1}"
-    )
+    on_broker = f"on the broker: topic {tailed.topic}, partition 0, offsets [{undecided}, {end})"
     assert on_broker in shown
     export(*tailed.tail)
     check_whole(objects(), tailed)
@@ -231,7 +229,7 @@ def _what_nobody_has(tailed: TailedTopic, export: Export) -> None:
     tailed.write(8)
     delete_records(tailed.servers, tailed.topic, 0, end + 3)
     said = export(*tailed.tail, code=1)
-    assert f"partition 0, offsets {end} to {end + 2} (the broker has deleted them" in said
+    assert f"partition 0, offsets [{end}, {end + 3}) (the broker has deleted them" in said
     said = export(*tailed.tail, "--topics-dir", "skips", "--on-data-loss", "skip", code=3)
     [row] = [line.split() for line in said.splitlines() if line.startswith(f"{tailed.topic}-0")]
     assert row[1:3] == ["0", str(end + 8)]

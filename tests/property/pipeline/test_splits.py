@@ -12,11 +12,11 @@ from sidetier.pipeline.errors import UndecidedRecordsError
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import Missing, OffsetRange, Split
+from sidetier.pipeline.planning.split import Missing, Split
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
@@ -32,7 +32,7 @@ class Read:
     undecided: range = range(0)
 
     def lose(self, missing: Missing) -> None:
-        self.missing += range(missing.range.first, missing.range.until)
+        self.missing += range(missing.range.start, missing.range.end)
 
 
 def planned(
@@ -41,14 +41,14 @@ def planned(
     """The splits of the whole archive, planned at once or range by range; and where it ends."""
     with Planner(access_to(world.archive.store), threads=2) as planner:
         whole = planner.resolve(request)[TP]
-        bounds = sorted({whole.first, whole.until, *(_at(whole, part) for part in parts)})
+        bounds = sorted({whole.start, whole.end, *(_at(whole, part) for part in parts)})
         plans = [
             planner.plan_ranges({TP: OffsetRange(first, until)}, request)
             for first, until in pairwise(bounds)
         ]
     splits = list(chain.from_iterable(plan.splits for plan in plans))
     missing = list(chain.from_iterable(plan.missing for plan in plans))
-    return splits, missing, whole.until
+    return splits, missing, whole.end
 
 
 def request_of(isolation: IsolationLevel, most: int) -> ReadRequest:
@@ -58,7 +58,7 @@ def request_of(isolation: IsolationLevel, most: int) -> ReadRequest:
 
 
 def _at(span: OffsetRange, part: float) -> Offset:
-    return Offset(span.first + int(part * (span.until - span.first)))
+    return Offset(span.start + int(part * (span.end - span.start)))
 
 
 def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> Read:
@@ -70,7 +70,7 @@ def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> 
                 assert batch.schema.names == ["value", "offset"]
                 found.offsets += batch.column("offset").to_pylist()
         except UndecidedRecordsError as error:
-            found.undecided = range(error.range.first, error.range.until)
+            found.undecided = range(error.range.start, error.range.end)
     return found
 
 
@@ -99,21 +99,21 @@ def test_splits_of_any_archive_give_each_record_once(
 
     for split in splits:
         span = split.range
-        shown, absent, _ = world.expect(span.first, committed=committed)
+        shown, absent, _ = world.expect(span.start, committed=committed)
         found = read(world, split, isolation, memory)
-        assert found.offsets == [offset for offset in shown if offset < span.until]
+        assert found.offsets == [offset for offset in shown if offset < span.end]
         assert not found.undecided or min(found.undecided) > max(found.offsets, default=-1)
         assert committed or not found.undecided
-        assert not found.undecided or found.undecided.stop == span.until
+        assert not found.undecided or found.undecided.stop == span.end
         assert set(found.missing) <= set(absent)
-        assert {offset for offset in absent if offset < span.until} <= {
+        assert {offset for offset in absent if offset < span.end} <= {
             *found.missing,
             *found.undecided,
         }
 
-    covered = [offset for split in splits for offset in range(split.range.first, split.range.until)]
+    covered = [offset for split in splits for offset in range(split.range.start, split.range.end)]
     assert len(covered) == len(set(covered))
-    lost = [offset for one in missing for offset in range(one.range.first, one.range.until)]
+    lost = [offset for one in missing for offset in range(one.range.start, one.range.end)]
     assert sorted(covered + lost) == list(range(world.start, end))
     assert not any(world.covered(offset) for offset in lost)
     unstored = {offset for offset in range(world.start, end) if not world.covered(offset)}

@@ -72,7 +72,7 @@ def test_a_dry_run_writes_nothing(cli: CommandLine, orders: PartitionLog) -> Non
     assert cli.run("backfill", "--dry-run") == 0
     head, row, footer = cli.lines()
     assert head.split()[:3] == ["PARTITION", "ON", "DISK"]
-    assert row.split() == ["orders-0", "0", "to", "30", "-", "3", "1.8", "kB"]
+    assert row.split() == ["orders-0", "[0,", "30)", "-", "3", "1.8", "kB"]
     assert footer.startswith("dry run, nothing was written: 3 segments, 1.8 kB to store of 1")
     assert not cli.store.exists()
     cli.store.mkdir()

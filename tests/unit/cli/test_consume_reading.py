@@ -14,15 +14,7 @@ from sidetier.archive.gaps import GapReason
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
-from sidetier.cli.consume.positions import (
-    BEGINNING,
-    END,
-    Bounds,
-    Place,
-    PlaceKind,
-    offset_of,
-    parse_place,
-)
+from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind, offset_of, parse_place
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Reading, plan
 from sidetier.cli.consume.request import RecordFormat, Request
@@ -34,7 +26,7 @@ from sidetier.segments.errors import (
     SidetierError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.harness.one_log import World
 from tests.harness.terminal import Terminal
 from tests.harness.tiered import tiered, world_of
@@ -42,6 +34,10 @@ from tests.harness.tiered import tiered, world_of
 TP, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)
 NOW_MS = 1_700_000_000_000
 AWAY = StoreUnavailableError("get t-0: 503")
+
+
+def offsets(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
 
 
 def records(
@@ -69,9 +65,9 @@ class FilledSource:
     def partitions(self) -> Sequence[int]:
         return self.numbers
 
-    def bounds(self, tp: TopicPartition) -> Bounds:
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
         del tp
-        return Bounds(0, self.end)
+        return offsets(0, self.end)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         del tp
@@ -165,7 +161,7 @@ def test_following_ends_with_what_stays() -> None:
 
 def test_the_end_below_the_bounds_is_said() -> None:
     ran = Ran(FilledSource(records(0, 15), ReachedEnd(TP, Offset(15))))
-    assert "offsets 15 to 19 are left out" in ran.told[0]
+    assert "offsets [15, 20) are left out" in ran.told[0]
     assert ran.error is None
 
 
@@ -216,7 +212,7 @@ def test_places(text: str, place: Place) -> None:
 
 
 def test_a_time_after_everything_is_the_end() -> None:
-    place, bounds = Place(PlaceKind.TIME, 5), Bounds(3, 9)
+    place, bounds = Place(PlaceKind.TIME, 5), offsets(3, 9)
     assert offset_of(place, bounds, lambda _: None) == 9
     assert offset_of(place, bounds, lambda _: 4) == 4
     assert offset_of(Place(PlaceKind.BEFORE_END, 100), bounds, lambda _: None) == 3
@@ -265,7 +261,7 @@ def source(world: World) -> Iterator[TieredSource]:
 
 
 def test_a_tiered_consumer_is_read_to_the_end_of_both_sides(source: TieredSource) -> None:
-    assert source.bounds(TP) == Bounds(0, 100)
+    assert source.bounds(TP) == offsets(0, 100)
     ran = Ran(source, partitions=(0,))
     assert (ran.written, ran.error) == (list(range(100)), None)
     assert source.skipped == 0
@@ -275,7 +271,7 @@ def test_the_consumer_s_gap_is_an_error_with_advice(source: TieredSource, world:
     world.log(TopicPartition("t", 0)).gaps.append((40, 50))
     ran = Ran(source, partitions=(0,))
     assert isinstance(ran.error, ArchiveError)
-    assert "offsets 40 to 49" in str(ran.error)
+    assert "offsets [40, 50)" in str(ran.error)
     assert "--on-gap skip" in str(ran.error)
     assert ran.written == list(range(40))
 

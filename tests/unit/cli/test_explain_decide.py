@@ -107,7 +107,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
     answer = decide(facts(60, archive=archive(gap=gap)))
     assert (answer.kind, answer.code) == (Kind.GAP, 4)
     assert answer.text == (
-        "gone before it was stored: the gap of offsets 40 to 69 was recorded on "
+        "gone before it was stored: the gap [40, 70) was recorded on "
         "2020-09-13 12:26:40 UTC by broker 7's sidecar"
     )
     unverified = replace(gap, archive_below="unverified")
@@ -225,9 +225,9 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         (120, {"replicas": ReplicaSet(None, (1, 2), (1,))}, Gate.NO_LEADER, "on brokers 1, 2"),
         (
             120,
-            {"sidecar": sidecar(state="halted", waiting_for="records 1 to 5 are gone")},
+            {"sidecar": sidecar(state="halted", waiting_for="offsets [1, 6) are gone")},
             Gate.HALTED,
-            "halted until somebody acts: records 1 to 5 are gone",
+            "halted until somebody acts: offsets [1, 6) are gone",
         ),
         (
             210,

@@ -128,7 +128,7 @@ def test_offsets_outside_of_the_log_are_clamped_to_it() -> None:
         admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
         (line,) = restored(admin, stored).changed
         assert admin.committed["g"][ORDERS].offset == clamped
-        assert ("is outside of the log, 2 to 10" in line) == (stored != clamped)
+        assert ("is outside of the log, [2, 10)" in line) == (stored != clamped)
 
 
 def test_a_second_run_changes_nothing() -> None:

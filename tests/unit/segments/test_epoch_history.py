@@ -50,7 +50,7 @@ def test_batches_of_the_epoch_history_fit(
 @pytest.mark.parametrize(
     ("epoch_history", "runs", "end", "problem"),
     [
-        (FULL, [(0, 0)], 101, "offsets 0 to 100 are of leader epoch 0, but that epoch ends at 100"),
+        (FULL, [(0, 0)], 101, "offsets [0, 101) are of leader epoch 0, but that epoch ends at 100"),
         (FULL, [(0, 0), (3, 99)], 120, "epoch 3, but that epoch starts at 100"),
         (FULL, [(4, 200)], 201, "does not know that epoch"),
         (FULL, [(6, 300)], 301, "does not know that epoch"),

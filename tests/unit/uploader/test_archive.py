@@ -20,7 +20,14 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY, TOPIC_ID_KEY
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import Body, Checksum, Condition
@@ -28,7 +35,6 @@ from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
 from sidetier.uploader.archive.watermark_file import StandDownError
-from sidetier.uploader.plan import Gap
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
@@ -261,7 +267,7 @@ def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) ->
 def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
-    gap = Gap(Offset(10), Offset(40))
+    gap = OffsetRange(Offset(10), Offset(40))
     key = LAYOUT.gap_key(TP, gap.start, gap.end)
     store.fail("put", StoreUnavailableError("away"), key=KEY)
     with pytest.raises(StoreUnavailableError):
@@ -279,7 +285,9 @@ def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
     store: FakeStorage,
 ) -> None:
     archive = ArchiveState(next_offset=Offset(5), present=frozenset())
-    moved = archive_writer_of(store).record_gap(TP, archive, Gap(Offset(5), Offset(9)), leader())
+    moved = archive_writer_of(store).record_gap(
+        TP, archive, OffsetRange(Offset(5), Offset(9)), leader()
+    )
     assert moved == replace(archive, next_offset=Offset(9), present=None)
     assert stored_next(store, TP) is None
 
@@ -307,7 +315,7 @@ def test_what_is_stored_above_the_watermark_is_adopted(
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     for first, end in stored:
         put_segment(store, first, end)
-    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
     assert moved.watermark is not None
     assert (moved.watermark.base_offset, moved.next_offset) == (base, next_offset)
     records = {LAYOUT.gap_key(TP, Offset(a), Offset(b)) for a, b in gaps}
@@ -323,7 +331,7 @@ def test_a_log_whose_indexes_another_leader_emptied_is_adopted(
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20, epochs)
-    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
     assert moved.next_offset == 20
     assert watermark_of(store, TP) == moved.watermark
 
@@ -339,7 +347,7 @@ def test_a_log_of_the_peers_beside_an_index_of_ours_is_not_adopted(
     for each in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
         notes = {WRITER_EPOCH_KEY: "1"} if each is kind else {}
         store.put_object(key_of(TP, 10, each), BytesBody(b"x"), metadata=notes)
-    moved = archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader())
+    moved = archive_writer.record_gap(TP, archive, OffsetRange(Offset(10), Offset(40)), leader())
     assert moved.next_offset == 40
 
 
@@ -350,7 +358,9 @@ def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKin
     put_segment(store, 10, 20)
     store.delete_object(key_of(TP, 10, kind))
     assert (
-        archive_writer.record_gap(TP, archive, Gap(Offset(10), Offset(40)), leader()).next_offset
+        archive_writer.record_gap(
+            TP, archive, OffsetRange(Offset(10), Offset(40)), leader()
+        ).next_offset
         == 40
     )
 

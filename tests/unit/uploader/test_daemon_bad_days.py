@@ -227,7 +227,7 @@ def test_a_gap_halts_the_partition_where_that_is_configured(
     assert stored_logs(store, log.tp).keys() == {0}
     (status,) = daemon.status.snapshot().partitions
     assert status.state is PartitionState.HALTED
-    assert "records 10 to 19" in (status.last_error or "")
+    assert "offsets [10, 20)" in (status.last_error or "")
 
 
 @pytest.mark.parametrize("on_gap", ["halt", "step_over"])
@@ -257,7 +257,7 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     (status,) = daemon.status.snapshot().partitions
     if on_gap == "halt":
         assert status.state is PartitionState.HALTED
-        assert "records 0 to 9" in (status.last_error or "")
+        assert "offsets [0, 10)" in (status.last_error or "")
         assert not stored_logs(store, log.tp)
     else:
         assert recorded_gaps(store, log.tp) == [(0, 10)]
@@ -370,7 +370,7 @@ def test_a_gap_must_be_seen_twice(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and s.waiting_for == "a second look at the gap 10 to 19"
+                and s.waiting_for == "a second look at the gap [10, 20)"
             ),
             "the gap to be noticed",
         )

@@ -444,7 +444,7 @@ def test_a_gap_behind_another_brokers_watermark_is_given_more_time(
         running.wait(
             lambda: (
                 (s := running.status(log.tp)) is not None
-                and s.waiting_for == "a second look at the gap 20 to 39"
+                and s.waiting_for == "a second look at the gap [20, 40)"
             ),
             "the gap to be seen",
         )

@@ -3,7 +3,7 @@
 import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.partition import (
     GAP_CONFIRM_SECONDS,
@@ -16,7 +16,7 @@ from sidetier.uploader.partition import (
     watch_gap,
 )
 from sidetier.uploader.pinning.pins import PinnedSegment
-from sidetier.uploader.plan import Gap, PlannedSegment
+from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.sending.upload import StoredSegment
 from sidetier.uploader.tracked_segment import Backoff, SegmentState, Timeline, TrackedSegment
@@ -282,7 +282,7 @@ def test_the_first_active_segment_is_remembered() -> None:
 def test_a_gap_is_new_once_and_goes_when_it_is_filled() -> None:
     made = partition(10)
     assert watch_gap(made, 5.0)
-    assert made.gap == Gap(Offset(0), Offset(10))
+    assert made.gap == OffsetRange(Offset(0), Offset(10))
     assert not watch_gap(made, 6.0)
     assert made.gap_seen == 5.0
     made.observe(listing(0, 10, active=20), 5.0 + GAP_CONFIRM_SECONDS, track)
@@ -298,7 +298,7 @@ def test_a_gap_that_grows_must_be_seen_again() -> None:
         made.tracked[BaseOffset(base)].close()
     made.observe(listing(20, active=30), 3.0, track)
     assert watch_gap(made, 3.0)
-    assert made.gap == Gap(Offset(0), Offset(20))
+    assert made.gap == OffsetRange(Offset(0), Offset(20))
     assert not gap_is_confirmed(made)
 
 
@@ -313,7 +313,7 @@ def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
         made.observe(listing(*range(base + 10, 80, 10), active=80), now, track)
         assert watch_gap(made, now)
         assert not gap_is_confirmed(made)
-    assert made.gap == Gap(Offset(0), Offset(50))
+    assert made.gap == OffsetRange(Offset(0), Offset(50))
     made.observe(listing(*range(50, 80, 10), active=80), 24.0 + GAP_CONFIRM_SECONDS, track)
     assert not watch_gap(made, 24.0 + GAP_CONFIRM_SECONDS)
     assert gap_is_confirmed(made)

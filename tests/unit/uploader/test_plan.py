@@ -3,8 +3,8 @@
 import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.plan import Conflict, Gap, Plan, PlannedSegment, available, first_base, plan
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
+from sidetier.uploader.plan import Conflict, Plan, PlannedSegment, available, first_base, plan
 
 
 def closed(base: int, end: int | None, *, marked_for_deletion: bool = False) -> ClosedSegment:
@@ -48,7 +48,9 @@ def test_what_follows(
     found = plan(Offset(following), segments, None if active is None else BaseOffset(active))
     by_base = {segment.base_offset: segment for segment in segments}
     chosen = tuple(PlannedSegment(by_base[BaseOffset(b)], Offset(s)) for b, s in expected)
-    assert found == Plan(chosen, None if gap is None else Gap(Offset(gap[0]), Offset(gap[1])))
+    assert found == Plan(
+        chosen, None if gap is None else OffsetRange(Offset(gap[0]), Offset(gap[1]))
+    )
     assert [p.is_slice for p in found.segments] == [start > base for base, start in expected]
 
 
@@ -97,7 +99,7 @@ def test_where_the_local_log_begins(
 
 
 def test_a_gap_counts_offsets() -> None:
-    assert Gap(Offset(10), Offset(35)).records == 25
+    assert OffsetRange(Offset(10), Offset(35)).size == 25
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_behind_a_batch_that_the_archive_has_otherwise(
     conflicts = {first.base_offset: Conflict(*map(Offset, conflict))}
     found = plan(Offset(following), (first, second), BaseOffset(60), conflicts)
     if gap is not None:
-        assert found == Plan((), Gap(*map(Offset, gap)))
+        assert found == Plan((), OffsetRange(*map(Offset, gap)))
         return
     assert [(p.segment.base_offset, p.start) for p in found.segments] == expected
 
@@ -129,6 +131,6 @@ def test_a_conflict_at_the_end_of_a_segment_is_a_gap_of_its_own() -> None:
     conflicts = {BaseOffset(0): Conflict(Offset(45), Offset(50))}
     segments = [closed(0, 50), closed(60, 70)]
     found = plan(Offset(45), segments, BaseOffset(70), conflicts)
-    assert found == Plan((), Gap(Offset(45), Offset(50)))
+    assert found == Plan((), OffsetRange(Offset(45), Offset(50)))
     found = plan(Offset(50), segments, BaseOffset(70), conflicts)
-    assert found == Plan((), Gap(Offset(50), Offset(60)))
+    assert found == Plan((), OffsetRange(Offset(50), Offset(60)))

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.plan import Gap
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 
 
 class OperatorNeededError(ArchiveConflictError):
@@ -46,7 +45,7 @@ class Decision:
     """
 
     taken: tuple[Span, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[OffsetRange, ...]
     next_offset: Offset | None
     foreign: tuple[Span, ...]
 
@@ -61,7 +60,7 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
     """
     ordered = sorted(spans)
     taken: list[Span] = []
-    gaps: list[Gap] = []
+    gaps: list[OffsetRange] = []
     position: Offset | None = None
     for span in ordered:
         if span.same is False:
@@ -72,7 +71,7 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
         if position is not None and span.base > position:
             if log_start is None or span.base > log_start:
                 break
-            gaps.append(Gap(position, Offset(span.base)))
+            gaps.append(OffsetRange(position, Offset(span.base)))
         taken.append(span)
         position = span.end if position is None else max(position, span.end)
     foreign = tuple(span for span in ordered if span.same is False)

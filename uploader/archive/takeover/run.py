@@ -17,7 +17,14 @@ from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, IfMatch, RemoteStorage
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
@@ -31,7 +38,6 @@ from sidetier.uploader.archive.takeover.decision import (
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.scan import PinterestSegment, scan
 from sidetier.uploader.gates.divergence import DivergedError
-from sidetier.uploader.plan import Gap
 
 _REMEDY: Final = "`sidetier retire` moves the peer's archive away"
 
@@ -50,7 +56,7 @@ class TakeoverReport:
     start: Offset | None = None
     last: BaseOffset | None = None
     next_offset: Offset | None = None
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[OffsetRange, ...] = ()
     rebuilt: tuple[str, ...] = ()
     set_aside: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
@@ -96,7 +102,7 @@ class Takeover:
                 self.store,
                 self.layout,
                 self.topic_partition,
-                (gap.start, gap.end),
+                gap,
                 self.broker_id,
                 self.leader_epoch,
             )

@@ -77,7 +77,7 @@ def test_an_object_cut_short_is_told_with_the_offsets_that_are_missing(
     assert failed.error.key == archive.key(100)
     assert log[failed.error.position :] == encoded(batches(195, 200))
     assert archive.key(100) in str(failed.error)
-    assert "offsets 195 to 199 are missing" in str(failed.error)
+    assert "offsets [195, 200) are missing" in str(failed.error)
     assert offsets(read_over(archive, 50)) == [*range(50, 195), *range(200, 300)]
 
 

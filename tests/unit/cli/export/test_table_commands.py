@@ -25,10 +25,10 @@ from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import AtOffsets, Edge
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.unit.pipeline.export.tables.fakes import FakeTable, Rows
 
 GIVEN: dict[str, Any] = {

@@ -39,7 +39,7 @@ def orders() -> MadeArchive:
 
 
 def rows(plan: Plan) -> Any:  # noqa: ANN401
-    spans = [(one.tp, range(one.range.first, one.range.until)) for one in plan.splits]
+    spans = [(one.tp, range(one.range.start, one.range.end)) for one in plan.splits]
     return Rows([(tp, offset) for tp, span in spans for offset in span])
 
 
@@ -87,7 +87,7 @@ def test_records_that_were_exported_and_thrown_away_end_it(
     orders: MadeArchive, following: Callable[..., Between]
 ) -> None:
     table = FakeTable()
-    with pytest.raises(LogTruncatedError, match=r"offsets 24 to 39 \(leader epoch 3, now 4\)"):
+    with pytest.raises(LogTruncatedError, match=r"offsets \[24, 40\) \(leader epoch 3, now 4\)"):
         following(table, lambda: elect_uncleanly(orders, topic_id=ID), nothing)
     assert offsets(table) == list(range(40))
 

@@ -107,7 +107,7 @@ def test_what_neither_side_has_is_an_error_that_names_the_offsets(mode: str) -> 
     assert error.offset() == 50
     assert error.error() is not None
     assert error.error().code() == KafkaError.OFFSET_OUT_OF_RANGE  # type: ignore[union-attr]
-    assert "offsets 50 to 59" in error.error().str()  # type: ignore[union-attr]
+    assert "offsets [50, 60)" in error.error().str()  # type: ignore[union-attr]
     it.consumer.seek(at(60))
     assert it.read(60) == list(range(60, 100))
 
@@ -146,7 +146,7 @@ def test_a_gap_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
     it.consumer.assign([at(0)])
     assert it.read(20) == list(range(20))
     before = it.world.now
-    assert "offsets 20 to 29" in str(it.error().error())
+    assert "offsets [20, 30)" in str(it.error().error())
     assert it.world.now - before < 5
     it.consumer.seek(at(30))
     assert it.read(110) == list(range(30, 100))
@@ -158,7 +158,7 @@ def test_a_gap_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
     it.consumer.assign([at(0)])
     assert it.read(20) == list(range(20))
     before = it.world.now
-    assert "offsets 20 to 29" in str(it.error().error())
+    assert "offsets [20, 30)" in str(it.error().error())
     assert it.world.now - before < 5
     it.consumer.seek(at(30))
     assert it.read(60) == list(range(30, 80))
@@ -245,11 +245,11 @@ def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
 def test_a_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.gap": "skip"})
     it.consumer.assign([at(30)])
-    it.world.store_error = BatchTooLargeError("offsets 30 to 39 are more than 5 bytes")
+    it.world.store_error = BatchTooLargeError("offsets [30, 40) are more than 5 bytes")
     error = it.error().error()
     assert error is not None
     assert error.code() == KafkaError._BAD_MSG
-    assert "offsets 30 to 39 are more than 5 bytes" in error.str()
+    assert "offsets [30, 40) are more than 5 bytes" in error.str()
     it.world.now += 61
     assert [message.offset() for message in polled(it, 60)] == []
     it.world.store_error = None

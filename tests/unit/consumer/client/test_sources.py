@@ -16,21 +16,31 @@ from sidetier.consumer.client.sources import (
     Mode,
     NoReset,
     Reset,
-    Span,
     decide,
 )
+from sidetier.segments.offsets import Offset, OffsetRange
 
 PREFERRED = Mode.TIERED_STORAGE_PREFERRED
 ONLY = Mode.TIERED_STORAGE_ONLY
 FIRST = Mode.KAFKA_PREFERRED
-KAFKA = Span(60, 100)
-STORED = Archive(Span(20, 80))
+
+
+def offsets(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
+KAFKA = offsets(60, 100)
+STORED = Archive(offsets(20, 80))
 
 CASES: list[tuple[Mode, Facts, Decision]] = [
     (FIRST, Facts(5), FromKafka(5)),
     (FIRST, Facts(30, refused=True), Ask(kafka=True, store=True)),
     (FIRST, Facts(30, KAFKA, STORED, refused=True), FromStore(30, until=60)),
-    (FIRST, Facts(90, Span(60, 70), Archive(Span(20, 95)), refused=True), FromStore(90)),
+    (
+        FIRST,
+        Facts(90, offsets(60, 70), Archive(offsets(20, 95)), refused=True),
+        FromStore(90),
+    ),
     (FIRST, Facts(65, KAFKA, STORED), FromKafka(65)),
     (PREFERRED, Facts(30), Ask(store=True)),
     (PREFERRED, Facts(30, archive=STORED), FromStore(30)),
@@ -47,7 +57,7 @@ CASES: list[tuple[Mode, Facts, Decision]] = [
         FromStore(20, reset="offset 190 lies beyond Kafka's end, 100"),
     ),
     (FIRST, Facts(None, KAFKA, STORED), FromStore(20, until=60)),
-    (PREFERRED, Facts(None, Span(10, 100), STORED), FromKafka(10)),
+    (PREFERRED, Facts(None, offsets(10, 100), STORED), FromKafka(10)),
     (PREFERRED, Facts(-2, KAFKA, STORED), FromStore(20)),
     (PREFERRED, Facts(-1, KAFKA), FromKafka(100)),
     (ONLY, Facts(-1, archive=STORED), FromStore(80)),
@@ -61,13 +71,13 @@ def test_decisions(mode: Mode, facts: Facts, decision: Decision) -> None:
 
 @pytest.mark.parametrize("mode", [FIRST, PREFERRED])
 def test_what_the_archive_has_not_reached_yet_is_not_settled(mode: Mode) -> None:
-    facts = Facts(50, KAFKA, Archive(Span(20, 50)), refused=True)
+    facts = Facts(50, KAFKA, Archive(offsets(20, 50)), refused=True)
     assert decide(mode, Reset.LATEST, facts) == Missing(50, 60, settled=False)
 
 
 def test_a_gap_is_as_long_as_both_sides_lack_it() -> None:
-    archive = Archive(Span(20, 80), gap=Span(30, 40))
-    facts = Facts(30, Span(35, 100), archive, refused=True)
+    archive = Archive(offsets(20, 80), gap=offsets(30, 40))
+    facts = Facts(30, offsets(35, 100), archive, refused=True)
     assert decide(PREFERRED, Reset.LATEST, facts) == Missing(30, 35, settled=True)
     assert decide(ONLY, Reset.LATEST, Facts(30, archive=archive)) == Missing(30, 40, settled=True)
 
@@ -84,7 +94,9 @@ def test_nothing_is_reset_while_the_store_may_have_it() -> None:
     assert isinstance(decide(FIRST, Reset.EARLIEST, Facts(None, KAFKA, Archive(away=True))), Again)
 
 
-_spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: Span(min(two), max(two)))
+_spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
+    lambda two: offsets(min(two), max(two))
+)
 _stored = st.none() | _spans.filter(lambda span: span.start < span.end)
 
 
@@ -97,18 +109,24 @@ _stored = st.none() | _spans.filter(lambda span: span.start < span.end)
     refused=st.booleans(),
 )
 def test_a_decision_never_skips_what_either_side_has(
-    mode: Mode, reset: Reset, wanted: int | None, kafka: Span, stored: Span | None, *, refused: bool
+    mode: Mode,
+    reset: Reset,
+    wanted: int | None,
+    kafka: OffsetRange,
+    stored: OffsetRange | None,
+    *,
+    refused: bool,
 ) -> None:
     facts = Facts(wanted, kafka, Archive(stored), refused=refused)
     decision = decide(mode, reset, facts)
     assert not isinstance(decision, Ask)
     if wanted is None or isinstance(decision, Again | NoReset):
         return
-    held = stored is not None and stored.holds(wanted)
+    held = stored is not None and wanted in stored
     if isinstance(decision, Missing):
         assert decision.first == wanted < decision.end
         assert not held
-        assert not (mode is not ONLY and not refused and kafka.holds(wanted))
+        assert not (mode is not ONLY and not refused and wanted in kafka)
     elif not decision.reset:
         assert decision.offset == wanted
     else:

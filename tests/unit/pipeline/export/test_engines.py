@@ -13,9 +13,9 @@ from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import Missing, OffsetRange
+from sidetier.pipeline.planning.split import Missing
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files
 from tests.harness.made_archive import LAYOUT, TP, MadeArchive, access_to, batches
@@ -30,7 +30,7 @@ def tasks(archive: MadeArchive) -> list[Task]:
     return [
         Task(
             tp,
-            Span(first=span.first, until=span.until),
+            Span(first=span.start, until=span.end),
             tuple(one for one in plan.splits if one.tp == tp),
             TEXT,
             "1-a",

@@ -15,7 +15,7 @@ from sidetier.pipeline.export.epoch_history import (
     truncated,
 )
 from sidetier.segments.epoch_history import EpochHistory
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 
 TP = TopicPartition("orders", 0)
 Rows = list[tuple[int, int]]
@@ -23,7 +23,7 @@ Rows = list[tuple[int, int]]
 
 def fork_of(position: Position, *present: tuple[int, int]) -> tuple[int, int] | None:
     found = truncated(TP, position, epoch_history_of(present))
-    return None if found is None else (found.range.first, found.range.until)
+    return None if found is None else (found.range.start, found.range.end)
 
 
 def exported(until: int, *rows: tuple[int, int]) -> Position:
@@ -52,7 +52,7 @@ def test_what_lies_at_or_above_the_fork(known: Rows, present: Rows, fork: int | 
 
 def test_it_is_said_with_its_epochs() -> None:
     found = truncated(TP, exported(100, (4, 0), (5, 50)), epoch_history_of([(4, 0), (6, 40)]))
-    assert str(found) == "topic orders, partition 0, offsets 40 to 99 (leader epoch 5, now 6)"
+    assert str(found) == "topic orders, partition 0, offsets [40, 100) (leader epoch 5, now 6)"
 
 
 def test_of_what_the_broker_gave_its_newest_epoch_is_known() -> None:
@@ -153,7 +153,7 @@ def test_compaction_has_hidden_where_an_epoch_begins() -> None:
 
 def test_of_a_recorded_gap_nothing_was_exported() -> None:
     """Who recorded it did not know where the epoch behind it begins; the next leader does."""
-    gap = [(Offset(60), Offset(100))]
+    gap = [OffsetRange(Offset(60), Offset(100))]
     present = epoch_history_of([(5, 0), (6, 80)])
     assert truncated(TP, exported(100, (5, 0)), present, gap) is None
     assert truncated(TP, exported(101, (5, 0)), present, gap) is not None
@@ -186,5 +186,5 @@ def test_a_fork_is_seen_and_told_exactly_as_far_back_as_rows_are_kept(
     found = truncated(TP, position, new)
     assert (found is not None) == bool(differ)
     if found is not None and differ[0] >= position.epoch_history.entries[0][1]:
-        assert (found.range.first, found.range.until) == (differ[0], until)
+        assert (found.range.start, found.range.end) == (differ[0], until)
     assert len(position.epoch_history.entries) <= 4

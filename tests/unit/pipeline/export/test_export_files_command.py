@@ -81,8 +81,8 @@ def export(cli: CommandLine, *options: str, code: int = 0) -> list[str]:
 @pytest.mark.usefixtures("orders")
 def test_what_is_shown_before_and_after(cli: CommandLine) -> None:
     first, second, whole, last = export(cli, "--dry-run")
-    assert first.startswith("topic orders, partition 0, offsets 0 to 39: ")
-    assert second.startswith("topic orders, partition 3, offsets 100 to 119: ")
+    assert first.startswith("topic orders, partition 0, offsets [0, 40): ")
+    assert second.startswith("topic orders, partition 3, offsets [100, 120): ")
     assert whole.startswith("in all: ")
     assert last == f"into {lake(cli)}/topics; nothing was written"
     assert data_files(objects(cli)) == {}
@@ -213,7 +213,7 @@ def test_records_that_do_not_fit(cli: CommandLine, orders: MadeArchive) -> None:
 def test_offsets_that_are_missing(cli: CommandLine, orders: MadeArchive) -> None:
     orders.lose(20)
     export(cli, code=1)
-    assert "offsets 20 to 29" in cli.err
+    assert "offsets [20, 30)" in cli.err
     export(cli, "--on-data-loss", "skip", code=3)
     assert len(offsets_in(objects(cli))) == 50
     [missing] = manifest_in(objects(cli)).missing
@@ -286,7 +286,7 @@ def test_waiting_for_what_the_broker_alone_has() -> None:
 def test_what_is_said_of_what_the_broker_alone_has() -> None:
     said: list[str] = []
     assert told_lacking("orders", {1: 4}, lambda: {1: 2}, lambda: False, said.append)
-    assert said == ["orders-1: offsets 2 to 3 are still on the broker alone"]
+    assert said == ["orders-1: offsets [2, 4) are still on the broker alone"]
     assert not told_lacking("orders", {}, lambda: {1: 2}, lambda: False, said.append)
     assert "the brokers have no topic of this name" in said[-1]
 
@@ -310,7 +310,7 @@ def test_what_waits_for_the_archive_is_told_by_the_exit_code(
     tail = ("--tail", "kafka", "--bootstrap", "broker-1:9092")
     export(cli, *tail, "--dry-run", code=3)
     export(cli, *tail, code=1)
-    assert "orders-0: offsets 45 to 49 are archived, in a transaction" in cli.err
+    assert "orders-0: offsets [45, 50) are archived, in a transaction" in cli.err
     manifest = manifest_in(objects(cli))
     assert manifest.next_offsets == {0: 45, 3: 120}
     export(cli, *tail, "--on-data-loss", "skip", code=3)
@@ -361,7 +361,7 @@ def test_several_topics_that_do_not_exist_are_a_mistake(cli: CommandLine) -> Non
     topic_of(cli, "a", b'{"id":1}')
     assert export_all(cli, "nosuch", "neither") == 2
     assert export_all(cli, "nosuch", "a", "--dry-run") == 1
-    assert "topic a, partition 0, offsets 0 to 0" in cli.out
+    assert "topic a, partition 0, offsets [0, 1)" in cli.out
 
 
 def test_following_goes_on_with_the_other_topics(
@@ -432,7 +432,7 @@ def test_what_is_to_be_exported_anew_is_said_as_what_it_is(cli: CommandLine) -> 
     elect_uncleanly(archive, topic_id=ID)
     before = objects(cli)
     export(cli, "--dry-run", "--on-truncation", "reread")
-    assert "to be exported anew: topic orders, partition 0, offsets 24 to 39" in cli.err
+    assert "to be exported anew: topic orders, partition 0, offsets [24, 40)" in cli.err
     export(cli, "--on-truncation", "reread", "--from", "0", code=2)
     assert "a given range is exported once" in cli.err
     assert objects(cli) == before
@@ -467,7 +467,7 @@ def test_an_open_transaction_is_named_and_a_hung_one_ends_with_3(
     last = export(cli, code=code)[-1]
     assert last == "nothing is new; 1 partition held back"
     said = cli.err if code else cli.out
-    assert "orders-0: offsets 0 to 50 wait for a transaction: producer 7 opened it" in said
+    assert "orders-0: offsets [0, 51) wait for a transaction: producer 7 opened it" in said
     assert ("kafka-transactions.sh" in cli.err) is bool(code)
     [waiting] = json.loads("\n".join(export(cli, "--output", "json", code=code)))["held_back"]
     assert (waiting["cause"], waiting["waiting_offsets"]) == ("open_transaction", 51)
@@ -496,7 +496,7 @@ def test_a_given_range_that_ends_in_an_open_transaction_says_so(cli: CommandLine
     archive.mark(0, 10)
     export(cli, "--to", "5", "--topics-dir", "below")
     export(cli, "--to", "8", "--topics-dir", "across", code=3)
-    assert "offsets 5 to 9 wait for a transaction: producer 2" in cli.err
+    assert "offsets [5, 10) wait for a transaction: producer 2" in cli.err
 
 
 def test_a_plan_is_abandoned_when_asked(cli: CommandLine, orders: MadeArchive) -> None:

@@ -4,16 +4,8 @@ import json
 from dataclasses import replace
 
 from sidetier.pipeline.planning.describe import plan_json, plan_text, split_text
-from sidetier.pipeline.planning.split import (
-    BrokerRange,
-    Missing,
-    OffsetRange,
-    Origin,
-    Piece,
-    Plan,
-    Split,
-)
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.pipeline.planning.split import BrokerRange, Missing, Origin, Piece, Plan, Split
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
@@ -40,21 +32,21 @@ PLAN = Plan(
 
 def test_a_plan_is_told_line_by_line() -> None:
     assert plan_text(PLAN).splitlines() == [
-        "topic a, partition 0, offsets 10 to 299: 8.0 kB of 2 segments in 2 splits",
+        "topic a, partition 0, offsets [10, 300): 8.0 kB of 2 segments in 2 splits",
         "topic a, partition 1, no offset (at 7): nothing to read",
-        "missing: topic a, partition 0, offsets 10 to 49 (below the start)",
+        "missing: topic a, partition 0, offsets [10, 50) (below the start)",
         "in all: 8.0 kB in 2 splits of 2 partitions, 2.5 MB left out by filters",
     ]
     assert plan_text(PLAN, every_split=True).splitlines()[2:4] == [
-        "split 1: topic a, partition 0, offsets 50 to 199: 4.9 kB of 2 segments",
-        "split 2: topic a, partition 0, offsets 200 to 299: 3.1 kB of 1 segment",
+        "split 1: topic a, partition 0, offsets [50, 200): 4.9 kB of 2 segments",
+        "split 2: topic a, partition 0, offsets [200, 300): 3.1 kB of 1 segment",
     ]
     assert split_text(PLAN.splits[1]) in plan_text(PLAN, every_split=True)
 
 
 def test_what_only_the_brokers_have_is_told() -> None:
     plan = replace(PLAN, on_broker=(BrokerRange(A1, span(7, 9)),))
-    assert plan_text(plan).splitlines()[2] == "on the broker: topic a, partition 1, offsets 7 to 8"
+    assert plan_text(plan).splitlines()[2] == "on the broker: topic a, partition 1, offsets [7, 9)"
     assert plan_json(plan)["on_broker"] == [
         {"topic": "a", "partition": 1, "first_offset": 7, "until_offset": 9}
     ]

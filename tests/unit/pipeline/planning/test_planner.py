@@ -15,13 +15,13 @@ from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
 from sidetier.pipeline.planning.planner import Planner, without_loss
 from sidetier.pipeline.planning.request import Filters, ReadRequest
 from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, checksum_below
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
@@ -235,7 +235,9 @@ def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
         AtOffsets({TP: 500, OTHER: 100}),
     )
     with Planner(access_to(store), threads=2) as planner:
-        with pytest.raises(MissingRecordsError, match=r"partition 0, offsets 400 to 499 .*; topic"):
+        with pytest.raises(
+            MissingRecordsError, match=r"partition 0, offsets \[400, 500\) .*; topic"
+        ):
             planner.plan(request)
         plan = planner.plan(without_loss(request))
 
@@ -363,8 +365,8 @@ def test_small_segments_are_put_together_and_large_ones_cut(store: CountingStora
     small = plan_of(store, max_split_bytes=1000)
     assert max(split.size for split in small.splits) <= 1000 + 2 * 300  # an interval of the index
     assert len(small.splits) > 10
-    edges = [0, *(split.range.until for split in small.splits)]
-    assert [split.range.first for split in small.splits] == edges[:-1]
+    edges = [0, *(split.range.end for split in small.splits)]
+    assert [split.range.start for split in small.splits] == edges[:-1]
     assert edges[-1] == 400
     assert read_splits(store, small.splits).offsets == list(range(400))
 
@@ -384,8 +386,8 @@ def test_overlaps_are_read_once(store: CountingStorage) -> None:
 
     plan = plan_of(store, max_split_bytes=1)
 
-    assert [split.range.first for split in plan.splits[1:]] == [
-        split.range.until for split in plan.splits[:-1]
+    assert [split.range.start for split in plan.splits[1:]] == [
+        split.range.end for split in plan.splits[:-1]
     ]
     assert read_splits(store, plan.splits).offsets == list(range(300))
 
@@ -542,7 +544,7 @@ def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage)
     assert plan.ranges == {TP: span(0, stable)}
     told = read_splits(store, plan.splits, isolation=COMMITTED)
     assert told.offsets == [at for at in range(stable) if at != 45]
-    assert plan_of(store).ranges[TP].until == 46 + 45 + 46
+    assert plan_of(store).ranges[TP].end == 46 + 45 + 46
     beyond = plan_of(
         store, isolation=COMMITTED, ending=AtOffsets({TP: 100}), fail_on_data_loss=False
     )
@@ -630,13 +632,13 @@ def test_ends_and_starts_of_what_is_not_stored_are_zero(
 def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: int) -> list[Plan]:
     """The plans of one part after the other, each of at most so many bytes."""
     plans = []
-    while any(one.first < one.until for one in asked.values()):
+    while any(one.start < one.end for one in asked.values()):
         ends = planner.ends_within(asked, most)
-        parts = {tp: OffsetRange(one.first, ends[tp]) for tp, one in asked.items()}
+        parts = {tp: OffsetRange(one.start, ends[tp]) for tp, one in asked.items()}
         for tp, one in asked.items():
-            assert min(one.first + 1, one.until) <= ends[tp] <= one.until
+            assert min(one.start + 1, one.end) <= ends[tp] <= one.end
         plans.append(planner.plan_ranges(parts, ReadRequest(Assigned(tuple(asked)))))
-        asked = {tp: OffsetRange(ends[tp], one.until) for tp, one in asked.items()}
+        asked = {tp: OffsetRange(ends[tp], one.end) for tp, one in asked.items()}
     return plans
 
 
@@ -662,8 +664,8 @@ def test_ranges_end_within_so_many_bytes(store: CountingStorage, most: int) -> N
     assert len(plans) <= max(whole.size // max(most - 2 * interval, 1), 1) + 2
     first, last = plans[0].ranges, plans[-1].ranges
     if 1500 <= most < whole.size:
-        assert first[TP].until == pytest.approx(4 * first[OTHER].until, abs=80)
-    assert len(plans) == 1 or last[TP].first > 0
+        assert first[TP].end == pytest.approx(4 * first[OTHER].end, abs=80)
+    assert len(plans) == 1 or last[TP].start > 0
 
 
 def test_without_an_index_a_range_ends_with_a_segment(

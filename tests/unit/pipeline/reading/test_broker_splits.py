@@ -26,7 +26,7 @@ def test_every_fixture_is_read_as_its_consumer_read_it(
     plan = plan_of(store, tp, isolation=isolation, max_split_bytes=3000)
     told = read_splits(store, plan.splits, isolation=isolation)
 
-    end = plan.ranges[tp].until
+    end = plan.ranges[tp].end
     wanted = [one for one in expected(ROOT / name, isolation) if one["offset"] < end]
     assert len(wanted) > 50
     assert [as_consumed(row) for batch in told.batches for row in batch.to_pylist()] == wanted

@@ -8,7 +8,7 @@ import pytest
 
 from sidetier.archive.reading import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
-from sidetier.pipeline.planning.split import Missing, OffsetRange
+from sidetier.pipeline.planning.split import Missing
 from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.segments.errors import (
@@ -19,7 +19,7 @@ from sidetier.segments.errors import (
 from sidetier.segments.headers import Compression
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.batches import with_crc
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches, encoded
 from tests.harness.record_batches import MadeBatch, MadeRecord, TransactionalLog
@@ -44,7 +44,7 @@ def test_a_task_reads_the_bytes_of_its_pieces_and_nothing_else(store: CountingSt
         store.forget()
         told = read_splits(store, [split], isolation=COMMITTED)
 
-        assert told.offsets == list(range(split.range.first, split.range.until))
+        assert told.offsets == list(range(split.range.start, split.range.end))
         assert {one.operation for one in store.requests} == {"stream"}
         assert store.ranges.asked == [(one.key, one.start, one.end) for one in split.pieces]
 
@@ -156,7 +156,7 @@ def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> N
     split = plan_of(store).splits[0]
 
     for fail_on_data_loss in (True, False):
-        with pytest.raises(UndecidedRecordsError, match=r"offsets 10 to 29: .*nothing") as error:
+        with pytest.raises(UndecidedRecordsError, match=r"offsets \[10, 30\): .*nothing") as error:
             read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=fail_on_data_loss)
         again = pickle.loads(pickle.dumps(error.value))  # noqa: S301 -- our own
         assert (again.tp, again.range) == (TP, span(10, 30))
@@ -182,7 +182,7 @@ def test_a_gap_is_an_error_that_names_it_or_is_told(
         read_splits(store, plan_of(store).splits)
     (missing,) = lost(store)
 
-    assert "topic orders, partition 0, offsets 100 to 199" in str(caught.value)
+    assert "topic orders, partition 0, offsets [100, 200)" in str(caught.value)
     assert "failOnDataLoss" in str(caught.value)
     assert caught.value.missing == (missing,)
     assert missing.range == span(100, 200)
@@ -199,7 +199,7 @@ def test_a_damaged_batch_is_an_error_that_names_it_or_is_told(
     archive.put(archive.key(100), bytes(log), {"sidetier-next-offset": "200"})
     plan = plan_of(store)
 
-    with pytest.raises(MissingRecordsError, match=r"offsets 150 to 154 .*00100\.log"):
+    with pytest.raises(MissingRecordsError, match=r"offsets \[150, 155\) .*00100\.log"):
         read_splits(store, plan.splits)
     told = read_splits(store, plan.splits, fail_on_data_loss=False)
 
@@ -213,7 +213,7 @@ def test_a_segment_that_went_after_planning_is_missing(
     plan = plan_of(store)
     archive.lose(100)
 
-    with pytest.raises(MissingRecordsError, match="offsets 100 to 199"):
+    with pytest.raises(MissingRecordsError, match=r"offsets \[100, 200\)"):
         read_splits(store, plan.splits)
     told = read_splits(store, plan.splits, fail_on_data_loss=False)
 
@@ -259,7 +259,7 @@ def test_what_is_missing_is_told_as_far_as_the_split_reaches(
     told = read_splits(store, [inner], fail_on_data_loss=False)
 
     assert [one.range for one in told.missing] == [span(100, 150)]
-    assert "offsets 100 to 149" in told.missing[0].detail
+    assert "offsets [100, 150)" in told.missing[0].detail
     assert told.offsets == list(range(20, 100))
 
 
@@ -344,7 +344,7 @@ def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> No
     archive.segment(0, [*batches(0, 5), large, *batches(6, 10)])
     archive.mark(0, 10)
     [split] = plan_of(store).splits
-    with pytest.raises(BatchTooLargeError, match="offsets 5 to 5 are more than 1048576 bytes"):
+    with pytest.raises(BatchTooLargeError, match=r"offsets \[5, 6\) are more than 1048576 bytes"):
         read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=1 << 20)
     found = read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=3 << 20)
     assert (found.offsets, found.missing) == (list(range(10)), [])

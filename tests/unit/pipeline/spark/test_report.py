@@ -1,22 +1,15 @@
 """What a read tells the driver; a session is not needed for it."""
 
-from sidetier.pipeline.planning.split import (
-    Missing,
-    OffsetRange,
-    Origin,
-    Piece,
-    Plan,
-    Split,
-)
+from sidetier.pipeline.planning.split import Missing, Origin, Piece, Plan, Split
 from sidetier.pipeline.spark.report import _Union, describe_plan
 from sidetier.pipeline.spark.tasks import Counts, describe_split
-from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 
 def split(topic: str, partition: int, first: int, size: int = 1 << 20) -> Split:
     piece = Piece("key", BaseOffset(first), 0, size, size, "etag")
     span = OffsetRange(Offset(first), Offset(first + 10))
-    origin = Origin(None, False, span.until)  # noqa: FBT003 -- is_peers
+    origin = Origin(None, False, span.end)  # noqa: FBT003 -- is_peers
     return Split(TopicPartition(topic, partition), span, (piece,), origin)
 
 
@@ -25,7 +18,7 @@ def test_a_plan_in_one_line() -> None:
     plan = Plan({one.tp: one.range for one in splits}, splits)
     assert describe_plan(plan) == "a (2 partitions), b (1 partition): 3 splits, 3MiB"
     assert describe_plan(Plan({}, ())) == "nothing: 0 splits, 0B"
-    assert describe_split(splits[0]) == "a-0, offsets 0 to 9, 1048576 bytes"
+    assert describe_split(splits[0]) == "a-0, offsets [0, 10), 1048576 bytes"
 
 
 def test_a_split_counts_once_however_often_it_is_read() -> None:

@@ -90,7 +90,7 @@ def test_batches_are_limited_from_where_the_last_one_ended(stream: Streams) -> N
     assert first == at(20, 10)
     assert one.latest() == first
     plan = one.plan(begin, first)
-    assert [(split.tp.partition, split.range.until) for split in plan.splits] == [(0, 20), (1, 10)]
+    assert [(split.tp.partition, split.range.end) for split in plan.splits] == [(0, 20), (1, 10)]
     assert one.latest() == at(40, 20)
 
 
@@ -129,7 +129,7 @@ def test_a_new_partition_begins_at_its_earliest_offset(
     end = one.latest()
     assert end == at(40, 20, 15)
     [split] = one.plan(begin, end).splits
-    assert (split.tp.partition, split.range.first, split.range.until) == (2, 5, 15)
+    assert (split.tp.partition, split.range.start, split.range.end) == (2, 5, 15)
 
 
 def test_an_archive_that_ends_before_the_stream_is_an_error_or_waited_for(
@@ -201,7 +201,7 @@ def following(forked: MadeArchive, tmp_path: Path) -> Iterator["Streams"]:  # no
 
 def read(plan: Plan) -> list[tuple[int, int]]:
     """The ranges of a plan's splits."""
-    return [(split.range.first, split.range.until) for split in plan.splits]
+    return [(split.range.start, split.range.end) for split in plan.splits]
 
 
 def restarted(stream: StreamPosition, stands: OffsetJson) -> StreamPosition:
@@ -228,7 +228,7 @@ def test_a_stream_does_not_pass_over_a_divergence_below_it(
     stands = read_to_the_end(following(**EARLIEST))
     elect_uncleanly(forked, topic_id="first")
     with pytest.raises(
-        StreamTruncatedError, match=r"offsets 24 to 39 .leader epoch 3, now 4"
+        StreamTruncatedError, match=r"offsets \[24, 40\) .leader epoch 3, now 4"
     ) as met:
         restarted(following(**EARLIEST), stands).latest()
     assert "onTruncation" in str(met.value)

@@ -19,9 +19,8 @@ from sidetier.pipeline.export.tables.progress import (
     to_properties,
 )
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass
@@ -98,7 +97,7 @@ class FakeSource:
         }
 
     def tail(self, ranges: Ranges) -> Tail:
-        ends = {tp: span.until for tp, span in ranges.items() if span.first < span.until}
+        ends = {tp: span.end for tp, span in ranges.items() if span.start < span.end}
         known = {tp: position_at(end, self.epoch_history).epoch_history for tp, end in ends.items()}
         epoch_histories = {tp: one for tp, one in known.items() if one.entries}
         above = {tp: end for tp, end in ends.items() if end > self.cut.get(tp, end)}
@@ -108,14 +107,14 @@ class FakeSource:
         return {topic: self.ids[topic] for topic, _ in tps if topic in self.ids}
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        ends = {tp: min(span.until, span.first + most_bytes // 10) for tp, span in ranges.items()}
-        return {tp: OffsetRange(span.first, Offset(ends[tp])) for tp, span in ranges.items()}
+        ends = {tp: min(span.end, span.start + most_bytes // 10) for tp, span in ranges.items()}
+        return {tp: OffsetRange(span.start, Offset(ends[tp])) for tp, span in ranges.items()}
 
     def frame(self, ranges: Ranges) -> DataFrame:
         offsets = [
             (tp, offset)
             for tp, span in ranges.items()
-            for offset in range(span.first, span.until)
+            for offset in range(span.start, span.end)
             if offset not in self.aborted
         ]
         return cast("DataFrame", Rows(offsets))
@@ -123,4 +122,4 @@ class FakeSource:
 
 def grow(source: FakeSource, tp: TopicPartition, until: int) -> None:
     """More is stored of a partition."""
-    source.ranges[tp] = OffsetRange(source.ranges[tp].first, Offset(until))
+    source.ranges[tp] = OffsetRange(source.ranges[tp].start, Offset(until))

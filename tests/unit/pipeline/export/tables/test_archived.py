@@ -5,8 +5,7 @@ from sidetier.pipeline.export.tables.progress import Tail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import OffsetRange
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
@@ -29,7 +28,7 @@ def test_where_a_range_ends(
 ) -> None:
     asked = OffsetRange(Offset(first), Offset(until))
     found = within_stored(asked, Offset(end), None if held is None else Offset(held))
-    assert (found.first, found.until) == wanted
+    assert (found.start, found.end) == wanted
 
 
 def test_each_commit_says_of_which_topic_its_records_are() -> None:

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.export.tables.chunks import continued, next_chunk, offsets_after
 from sidetier.pipeline.export.tables.errors import RecordsGoneError
-from sidetier.pipeline.planning.split import OffsetRange
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 
@@ -68,10 +67,10 @@ def test_chunks_take_each_offset_once_and_end(
     left, taken = stored, dict.fromkeys(stored, 0)
     while (chunk := next_chunk(left, most)) is not None:
         for tp, part in chunk.ranges.items():
-            assert part.first == stored[tp].first + taken[tp]
-            assert part.until > part.first
-            taken[tp] += part.until - part.first
-        size = sum(part.until - part.first for part in chunk.ranges.values())
+            assert part.start == stored[tp].start + taken[tp]
+            assert part.end > part.start
+            taken[tp] += part.end - part.start
+        size = sum(part.end - part.start for part in chunk.ranges.values())
         assert most is None or size <= most + len(chunk.ranges)
         left = dict(chunk.rest)
-    assert taken == {tp: part.until - part.first for tp, part in stored.items()}
+    assert taken == {tp: part.end - part.start for tp, part in stored.items()}

@@ -8,8 +8,8 @@ from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.frames import table_frames, value_columns
 from sidetier.pipeline.export.tables.values import ValueColumns
-from sidetier.pipeline.planning.split import BrokerRange, OffsetRange, Plan
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.pipeline.planning.split import BrokerRange, Plan
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.harness.schema_changes import V1, V3
 from tests.harness.schema_registry import serving
 

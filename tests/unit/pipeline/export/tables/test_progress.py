@@ -19,10 +19,9 @@ from sidetier.pipeline.export.tables.progress import (
     from_properties,
     to_properties,
 )
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 TPS = st.builds(
     TopicPartition,

@@ -28,10 +28,9 @@ from sidetier.pipeline.export.tables.history import last_progress
 from sidetier.pipeline.export.tables.progress import Offsets, Progress
 from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.epoch_history import NO_EPOCHS
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.unit.pipeline.export.tables.fakes import FakeSource, FakeTable, grow
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -224,7 +223,7 @@ def test_whatever_happens_each_record_is_there_once(
     source = FakeSource({tp: OffsetRange(Offset(0), Offset(0)) for tp in (A, B)}, aborted)
     for more, most, allow_empty, before, after in steps:
         for tp in (A, B):
-            grow(source, tp, source.ranges[tp].until + more)
+            grow(source, tp, source.ranges[tp].end + more)
         table.before = [raising(one) if one else lambda: None for one in before]
         table.after = [raising(one) if one else lambda: None for one in after]
         with suppress(NotCommittedError, OtherWriterError, Killed):
@@ -232,7 +231,7 @@ def test_whatever_happens_each_record_is_there_once(
         assert len(table.rows) == len(set(table.rows)), "a record is there twice"
     table.before, table.after = [], []
     export(table, source)
-    until = source.ranges[A].until
+    until = source.ranges[A].end
     wanted = {(tp, one) for tp in (A, B) for one in range(until) if one not in aborted}
     assert set(table.rows) == wanted
     assert len(table.rows) == len(wanted)
@@ -275,7 +274,9 @@ def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource
     source.epoch_history = epoch_history_of([(1, 0), (3, 6), (4, 8)])
     grow(source, A, 12)
     grow(source, B, 8)
-    said = r"topic t, partition 0, offsets 8 to 9 \(leader epoch 3, now 4\).* Nothing was written"
+    said = (
+        r"topic t, partition 0, offsets \[8, 10\) \(leader epoch 3, now 4\).* Nothing was written"
+    )
     with pytest.raises(LogTruncatedError, match=said):
         export(table, source)
     assert len(table.commits) == 1
@@ -308,7 +309,7 @@ def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
         assert export(table, growing, terms).offsets == {A: 20}
         assert table.rows == records(A, 0, 14) + records(A, 8, 20)
         return
-    with pytest.raises(LogTruncatedError, match=r"offsets 8 to 13 \(leader epoch 5, now 6\)"):
+    with pytest.raises(LogTruncatedError, match=r"offsets \[8, 14\) \(leader epoch 5, now 6\)"):
         export(table, growing, terms)
     assert table.rows == records(A, 0, 14)
 
@@ -359,7 +360,7 @@ def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
     assert table.rows == [*records(A, 0, 40), *records(B, 0, 40), *records(A, 30, 50)]
     source.epoch_history = epoch_history_of([(1, 0), (3, 10)])
     grow(source, B, 60)
-    with pytest.raises(LogTruncatedError, match="partition 1, offsets 10 to 29"):
+    with pytest.raises(LogTruncatedError, match=r"partition 1, offsets \[10, 30\)"):
         export(table, source)
 
 
@@ -402,7 +403,7 @@ def test_a_transaction_that_hangs_is_told(newest_ms: int, *, hung: bool) -> None
     terms = Terms(now_ms=lambda: 1_000_000)
     [told] = export(FakeTable(), source, terms).held_back
     assert (told.tp, told.offset, told.is_finding, told.age_s) == (A, 4, hung, 1000.0)
-    assert "offsets 4 to 8 wait for a transaction: producer 7" in told.detail
+    assert "offsets [4, 9) wait for a transaction: producer 7" in told.detail
     assert "1970-01-01T00:00:00+00:00 (0:16:40 ago)" in told.detail
     grow(source, A, 9)
     source.open = {}

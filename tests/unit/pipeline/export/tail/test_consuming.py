@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.tail.consuming import BrokerReader, first_timestamps
 from sidetier.pipeline.export.tail.errors import BrokerReadError
-from sidetier.pipeline.planning.split import BrokerRange, OffsetRange
+from sidetier.pipeline.planning.split import BrokerRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 WANTED = BrokerRange(TopicPartition("orders", 0), OffsetRange(Offset(10), Offset(20)))
 COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")

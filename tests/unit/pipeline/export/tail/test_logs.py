@@ -17,9 +17,8 @@ from sidetier.pipeline.export.tail.logs import (
 )
 from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge
 from sidetier.pipeline.planning.log_offsets import LogOffsets
-from sidetier.pipeline.planning.split import OffsetRange
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 A = TopicPartition("orders", 0)
 
@@ -106,16 +105,16 @@ def test_a_range_is_divided_without_gap_or_overlap(data: st.DataObject) -> None:
     log = joined(A, reach(start, stable, end), broker(low, last, max(high, end)))
     first, until = sorted(data.draw(st.tuples(numbers, numbers)))
     parts = divided(log, first, until)
-    assert parts.archived.first == first
-    assert parts.archived.until == parts.gone.first
-    assert parts.gone.until == parts.on_broker.first
-    assert parts.on_broker.until == until
+    assert parts.archived.start == first
+    assert parts.archived.end == parts.gone.start
+    assert parts.gone.end == parts.on_broker.start
+    assert parts.on_broker.end == until
     for one in (parts.archived, parts.gone, parts.on_broker):
-        assert one.first <= one.until
-    if parts.archived.first < parts.archived.until:
-        assert parts.archived.until <= stable
-    if parts.on_broker.first < parts.on_broker.until:
-        assert parts.on_broker.first >= max(low, stable)
+        assert one.start <= one.end
+    if parts.archived.start < parts.archived.end:
+        assert parts.archived.end <= stable
+    if parts.on_broker.start < parts.on_broker.end:
+        assert parts.on_broker.start >= max(low, stable)
 
 
 @pytest.mark.parametrize(("known", "found"), [(None, "b"), ("a", None), ("a", "a"), (None, None)])

@@ -33,10 +33,10 @@ from sidetier.pipeline.planning.limits import AtOffsets
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.planning.split import OffsetRange, Plan
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import CLUSTER, files_job, manifest_in, offsets_in
 from tests.harness.made_archive import MadeArchive, access_to
@@ -169,7 +169,7 @@ def test_what_a_broker_has_lost_since_it_was_planned_is_never_stepped_over(
     planner: Planner,
 ) -> None:
     source = files(planner, Brokers({0: (5, 30)}))
-    with pytest.raises(MissingRecordsError, match=r"offsets 30 to 49 \(the broker's log ends at"):
+    with pytest.raises(MissingRecordsError, match=r"offsets \[30, 50\) \(the broker's log ends at"):
         source.plan({A: span(0, 50)}, FilesOptions(fail_on_data_loss=False), {0: 50})
 
 
@@ -186,7 +186,7 @@ def test_what_was_archived_between_the_looks_is_no_gap(
 
 def test_a_gap_is_an_error_or_counted(planner: Planner) -> None:
     ranges = {A: span(0, 60)}
-    with pytest.raises(MissingRecordsError, match="orders, partition 0, offsets 20 to 34"):
+    with pytest.raises(MissingRecordsError, match=r"orders, partition 0, offsets \[20, 35\)"):
         files(planner, Brokers({0: (35, 60)})).plan(ranges, FilesOptions(), {})
     tolerant = files(planner, Brokers({0: (35, 60)}))
     plan = tolerant.plan(ranges, FilesOptions(fail_on_data_loss=False), {})
@@ -281,14 +281,14 @@ def test_what_only_the_archive_can_decide_is_told_and_waited_for(
     source.logs.said = said.append
     assert source.spans({}, {}) == {0: Span(first=0, until=25)}
     [text] = said
-    assert text.startswith("orders-0: offsets 25 to 27 are archived, in a transaction whose end")
+    assert text.startswith("orders-0: offsets [25, 28) are archived, in a transaction whose end")
     assert source.logs.waiting == {A: span(25, 28)}
     assert source.spans({}, {}) == {0: Span(first=0, until=25)}
     assert source.spans({0: 25}, {}) == {}
     assert len(said) == 1, "it is told once"
     # A run that was fixed while the broker had them, and was killed, waits too.
     tolerant = FilesOptions(fail_on_data_loss=False)
-    with pytest.raises(UndecidedRecordsError, match="offsets 25 to 27"):
+    with pytest.raises(UndecidedRecordsError, match=r"offsets \[25, 28\)"):
         source.plan({A: span(0, 50)}, tolerant, {0: 50})
     assert read(source.plan({A: span(28, 50)}, tolerant, {})) == ([], [(A, span(28, 50))])
     # Who is behind them already has nothing to wait for, and is told nothing.
@@ -335,7 +335,7 @@ def test_a_transaction_that_only_the_brokers_have_is_told(planner: Planner) -> N
     told, _ = waiting(planner, brokers, {0: 50, 1: 9})
     assert (told.tp, told.offset, told.offsets) == (A, 50, 10)
     assert (told.age_s, told.is_finding) == (1000.0, True)
-    assert "orders-0: offsets 50 to 59 wait for a transaction: one was opened at" in told.detail
+    assert "orders-0: offsets [50, 60) wait for a transaction: one was opened at" in told.detail
     assert "describe-producers --topic orders --partition 0" in told.detail
     assert "abort --topic orders --partition 0 --start-offset 50" in told.detail
     assert waiting(planner, Brokers({0: (5, 50), 1: (3, 9)}), {0: 50, 1: 9}) == []
@@ -349,10 +349,10 @@ def test_a_transaction_of_the_archive_is_told_with_what_the_brokers_know(
     assert waiting(planner, ended, {0: 50}) == [], "the brokers have its end"
     [told] = waiting(planner, Brokers({0: (5, 25)}, committed={0: 40}), {0: 25})
     assert (told.offset, told.offsets) == (25, 15)
-    assert "offsets 25 to 39 wait for a transaction: producer 2 opened it" in told.detail
+    assert "offsets [25, 40) wait for a transaction: producer 2 opened it" in told.detail
     assert "and the brokers have not ended it" in told.detail
     [told] = waiting(planner, Brokers({}), {0: 25})
-    assert "offsets 25 to 29" in told.detail
+    assert "offsets [25, 30)" in told.detail
     assert "nothing that is stored commits or aborts it" in told.detail
 
 
@@ -417,7 +417,7 @@ def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
     manifest = manifest_in(target.contents())
     assert (manifest.pending, manifest.next_offsets) == (None, {0: 25})
     [told] = said
-    assert "is given up: topic orders, partition 0, offsets 25 to 27: they belong to" in told
+    assert "is given up: topic orders, partition 0, offsets [25, 28): they belong to" in told
 
 
 def test_what_only_the_brokers_had_need_not_be_archived(
