@@ -1,7 +1,7 @@
 """One partition's archive: looked at when needed, and never for more than has changed.
 
 A look at an archive of ours reads `offset.wm`: one request while it stands still, and a listing of
-what is new and `_metadata` when it has moved. At the peer's it is the listing, which shows whether
+what is new and `_metadata` when it has moved. At Pinterest's it is the listing, which shows whether
 `offset.wm` has changed. The whole listing (a request for every 1,000 objects) is read first, and
 again when there is a reason to doubt it: a new leader epoch, a watermark that went back, or an
 object that is not as it was listed.
@@ -140,7 +140,7 @@ class PartitionArchive:
             return self._end_of(log)
 
     def noted_end(self, log: StoredLog) -> Offset | None:
-        """What is noted of a segment's end, with no look at its bytes; None of the peer's, and of
+        """What is noted of a segment's end, with no look at its bytes; None of Pinterest's, and of
         one that is gone. One request; raises StorageError.
         """
         try:

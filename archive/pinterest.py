@@ -9,7 +9,7 @@ those that follow on it without a gap, told from their bytes: a watermark that l
 Behind the first gap above the named segment nothing is read: uploads run side by side, and what
 fills it may be under way. A gap below is told as such.
 
-That what is stored was ever committed nobody can tell: the peer does not ask.
+That what is stored was ever committed nobody can tell: Pinterest's uploader does not ask.
 """
 
 import contextlib

@@ -20,8 +20,8 @@ _MOST_PARTITIONS: Final = 8
 class SettingsCheck:
     """Looks once for each store and partition; may be called from many threads.
 
-    A sidecar leaves a note of its entropy bits. The peer leaves none: then the watermark is looked
-    for under other numbers of bits, a request for each.
+    A sidecar leaves a note of its entropy bits. Pinterest's uploader leaves none: then the
+    watermark is looked for under other numbers of bits, a request for each.
     """
 
     def __init__(self, archive: ArchiveAccess) -> None:

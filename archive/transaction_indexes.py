@@ -2,7 +2,7 @@
 
 The `.txnindex` of a segment has what was aborted in it, the producer snapshot of the next one which
 transactions were open at its end. Together they say all that the segment's markers do. Each is
-believed only where its checksum is the one that is noted with its `.log`; of the peer's, and of
+believed only where its checksum is the one that is noted with its `.log`; of Pinterest's, and of
 slices, nothing is.
 """
 

@@ -4,7 +4,7 @@ What may be read of an archive of ours ends at the watermark's next offset, and 
 segments up to the one that the watermark names: what lies above was not committed, or not yet.
 `start_offset` of the watermark is where it begins; a segment below is no part of it.
 
-Of the peer's archive the watermark proves nothing: see `peer`.
+Of Pinterest's archive the watermark proves nothing: see `pinterest`.
 
 Segments may overlap. Then the one with the higher base offset holds from its base on: it was stored
 later, perhaps by a later leader, and so is nearer to what the cluster kept. A lower one that
@@ -88,7 +88,7 @@ def view_of_ours(
     """What may be read of an archive of ours: `watermark` has its next offset."""
     end = watermark.next_offset
     if end is None:
-        raise ValueError(f"{where}: the peer's watermark")
+        raise ValueError(f"{where}: Pinterest's watermark")
     stored = [log for log in logs if log.base_offset <= watermark.base_offset < end]
     begin = watermark.start_offset
     if begin is not None:
@@ -102,7 +102,7 @@ def view_of_ours(
 def view_of_pinterest(
     where: str, watermark: Watermark, etag: str, logs: Sequence[StoredLog], end: Offset
 ) -> ArchiveView:
-    """What may be read of an archive of the peer's, up to `end`."""
+    """What may be read of an archive of Pinterest's, up to `end`."""
     stored = tuple(log for log in logs if log.base_offset < end)
     start = Offset(stored[0].base_offset) if stored else end
     return ArchiveView(where, watermark, etag, stored, min(start, end), end)

@@ -66,7 +66,9 @@ class StoredSegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What a stored `.log` says of itself; None where the peer wrote it, and says nothing."""
+    """What a stored `.log` says of itself; None where Pinterest's uploader wrote it, and says
+    nothing.
+    """
 
     next_offset: Offset | None = None
     max_timestamp: int | None = None
@@ -159,7 +161,8 @@ def _segment(base: BaseOffset, rows: list[ObjectSummary], prefix: str) -> Stored
 
 
 def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ArchiveEnd:
-    """The watermark: one request, and some more where the peer wrote it without a next offset.
+    """The watermark: one request, and some more where Pinterest's uploader wrote it without a next
+    offset.
 
     What is stored wrongly is told in `problem`; what the store refuses is raised.
     """

@@ -1,1 +1,1 @@
-"""The domain, pure: names, offsets, record batches, indexes, lineage, keys, the watermark."""
+"""The domain, pure: names, offsets, record batches, indexes, epoch history, keys, the watermark."""

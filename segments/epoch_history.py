@@ -1,4 +1,5 @@
-"""Which leader wrote which offsets: the lineage of a log, from `leader-epoch-checkpoint` (KIP-101).
+"""Which leader wrote which offsets: the epoch history of a log, from `leader-epoch-checkpoint`
+(KIP-101).
 
 The file has a row for each leader epoch with the offset of the first record of that epoch. The
 epoch ends where the next one starts. Retention drops rows, and moves the first start that is left.
@@ -37,7 +38,8 @@ class EpochHistory:
         return self.entries[at][1] if at < len(self.entries) else None
 
     def up_to(self, end: int) -> "EpochHistory":
-        """The lineage of the offsets below `end`: epochs that start there or later are left out.
+        """The epoch history of the offsets below `end`: epochs that start there or later are left
+        out.
 
         What is stored beside an archive is cut at its next offset: a later epoch's start may not be
         committed, and another replica may never have seen it.
@@ -45,7 +47,7 @@ class EpochHistory:
         return EpochHistory(tuple(entry for entry in self.entries if entry[1] < end))
 
     def violation(self, epochs: Iterable[Entry], next_offset: int | None) -> str | None:
-        """What is wrong with a segment's batches, None when all of them are of this lineage.
+        """What is wrong with a segment's batches, None when all of them are of this epoch history.
 
         Args:
             epochs: each run of batches of one epoch with the run's first offset, in order
@@ -277,7 +279,8 @@ def encode_runs(runs: Iterable[Entry]) -> str:
 
 
 def parse_runs(text: str) -> EpochHistory:
-    """What `encode_runs` wrote, as the lineage of that segment; an empty one where it is none.
+    """What `encode_runs` wrote, as the epoch history of that segment; an empty one where it is
+    none.
 
     Only the first run's start can lie above that of its epoch: the segment begins there.
     """
@@ -288,7 +291,7 @@ def parse_runs(text: str) -> EpochHistory:
 
 
 def parse_leader_epoch_checkpoint(text: str, path: str) -> EpochHistory:
-    """The lineage in a `leader-epoch-checkpoint` file, local or stored; `path` is for errors.
+    """The epoch history in a `leader-epoch-checkpoint` file, local or stored; `path` is for errors.
 
     Raises:
         UnsupportedFormatError: another version than 0.
@@ -313,5 +316,7 @@ def encode_leader_epoch_checkpoint(epoch_history: EpochHistory) -> str:
 
 
 def checksum_below(epoch_history: EpochHistory, end: int) -> str:
-    """Of the lineage of the offsets below `end`: the CRC32 of its text, as 8 hexadecimal digits."""
+    """Of the epoch history of the offsets below `end`: the CRC32 of its text, as 8 hexadecimal
+    digits.
+    """
     return f"{crc32(encode_leader_epoch_checkpoint(epoch_history.up_to(end)).encode()):08x}"

@@ -11,7 +11,7 @@
     │   ├── BatchTooLargeError        a sound batch that is larger than a reader's limit
     │   └── UnsupportedFormatError    bytes of a version that is not known here
     ├── ArchiveError                  what is stored is not what it should be
-    │   ├── MalformedObjectError      an object of ours or the peer's does not parse
+    │   ├── MalformedObjectError      an object of ours or Pinterest's does not parse
     │   └── ArchiveConflictError      another writer has been here
     ├── StorageError
     │   ├── TransientStorageError     retry = True

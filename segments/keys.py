@@ -17,7 +17,7 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPart
 
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
-"""Everything that the peer's consumer must not meet lies below this name."""
+"""Everything that Pinterest's consumer must not meet lies below this name."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
@@ -58,11 +58,11 @@ class ArchiveLayout:
         return self.partition_prefix(tp) + "offset.wm"
 
     def metadata_key(self, tp: TopicPartition) -> str:
-        """The key of the list of segments that the peer's consumer reads."""
+        """The key of the list of segments that Pinterest's consumer reads."""
         return self.partition_prefix(tp) + "_metadata"
 
     def epoch_checkpoint_key(self, tp: TopicPartition) -> str:
-        """The key of the lineage of what is stored."""
+        """The key of the epoch history of what is stored."""
         return self.partition_prefix(tp) + "leader-epoch-checkpoint"
 
     def layout_key(self) -> str:
@@ -153,7 +153,7 @@ class ArchiveLayout:
         return f"{self.mirror_maps_prefix(mirror)}{target}.json"
 
     def _entropy(self, tp: TopicPartition) -> str:
-        # Not for security: the peer's readers compute the same.
+        # Not for security: Pinterest's readers compute the same.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
         return f"{int.from_bytes(digest):0{MAX_BITS}b}"[: self.bits]
 

@@ -1,6 +1,6 @@
 """What is noted with a stored `.log`, as its object metadata, so that nobody need read it to know.
 
-Objects of the peer have none of it.
+Objects of Pinterest's uploader have none of it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ could be too long, or the name of another key's directory). It names the file by
 modification time; the store never gives two successive versions of a key the same. While a key is
 overwritten its record file holds both versions, so that either file is described: nothing is lost
 when the process is killed between the two renames. A file that no record describes (put there by
-hand, by `rsync` without times, by the peer) is an object without metadata.
+hand, by `rsync` without times, by Pinterest's uploader) is an object without metadata.
 """
 
 import json

@@ -162,7 +162,7 @@ def count_entries(data: bytes) -> int | None:
 
 
 def decode_metadata(data: bytes, key: str) -> PartitionMetadata:
-    """The entries in an object of ours or the peer's, brought in order; `key` is for errors.
+    """The entries in an object of ours or Pinterest's, brought in order; `key` is for errors.
 
     Raises:
         MalformedObjectError: the bytes are not such a document.

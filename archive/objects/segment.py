@@ -1,4 +1,4 @@
-"""What a stored segment holds, also where the peer wrote it and left no note of it."""
+"""What a stored segment holds, also where Pinterest's uploader wrote it and left no note of it."""
 
 import struct
 from collections.abc import Callable, Iterable
@@ -209,14 +209,14 @@ def derive_next_offset(
 
 
 def noted_next_offset(head: ObjectHead) -> Offset | None:
-    """What the metadata of a `.log` of ours says of its end; None on the peer's."""
+    """What the metadata of a `.log` of ours says of its end; None on Pinterest's."""
     noted = noted_number(head, NEXT_OFFSET_KEY)
     return None if noted is None else Offset(noted)
 
 
 def noted_records(head: ObjectHead) -> int | None:
     """How many records the metadata of a `.log` of ours says it has; None where some belong to a
-    transaction, and on the peer's.
+    transaction, and on Pinterest's.
     """
     return noted_number(head, RECORDS_KEY)
 
@@ -228,7 +228,7 @@ def noted_number(head: ObjectHead, name: str) -> int | None:
 
 
 def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
-    """A leader epoch in the metadata of an object of ours; UNKNOWN_EPOCH on the peer's."""
+    """A leader epoch in the metadata of an object of ours; UNKNOWN_EPOCH on Pinterest's."""
     try:
         return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
     except ValueError:

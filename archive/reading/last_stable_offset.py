@@ -3,7 +3,7 @@ marker decides.
 
 The producer snapshot beside the last segment tells what was open where it begins; what became of it
 only the segment itself says: it is read once, whole, for the headers of its batches. Where there is
-no snapshot (the peer's archives have none), the segment before is read as well, and a transaction
+no snapshot (Pinterest's archives have none), the segment before is read as well, and a transaction
 that has begun still earlier and is neither continued nor decided since is not seen: whoever reads
 its records meets it, and holds them back.
 """

@@ -1,9 +1,9 @@
 """Whether what was exported is still what the log holds, as Kafka's consumers tell it (KIP-320).
 
 Beside a next offset an export keeps which leader epochs have written what lies below it: the newest
-rows of the lineage, as `leader-epoch-checkpoint` has them. Where the lineage that the log has now
-says otherwise, an election has thrown records away that were exported, and others stand there now.
-Where nothing is known of either, nothing is said. Pure.
+rows of the epoch history, as `leader-epoch-checkpoint` has them. Where the epoch history that the
+log has now says otherwise, an election has thrown records away that were exported, and others stand
+there now. Where nothing is known of either, nothing is said. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ Rows = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A next offset, and what is known of the lineage below it.
+    """A next offset, and what is known of the epoch history below it.
 
     Where the last row names the offset itself, all rows are bounds: what lies below the offset of a
     row is of its epoch or of an earlier one. Brokers tell no more than their newest epoch. A bound
@@ -83,9 +83,9 @@ def position_at(
     is_stored: bool = True,
     archived: Offset | None = None,
 ) -> Position:
-    """What an export keeps that goes up to `offset`, by the archive's lineage; not `is_stored`:
-    the last of it is only on the broker, whose `newest` epoch this is. What lies below `archived`
-    the same run has read from the archive.
+    """What an export keeps that goes up to `offset`, by the archive's epoch history; not
+    `is_stored`: the last of it is only on the broker, whose `newest` epoch this is. What lies below
+    `archived` the same run has read from the archive.
     """
     rows = stored.up_to(offset).entries
     last = rows[-1][0] if rows else UNKNOWN_EPOCH
@@ -159,7 +159,7 @@ def is_doubtful(before: Position, after: Position) -> bool:
 def truncated(
     tp: TopicPartition, position: Position, present: EpochHistory, gaps: Sequence[OffsetRange] = ()
 ) -> Truncated | None:
-    """What the log's present lineage shows to be thrown away below a position; None: nothing.
+    """What the log's present epoch history shows to be thrown away below a position; None: nothing.
 
     Of recorded `gaps` nothing was exported.
     """

@@ -1,4 +1,4 @@
-"""Positions of exports, compared with the lineage that the archive has now."""
+"""Positions of exports, compared with the epoch history that the archive has now."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ Positions = Mapping[TopicPartition, Position]
 
 def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, ...]:
     """What of these was exported, and then thrown away by the brokers. Costs nothing where no
-    lineage is known of the positions.
+    epoch history is known of the positions.
 
     Raises:
         ArchiveError, StorageError: as `Planner.epoch_histories`.

@@ -122,7 +122,9 @@ class RangePlanner:
         return plans if since is None else self._late_enough(since, planners, plans)
 
     def _gaps(self, ranges: _Ranges, planners: _Planners) -> dict[TopicPartition, Gaps]:
-        """What is recorded of the partitions that are read; the peer records nothing."""
+        """What is recorded of the partitions that are read; Pinterest's uploader records
+        nothing.
+        """
         asked = [
             tp
             for tp, planner in planners.items()

@@ -174,7 +174,7 @@ class _SplitReader:
                     self._step_over(taken)
 
     def _ended(self, offset: Offset) -> None:
-        """Whether all has come; what the peer's archive has lost at its end is missing."""
+        """Whether all has come; what Pinterest's archive has lost at its end is missing."""
         tp, until = self._split.tp, self._split.range.end
         if offset >= until:
             return

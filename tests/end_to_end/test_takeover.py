@@ -111,7 +111,7 @@ def test_what_the_broker_still_has_fills_every_gap(scene: Scene) -> None:
     objects = s3_store(scene.bucket).objects
     with scene.sidecar() as sidecar:
         wait_until_stored_by_us(scene, sidecar, end)
-        (taken,) = sidecar.seen("peer.taken_over")
+        (taken,) = sidecar.seen("pinterest.taken_over")
         assert taken["segments"] == 4, "up to the first gap"
         assert taken["rebuilt"] == [scene.peer.key(scene.bases[2], FileKind.INDEX)]
         scene.check(end)
@@ -150,7 +150,7 @@ def test_the_peers_uploader_that_still_runs_is_told_of_and_not_fought(scene: Sce
         wait_until_stored_by_us(scene, sidecar, end)
         scene.peer.move_watermark(scene.bases[11])
         scene.produce()
-        alarm = sidecar.wait_for_event("peer.at_work", topic=scene.topic)
+        alarm = sidecar.wait_for_event("pinterest.still_running", topic=scene.topic)
         assert "Pinterest's uploader is running" in alarm["reason"]
         row = sidecar.partition(scene.topic)
         assert row is not None
@@ -162,5 +162,5 @@ def test_the_peers_uploader_that_still_runs_is_told_of_and_not_fought(scene: Sce
 
 def wait_until_stored_by_us(scene: Scene, sidecar: Sidecar, end: int) -> None:
     """The takeover, and then the watermark: until then it has no second line to be read."""
-    sidecar.wait_for_event("peer.taken_over", topic=scene.topic)
+    sidecar.wait_for_event("pinterest.taken_over", topic=scene.topic)
     wait_until_stored(s3_store(scene.bucket).objects, scene.topic, 0, end)

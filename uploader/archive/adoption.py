@@ -37,13 +37,13 @@ from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.sending.upload import StoredSegment
 
 ReadEpochHistory = Callable[[], EpochHistory]
-"""The lineage of this broker's log, read when it is needed."""
+"""The epoch history of this broker's log, read when it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurLog:
-    """What a stored segment must fit: the leader's log by its lineage (None: not looked at), and
-    its topic id (None: not known).
+    """What a stored segment must fit: the leader's log by its epoch history (None: not looked at),
+    and its topic id (None: not known).
     """
 
     epoch_history: ReadEpochHistory | None = None
@@ -207,7 +207,9 @@ def _epoch_history_of(
 
 
 def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHead) -> bool:
-    """A sidecar's `.log` has indexes that belong to it; the peer's, if all three are the peer's."""
+    """A sidecar's `.log` has indexes that belong to it; Pinterest's, if all three are
+    Pinterest's.
+    """
     if noted_next_offset(log) is not None:
         return True
     indexes = (segment.files[kind] for kind in PINNED_KINDS if kind is not FileKind.LOG)

@@ -31,7 +31,7 @@ class ArchiveState:
 
     @property
     def is_pinterest(self) -> bool:
-        """The peer's uploader wrote the watermark: it has to be taken over first."""
+        """Pinterest's uploader wrote the watermark: it has to be taken over first."""
         return self.watermark is not None and self.watermark.next_offset is None
 
     @property

@@ -84,8 +84,8 @@ class ArchiveWriter:
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> ArchiveState:
         """The watermark, in one request; where there is none, the record of a start, in at most
         another.
-        Where the peer wrote it, without a next offset, that is derived from the segment it names,
-        in more requests, or left unknown.
+        Where Pinterest's uploader wrote it, without a next offset, that is derived from the segment
+        it names, in more requests, or left unknown.
 
         Raises:
             StandDownError: a later leader has written it.
@@ -107,12 +107,12 @@ class ArchiveWriter:
     def take_over(
         self, tp: TopicPartition, archive: ArchiveState, leader: Leader, local: LocalLog
     ) -> tuple[ArchiveState, TakeoverReport]:
-        """Make an archive of the peer's ours: from then on the watermark has our second line, and
+        """Make an archive of Pinterest's ours: from then on the watermark has our second line, and
         no gap lies below it that is not recorded. Where nothing whole is stored that this log does
         not hold itself, or that a watermark names, ours begins anew.
 
         Raises:
-            OperatorNeededError: what is stored is not of this broker's log, or the peer's uploader
+            OperatorNeededError: what is stored is not of this broker's log, or Pinterest's uploader
                 is still running.
             ArchiveConflictError: another sidecar took it over meanwhile.
         """
@@ -170,10 +170,11 @@ class ArchiveWriter:
         Segments that are there already and continue the archive are committed: an earlier life's,
         or another leader's, with whatever bases he had; a `.log` is never replaced. An archive
         without a watermark begins with the first of them, though our own log may begin later.
-        The peer's are `unmarked` without one: known then, and compared before they are replaced.
+        Pinterest's are `unmarked` without one: known then, and compared before they are replaced.
 
         Raises:
-            UnmarkedPeerError: the peer has stored segments, but there is no watermark of its.
+            UnmarkedPinterestError: Pinterest's uploader has stored segments, but there is no
+            watermark of its.
             DivergedError: one of them is not of this broker's log, which `epoch_history` tells.
             ArchiveConflictError: as `commit`.
         """
@@ -202,7 +203,7 @@ class ArchiveWriter:
 
         Raises:
             ForkBelowError: others have.
-            MalformedObjectError: the stored lineage does not parse.
+            MalformedObjectError: the stored epoch history does not parse.
         """
         if archive.watermark is None or archive.next_offset is None:
             return archive
@@ -214,7 +215,7 @@ class ArchiveWriter:
     def _look_at_unmarked(
         self, tp: TopicPartition, rows: Sequence[ObjectSummary], prefix: str, leader: Leader
     ) -> None:
-        """A request for each `.log` up to the first of the peer's; as a rule there are none.
+        """A request for each `.log` up to the first of Pinterest's; as a rule there are none.
 
         What a deleted topic of the same name has left, that never had a watermark, is named in
         `_metadata` no more: readers would take it for records of this one.
@@ -316,8 +317,9 @@ class ArchiveWriter:
         local: ReadEpochHistory | None,
         leader: Leader,
     ) -> ArchiveState:
-        """Have the stored lineage name those who wrote what is in a gap, before that is recorded:
-        epochs of a commit that never came through may be noted there. Nothing without `local`.
+        """Have the stored epoch history name those who wrote what is in a gap, before that is
+        recorded: epochs of a commit that never came through may be noted there. Nothing without
+        `local`.
 
         Raises:
             ArchiveConflictError: as `commit`.

@@ -41,7 +41,9 @@ NOT_STORED: Final = StoredEpochHistory()
 
 
 class EpochHistoryFile:
-    """The stored lineages of one store; of an archive with this `watermark`, where one is given."""
+    """The stored epoch histories of one store; of an archive with this `watermark`, where one is
+    given.
+    """
 
     def __init__(
         self, store: RemoteStorage, layout: ArchiveLayout, watermark: Watermark | None = None
@@ -87,7 +89,7 @@ class EpochHistoryFile:
         if wanted == known.epoch_history or known.etag is None:
             return known
         key = self._layout.epoch_checkpoint_key(tp)
-        log.warning("lineage.written_anew", topic=tp.topic, partition=tp.partition)
+        log.warning("epoch_history.rewritten", topic=tp.topic, partition=tp.partition)
         try:
             return write_epoch_history(self._store, key, wanted, known.etag)
         except PreconditionFailedError:
@@ -153,7 +155,7 @@ class EpochHistoryFile:
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _gaps(self, tp: TopicPartition) -> list[OffsetRange]:
-        """In one request. What is in a gap leaves no trace in the stored lineage."""
+        """In one request. What is in a gap leaves no trace in the stored epoch history."""
         return recorded_gaps(self._store, self._layout, [tp])[tp]
 
 

@@ -125,7 +125,7 @@ class Histories:
         """Of what the watermark does not tell; a reading of that, without a fork, is no news."""
 
     def doubt(self, look: HistoryCheck, epoch_history: EpochHistory) -> str | None:
-        """Why nothing may be moved of an archive that the peer's uploader has filled, though it
+        """Why nothing may be moved of an archive that Pinterest's uploader has filled, though it
         contradicts the log; None where the cluster's own leader shows it.
         """
         if self._on_divergence == "halt":

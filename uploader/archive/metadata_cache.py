@@ -1,4 +1,4 @@
-"""The `_metadata` of partitions: what the peer's consumer needs to see a segment at all."""
+"""The `_metadata` of partitions: what Pinterest's consumer needs to see a segment at all."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence

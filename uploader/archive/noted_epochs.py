@@ -1,7 +1,7 @@
-"""The lineage of what is stored, from the notes of the stored segments themselves.
+"""The epoch history of what is stored, from the notes of the stored segments themselves.
 
 Whoever commits writes `leader-epoch-checkpoint` before the watermark. Of two who go on from one
-watermark only one moves it, and the other's lineage may be what stands there in the end. The
+watermark only one moves it, and the other's epoch history may be what stands there in the end. The
 watermark notes which one it was moved with; where that is another, the segments tell.
 """
 
@@ -41,14 +41,15 @@ def noted_epoch_history(
     watermark: Watermark,
     beside: EpochHistory,
 ) -> EpochHistory:
-    """The lineage below the watermark's next offset, in a request for each segment and a listing.
+    """The epoch history below the watermark's next offset, in a request for each segment and a
+    listing.
 
     What is stored `beside` is believed below the first segment that notes its epochs: what was
-    taken over from the peer has no such notes; and all of it where a later one notes nothing. Of
-    one that notes its last epoch alone it is believed where it ends with that. What `_metadata`
-    does not name, or lies over earlier segments, tells nothing. Where what was told is not what the
-    watermark was moved with, and no segment contradicts what is stored, that stands: a later leader
-    may know better where the first epoch began.
+    taken over from Pinterest's uploader has no such notes; and all of it where a later one notes
+    nothing. Of one that notes its last epoch alone it is believed where it ends with that. What
+    `_metadata` does not name, or lies over earlier segments, tells nothing. Where what was told is
+    not what the watermark was moved with, and no segment contradicts what is stored, that stands: a
+    later leader may know better where the first epoch began.
     """
     segments = list(_noted(store, layout, tp, watermark))
     told = _told(segments, beside)

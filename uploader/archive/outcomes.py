@@ -68,11 +68,11 @@ class Outcomes:
         self._metrics = metrics
 
     def taken_over(self, partition: Partition, report: TakeoverReport) -> None:
-        """The peer's archive is ours from now on."""
+        """Pinterest's archive is ours from now on."""
         tp = partition.topic_partition
         self._metrics.taken_over()
         (log.info if report.last is not None else log.error)(
-            "peer.taken_over",
+            "pinterest.taken_over",
             topic=tp.topic,
             partition=tp.partition,
             peer_base_offset=report.named,
@@ -194,7 +194,7 @@ class Outcomes:
         """Trying again would be a fight, or change nothing."""
         partition.halted, partition.halted_at = str(error), None
         log.error(
-            "peer.at_work"
+            "pinterest.still_running"
             if isinstance(error, PinterestUploaderRunningError)
             else "takeover.refused",
             topic=partition.topic_partition.topic,

@@ -1,4 +1,4 @@
-"""Reading an archive in the leader's name: the peer's archive is taken over first."""
+"""Reading an archive in the leader's name: Pinterest's archive is taken over first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ ReadArchive = Callable[[ArchiveWriter, TopicPartition, Leader], ArchiveState]
 
 
 def read_only(archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader) -> ArchiveState:
-    """As it is; of the peer's the next offset is not known. Raises as `ArchiveWriter.load`."""
+    """As it is; of Pinterest's the next offset is not known. Raises as `ArchiveWriter.load`."""
     return archive_writer.load(tp, leader, derive=False)
 
 

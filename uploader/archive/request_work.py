@@ -122,7 +122,7 @@ class RequestWork:
             self._outcomes.taken_over(partition, report)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
-        """A look at the log, made only where the peer's archive has to be compared with it."""
+        """A look at the log, made only where Pinterest's archive has to be compared with it."""
         directory, active, config = partition.directory, partition.active, partition.config
         epochs = partition.epochs
         sparse = partition.is_sparse
@@ -269,8 +269,8 @@ def _epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
 def _comparison(
     partition: Partition, archive_writer: ArchiveWriter
 ) -> Callable[[ArchiveState], ArchiveState]:
-    """A look whether the archive's lineage agrees, epoch by epoch, with that of the leader's log.
-    A follower's may lag behind, and compaction may have removed an epoch's first records.
+    """A look whether the archive's epoch history agrees, epoch by epoch, with that of the leader's
+    log. A follower's may lag behind, and compaction may have removed an epoch's first records.
     """
     epoch_history, tp = _whole_epoch_history_of(partition), partition.topic_partition
     if epoch_history is None:

@@ -43,12 +43,13 @@ class WatermarkFile:
         """Partitions whose watermark had our second line when it was read or written last."""
 
     def read(self, tp: TopicPartition, leader: Leader) -> ArchiveState:
-        """In one request; of the peer's the next offset is not known.
+        """In one request; of Pinterest's the next offset is not known.
 
         Raises:
             StandDownError: a later leader has written it.
             RecreatedError: it belongs to another topic of the same name.
-            PinterestUploaderRunningError: it was ours, and the peer has written over it.
+            PinterestUploaderRunningError: it was ours, and Pinterest's uploader has written over
+            it.
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)

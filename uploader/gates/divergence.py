@@ -55,7 +55,7 @@ class AnotherTopicError(OrphanSegmentError):
 
 @dataclass(frozen=True, slots=True)
 class LocalHistory:
-    """What a log tells of itself: its lineage, and where it ends, None where that lies above
+    """What a log tells of itself: its epoch history, and where it ends, None where that lies above
     everything that was asked about.
     """
 
@@ -87,10 +87,11 @@ def read_history(
     """The history in a partition's directory, as far as `next_offset`; `epochs` are those of its
     log that the sidecar remembers.
 
-    The end is read before the lineage: a leader writes its epoch before it appends, so a log that
-    has grown beyond an archive in a new epoch shows that epoch, too. Where delete-records has moved
-    the log start into the first segment, its record batches tell the epochs that the checkpoint has
-    dropped; they are read if the archive is older than the first of those that are known.
+    The end is read before the epoch history: a leader writes its epoch before it appends, so a log
+    that has grown beyond an archive in a new epoch shows that epoch, too. Where delete-records has
+    moved the log start into the first segment, its record batches tell the epochs that the
+    checkpoint has dropped; they are read if the archive is older than the first of those that are
+    known.
 
     Raises:
         SegmentGoneError: the partition's directory is gone.
@@ -110,8 +111,8 @@ def read_history(
 def _with_first_segment(
     directory: str, next_offset: Offset, epoch_history: EpochHistory
 ) -> EpochHistory:
-    """The lineage with the epochs of the record batches below its first start that are left in the
-    log's first segment, if that segment begins below the archive's next offset.
+    """The epoch history with the epochs of the record batches below its first start that are left
+    in the log's first segment, if that segment begins below the archive's next offset.
     """
     base, (epoch, start) = min(_live_segments(directory), default=None), epoch_history.entries[0]
     if base is None or base >= min(start, next_offset):

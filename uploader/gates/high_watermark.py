@@ -59,8 +59,8 @@ class CommittedGate:
     """Remembers what is known of high watermarks, from the checkpoint file and from the brokers.
 
     The checkpoint counts only when it was written after the segment's last byte: an older one may
-    speak of a lineage that was truncated since. An answer of a broker counts only in the leader
-    epoch in which we lead: another leader's high watermark says nothing about our bytes.
+    speak of an epoch history that was truncated since. An answer of a broker counts only in the
+    leader epoch in which we lead: another leader's high watermark says nothing about our bytes.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Nothing is asked of the store before a segment of this copy nears its deletion. Then the watermark
 is read, at most once per `patience`. When it has not moved in between, what is at risk is uploaded
-in the epoch of this copy's lineage, under the same conditions as by a leader: two that do it at
-once disturb each other, and harm nothing.
+in the epoch of this copy's epoch history, under the same conditions as by a leader: two that do it
+at once disturb each other, and harm nothing.
 """
 
 import contextlib
@@ -176,7 +176,7 @@ class Rescuer:
 
     def _set_start(self, partition: Partition) -> None:
         """As a leader does. With `offset_reset: latest` only the leader says where to begin, and
-        only he takes over what the peer has stored.
+        only he takes over what Pinterest's uploader has stored.
         """
         archive = partition.archive
         if archive is None or archive.next_offset is not None or archive.is_pinterest:

@@ -155,7 +155,7 @@ def _check_follows(
     pinned: PinnedSegment, planned: PlannedSegment, verified: VerifiedSegment
 ) -> None:
     """Of one history all logs have the same record batches, and so the archive ends where one does.
-    What is in the log still is compared by its lineage.
+    What is in the log still is compared by its epoch history.
     """
     has_left = planned.segment.marked_for_deletion or pinned.unlinked()
     if has_left and verified.base_offset < planned.start:

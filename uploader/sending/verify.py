@@ -1,4 +1,5 @@
-"""The last look before an upload: whole, sound, of this lineage, with indexes that belong to it.
+"""The last look before an upload: whole, sound, of this epoch history, with indexes that belong to
+it.
 
 What passes here has been read once, byte by byte; its checksum travels with the upload, so that the
 store refuses anything else.
@@ -278,7 +279,9 @@ def _check_epoch_history(
     epoch_history = reading.read_epochs(directory)
     violation = epoch_history.violation(facts.epochs, facts.next_offset or Offset(0))
     if violation is not None:
-        raise DamagedSegmentError(f"{pinned.name}: not of this partition's lineage: {violation}")
+        raise DamagedSegmentError(
+            f"{pinned.name}: not of this partition's epoch history: {violation}"
+        )
     first_epoch, first_start = epoch_history.entries[0]
     dropped = facts.epochs[0][0] < first_epoch
     if dropped and not (reading.committed or is_live(directory, pinned)):

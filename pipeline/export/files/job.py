@@ -149,8 +149,8 @@ class FilesJob:
         return replace(held, manifest=review.of(held.manifest))
 
     def offsets_without_epoch(self) -> dict[TopicPartition, Offset]:
-        """The next offsets below which no lineage is known: a fork there would not be seen. Raises
-        as `look`, but for what that compares.
+        """The next offsets below which no epoch history is known: a fork there would not be seen.
+        Raises as `look`, but for what that compares.
         """
         held = self.keeper.load(self.cluster, self.topic, self.asked)
         return {

@@ -104,7 +104,7 @@ class Source(Protocol):
 
     def tail(self, spans: Spans) -> Tail:
         """What of these spans, as `spans` has given them or less, only the brokers have; and what
-        is known of the lineage below their ends.
+        is known of the epoch history below their ends.
         """
         ...
 

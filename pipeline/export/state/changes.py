@@ -59,7 +59,7 @@ class Tail:
 
 
 def epochs_of(positions: Mapping[TopicPartition, Position]) -> dict[int, Rows]:
-    """What is kept of their lineages, where any is known."""
+    """What is kept of their epoch histories, where any is known."""
     return {
         tp.partition: rows_of(one.epoch_history)
         for tp, one in positions.items()

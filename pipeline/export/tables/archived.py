@@ -127,7 +127,7 @@ def ends_of(ranges: Ranges) -> dict[TopicPartition, Offset]:
 
 
 def epoch_histories_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
-    """What is known of lineages."""
+    """What is known of epoch histories."""
     return {tp: one.epoch_history for tp, one in positions.items() if one.epoch_history.entries}
 
 

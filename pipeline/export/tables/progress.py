@@ -65,8 +65,8 @@ class Tail:
         offsets: of each partition, up to where it was last read from them: the archive may end
             below.
         topic_ids: of the topics, where the archive or the brokers give them.
-        lineages: of each partition, the newest leader epochs below its next offset; none where
-            nobody knows.
+        epoch_histories: of each partition, the newest leader epochs below its next offset; none
+            where nobody knows.
     """
 
     offsets: Offsets = field(default_factory=dict)
@@ -152,7 +152,9 @@ class Progress:
 
     @property
     def offsets_without_epoch(self) -> Offsets:
-        """Those of the next offsets below which no lineage is known: a fork there is not seen."""
+        """Those of the next offsets below which no epoch history is known: a fork there is not
+        seen.
+        """
         known = self.tail.epoch_histories
         return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
 

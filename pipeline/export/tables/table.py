@@ -105,7 +105,7 @@ class Source(Protocol):
 
     def tail(self, ranges: Ranges) -> Tail:
         """What of these ranges, as `stored` has given them or less, only the brokers have; of which
-        topics they are, and what is known of the lineage below their ends. Of an empty range
-        nothing is told of the lineage.
+        topics they are, and what is known of the epoch history below their ends. Of an empty range
+        nothing is told of the epoch history.
         """
         ...

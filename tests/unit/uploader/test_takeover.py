@@ -148,7 +148,7 @@ def test_a_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
     scene.check(gaps=((30, 40), (50, 60)))
     told = [entry for entry in logs if entry["event"] == "gap.recorded"]
     assert [(entry["start_offset"], entry["end_offset"]) for entry in told] == [(30, 40), (50, 60)]
-    (taken,) = (entry for entry in logs if entry["event"] == "peer.taken_over")
+    (taken,) = (entry for entry in logs if entry["event"] == "pinterest.taken_over")
     assert (taken["segments"], taken["gaps"], taken["next_offset"]) == (6, 2, 80)
 
 
@@ -210,7 +210,7 @@ def test_an_index_that_is_missing_is_rebuilt_from_its_log(
         scene.settle()
     scene.check()
     assert scene.sent(40) == 1, "its log is as it was"
-    (taken,) = (entry for entry in logs if entry["event"] == "peer.taken_over")
+    (taken,) = (entry for entry in logs if entry["event"] == "pinterest.taken_over")
     assert taken["rebuilt"] == [
         key_of(scene.log.tp, 40, kind) for kind in sorted(kinds, key=THREE.index)
     ]
@@ -454,7 +454,7 @@ def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
 
 
 def _alarms(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[str, Any]]:
-    return [dict(entry) for entry in list(logs) if entry["event"] == "peer.at_work"]
+    return [dict(entry) for entry in list(logs) if entry["event"] == "pinterest.still_running"]
 
 
 def _lag(running: RunningDaemon, tp: TopicPartition) -> int | None:
@@ -506,7 +506,7 @@ def test_one_that_writes_during_the_scan_is_noticed(scene: Scene) -> None:
     scene.store.put_object = put  # type: ignore[method-assign]
     with capture_logs() as logs:
         daemon.run_until_settled()
-    assert [entry["event"] for entry in logs].count("peer.at_work") == 1
+    assert [entry["event"] for entry in logs].count("pinterest.still_running") == 1
     assert watermark_of(scene.store, scene.log.tp) is not None
     assert stored_next(scene.store, scene.log.tp) is None
 
@@ -569,7 +569,7 @@ def test_without_a_watermark_what_the_log_holds_no_more_is_taken_over_all_the_sa
         scene.settle()
     scene.check()
     assert [scene.sent(base) for base in bases(0, 100)] == [1] * 10, "what is the same is not sent"
-    [told] = [entry for entry in logs if entry["event"] == "peer.taken_over"]
+    [told] = [entry for entry in logs if entry["event"] == "pinterest.taken_over"]
     assert (told["peer_base_offset"], told["base_offset"], told["next_offset"]) == (None, 30, 40)
 
 

@@ -9,7 +9,7 @@ What a kill right after it leaves:
 4. `offset.wm` stands before all that moves: objects and entries above the watermark;
 5. `_metadata` loses the entries: objects above the watermark that it does not name;
 6. the segment with the fork is cut: the same, with another end;
-7. what moves is removed, gap records and the stored lineage are cut: fewer of them;
+7. what moves is removed, gap records and the stored epoch history are cut: fewer of them;
 8. `_metadata` names the cut segment, above the watermark still;
 9. `offset.wm` stands at the fork and names no plan, or is removed where nothing stays: done.
 """

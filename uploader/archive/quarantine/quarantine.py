@@ -14,8 +14,8 @@ from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
 
 @dataclass(frozen=True, slots=True)
 class SuspectedDivergence:
-    """An archive and a log that have parted at `latest` or below. Where only the lineage that is
-    stored beside the archive tells, it is `told_beside`.
+    """An archive and a log that have parted at `latest` or below. Where only the epoch history that
+    is stored beside the archive tells, it is `told_beside`.
     """
 
     topic_partition: TopicPartition
@@ -51,8 +51,8 @@ def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan
         if divergence.proof is not None and not parting.local.lacks(divergence.proof):
             raise DivergedError(
                 f"{parting.reason}; but the records stored from offset "
-                f"{divergence.proof.base_offset} on are of this log's lineage: nothing is moved, "
-                "look at both"
+                f"{divergence.proof.base_offset} on are of this log's epoch history: nothing is "
+                "moved, look at both"
             )
         kept, cut, end = divergence.kept, divergence.cut, divergence.next_offset
     elif archive.watermark is not None:

@@ -1,6 +1,6 @@
-"""What of the peer's archive is taken over, and where ours goes on: pure decisions.
+"""What of Pinterest's archive is taken over, and where ours goes on: pure decisions.
 
-The peer's watermark proves little: it may name a segment that is not stored, lie behind a gap, or
+Pinterest's watermark proves little: it may name a segment that is not stored, lie behind a gap, or
 far behind what is stored. What counts is which segments are whole, where each of them ends, and
 whether this broker's log can still fill what is missing between them.
 """
@@ -17,16 +17,16 @@ class OperatorNeededError(ArchiveConflictError):
 
 
 class PinterestUploaderRunningError(OperatorNeededError):
-    """The peer's uploader has written the watermark under our hands: it is still running."""
+    """Pinterest's uploader has written the watermark under our hands: it is still running."""
 
 
 class UnmarkedPinterestError(ArchiveConflictError):
-    """The peer's uploader has stored segments and no watermark: they are taken over first."""
+    """Pinterest's uploader has stored segments and no watermark: they are taken over first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A whole segment of the peer's, from its base offset up to, not including, `end`.
+    """A whole segment of Pinterest's, from its base offset up to, not including, `end`.
 
     `same` says whether this broker's log holds its last batch: None where that cannot be told,
     because that part of the log is gone.
@@ -55,8 +55,8 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
 
     Gaps below the log's start are recorded and passed: nobody can fill them any more. Above the
     segment that the watermark names, what the log still holds is left to be uploaded again, since
-    the peer asks for no high watermark; what it holds no more is taken as it is. Overlaps are.
-    Without a watermark nothing is `named`, and so that holds for everything.
+    Pinterest's uploader asks for no high watermark; what it holds no more is taken as it is.
+    Overlaps are. Without a watermark nothing is `named`, and so that holds for everything.
     """
     ordered = sorted(spans)
     taken: list[Span] = []

@@ -1,4 +1,4 @@
-"""This broker's own log, to compare the peer's archive with."""
+"""This broker's own log, to compare Pinterest's archive with."""
 
 import contextlib
 import os

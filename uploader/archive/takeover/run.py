@@ -39,7 +39,7 @@ from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.scan import PinterestSegment, scan
 from sidetier.uploader.gates.divergence import DivergedError
 
-_REMEDY: Final = "`sidetier retire` moves the peer's archive away"
+_REMEDY: Final = "`sidetier retire` moves Pinterest's archive away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TakeoverReport:
     """What was found: for the log, the metrics, and the watermark.
 
     `last` is the segment that our watermark names, None where nothing whole was stored. `named` is
-    the one that the peer's named, if there was one. Keys are those of what was `rebuilt`,
+    the one that Pinterest's named, if there was one. Keys are those of what was `rebuilt`,
     `set_aside`, or `damaged` and left alone.
     """
 
@@ -75,7 +75,7 @@ class Takeover:
     local: LocalLog
 
     def run(self, named: BaseOffset | None) -> TakeoverReport:
-        """Everything but the watermark. `named` is the segment that the peer's watermark names,
+        """Everything but the watermark. `named` is the segment that Pinterest's watermark names,
         None where there is no watermark.
 
         Raises:
@@ -124,21 +124,21 @@ class Takeover:
         where = self.layout.partition_prefix(self.topic_partition)
         if is_of_another_log(spans):
             raise OperatorNeededError(
-                f"{where}: the peer's uploader stored the records of another log under this name: "
+                f"{where}: Pinterest's uploader stored the records of another log under this name: "
                 f"none of its segments that {self.local.directory} could hold is the same there "
                 f"(the topic was deleted and created again?); {_REMEDY}"
             )
         end, reached = self.local.end(), max((span.end for span in spans), default=0)
         if end is not None and end < reached:
             raise DivergedError(
-                f"{where}: the peer's archive reaches {reached}, but the log in "
+                f"{where}: Pinterest's archive reaches {reached}, but the log in "
                 f"{self.local.directory} ends at {end}: it stored what was never committed, or an "
                 "unclean election has lost it; nothing is written before the log has come so far; "
                 f"{_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(
-                f"{where}: the peer's segment {decision.foreign[0].base} is not the one in "
+                f"{where}: Pinterest's segment {decision.foreign[0].base} is not the one in "
                 f"{self.local.directory}; nothing is moved: {self.local.doubt}"
             )
 

@@ -1,4 +1,4 @@
-"""The one look at all that the peer has stored of a partition."""
+"""The one look at all that Pinterest's uploader has stored of a partition."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
