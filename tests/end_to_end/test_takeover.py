@@ -32,7 +32,7 @@ SMALL_BATCHES = {"batch.num.messages": 2}
 
 @dataclass
 class Scene:
-    """The partition on the broker, what was sent to it, and the peer's archive of it."""
+    """The partition on the broker, what was sent to it, and Pinterest's archive of it."""
 
     cluster: KraftCluster
     topic: str
@@ -44,7 +44,7 @@ class Scene:
     scratch: Path
 
     def upload(self, base: int) -> None:
-        """As the peer does: the broker's own three files."""
+        """As Pinterest's uploader does: the broker's own three files."""
         index, timeindex, log = (
             (self.directory / segment_file_name(BaseOffset(base), kind)).read_bytes()
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
@@ -66,7 +66,7 @@ class Scene:
             yield running
 
     def check(self, end: int, gaps: tuple[tuple[int, int], ...] = ()) -> None:
-        """The peer's consumer reads every record up to `end` once, in order, but for the gaps."""
+        """Pinterest's consumer reads every record up to `end` once, in order, but for the gaps."""
         objects = s3_store(self.bucket).objects
         prefix = LAYOUT.partition_prefix(self.peer.tp)
         found = list(read_as_pinterest(objects.read, prefix))
@@ -125,7 +125,7 @@ def test_what_the_broker_still_has_fills_every_gap(scene: Scene) -> None:
 
 
 def test_what_nobody_has_any_more_is_recorded(scene: Scene) -> None:
-    """Retention has passed the gap: only the peer's archive holds what lies around it."""
+    """Retention has passed the gap: only Pinterest's archive holds what lies around it."""
     fill(scene)
     end = closed_end(scene.directory)
     start = scene.bases[9]

@@ -13,7 +13,9 @@ from tests.harness.record_batches import MadeBatch, TransactionalLog
 
 @dataclass(slots=True)
 class Segment:
-    """`end` is where it ends for a reader: as noted, or, of the peer, as its bytes say."""
+    """`end` is where it ends for a reader: as noted, or, of Pinterest's uploader, as its bytes
+    say.
+    """
 
     base: int
     batches: list[MadeBatch]

@@ -81,7 +81,7 @@ def encoded(some: Iterable[MadeBatch]) -> bytes:
 
 @dataclass(slots=True)
 class MadeArchive:
-    """A partition's archive; `is_pinterest` leaves out what the peer does not write."""
+    """A partition's archive; `is_pinterest` leaves out what Pinterest's uploader does not write."""
 
     store: RemoteStorage = field(default_factory=FakeStorage)
     layout: ArchiveLayout = LAYOUT
@@ -153,7 +153,7 @@ class MadeArchive:
         topic_id: str | None = None,
         start_offset: int | None = None,
     ) -> None:
-        """Write `offset.wm`, as ours or as the peer does."""
+        """Write `offset.wm`, as ours or as Pinterest's uploader does."""
         key = self.layout.watermark_key(self.tp)
         if self.is_pinterest:
             self.put(key, f"{base:020d}".encode())

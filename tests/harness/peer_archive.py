@@ -23,7 +23,7 @@ THREE = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
 
 
 class Puts(Protocol):
-    """As much of a store as the peer needs."""
+    """As much of a store as Pinterest's uploader needs."""
 
     def put_object(self, key: str, body: BytesBody) -> object:
         """Write, whatever is there."""
@@ -60,7 +60,7 @@ class PinterestArchive:
         return self.layout.object_key(self.tp, BaseOffset(base), kind)
 
     def put(self, base: int, kind: FileKind, data: bytes) -> None:
-        """Unconditionally, and without a note, as the peer does."""
+        """Unconditionally, and without a note, as Pinterest's uploader does."""
         self.store.put_object(self.key(base, kind), BytesBody(data))
 
     def upload(self, log: PartitionLog, *bases: int) -> None:
@@ -111,7 +111,7 @@ class PinterestArchive:
         self.move_watermark(base)
 
     def move_watermark(self, base: int) -> None:
-        """As the peer does: without looking at what is there."""
+        """As Pinterest's uploader does: without looking at what is there."""
         self.store.put_object(
             self.layout.watermark_key(self.tp), BytesBody(f"{base:020d}".encode())
         )
@@ -120,7 +120,7 @@ class PinterestArchive:
 def read_as_pinterest(
     read: Callable[[str], bytes | None], prefix: str, start: int | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """What the peer's consumer hands out: only segments with an entry in `_metadata`, found by
+    """What Pinterest's consumer hands out: only segments with an entry in `_metadata`, found by
     timestamp, each with its three files, and every offset once.
 
     Raises AssertionError where it could not go on: an entry without its files, entries that do not

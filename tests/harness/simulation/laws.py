@@ -188,7 +188,7 @@ class Laws:
         assert all(base <= offset < ends for _, offset in times.entries)
 
     def _named(self, logs: dict[int, bytes]) -> set[int]:
-        """What the peer's consumer can see: the segments in `_metadata`, all of them stored."""
+        """What Pinterest's consumer can see: the segments in `_metadata`, all of them stored."""
         data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
         entries = decode_metadata(data, "_metadata").entries if data is not None else ()
         named = {int(entry.base_offset) for entry in entries}

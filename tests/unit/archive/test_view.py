@@ -170,7 +170,7 @@ def test_what_else_than_growth_may_have_happened_is_looked_at(
     assert continues(mark(100, 200), new) is expected
 
 
-# The peer's end
+# Pinterest's end
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_segments_of_a_partition(cli: CommandLine, orders: PartitionLog) -> 
 def test_what_is_stored_above_the_watermark_is_told(cli: CommandLine, orders: PartitionLog) -> None:
     [mark] = [key for key in cli.stored() if key.endswith("/orders-0/offset.wm")]
     text = (cli.store / mark).read_text()
-    (cli.store / mark).write_text(f"{0:020d}\n")  # as the peer writes it
+    (cli.store / mark).write_text(f"{0:020d}\n")  # as Pinterest's uploader writes it
     [row, _] = cli.json("ls", "orders")["partitions"]
     assert (row["watermark"], row["next_offset"], row["segments_above_watermark"]) == (0, 10, 2)
     above = [s["above_watermark"] for s in cli.json("ls", "orders", "0")["segments"]]

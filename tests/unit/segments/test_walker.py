@@ -148,7 +148,7 @@ def test_a_flip_of_any_byte_of_a_genuine_segment_is_noticed() -> None:
     """The CRC covers all but base offset, length, leader epoch, magic: bytes 0 to 16 of a batch.
 
     A wrong length or magic breaks the walk, a lower base offset the rise, a higher one reaches
-    beyond the next segment's base, and a wrong epoch is not of the lineage.
+    beyond the next segment's base, and a wrong epoch is not of the epoch history.
     """
     segment = next(s for s in closed_segments() if s.directory.name == "comp-gzip-0")
     data = segment.read(FileKind.LOG)

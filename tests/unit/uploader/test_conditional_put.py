@@ -178,7 +178,7 @@ def test_what_has_been_set_aside_is_replaced(store: FakeStorage, key: str) -> No
 
 @pytest.mark.parametrize("key", [KEY, INDEX])
 def test_what_no_sidecar_wrote_is_replaced(store: FakeStorage, key: str) -> None:
-    """The peer's, from before the partition was taken over."""
+    """Pinterest's, from before the partition was taken over."""
     store.put_object(key, BytesBody(b"the peer's"))
     assert send(store, file(b"ours", 2, key)) == 4
     assert store.contents()[key] == b"ours"
@@ -202,7 +202,7 @@ def test_another_length_with_the_same_checksum_is_not_the_same() -> None:
 
 
 def test_one_who_writes_between_our_look_and_our_replacement_wins(store: FakeStorage) -> None:
-    """He has replaced the peer's before us: now it is a sidecar's, and stays."""
+    """He has replaced Pinterest's before us: now it is a sidecar's, and stays."""
     store.put_object(KEY, BytesBody(b"the peer's"))
 
     class Meanwhile(FakeStorage):

@@ -345,7 +345,8 @@ def test_where_the_stored_batches_are_of_the_log_after_all_nothing_is_moved(
     assert Sidecar(log).look(told).next_offset == 40
     assert told.contents()[key] == b"0\n2\n0 0\n1 20\n"
     _write_in_epoch(store, log, 1, epoch_history=False)  # as an earlier version of ours did
-    assert "are of this log's lineage: nothing is moved" in str(untouched(store, Sidecar(log)))
+    halted = str(untouched(store, Sidecar(log)))
+    assert "are of this log's epoch history: nothing is moved" in halted
     store.delete_object(key)  # as operations.md says: it is written anew
     assert Sidecar(log).look(store).next_offset == 40
 
@@ -378,7 +379,7 @@ def test_a_divergence_is_seen_where_the_leader_has_written_his_epoch_history_ove
 ) -> None:
     """A follower stood in, and stored in the leader's epoch what was thrown away: his checkpoint
     did not reach so far back any more. The leader was about to commit as well, and lost; but his
-    lineage was written last.
+    epoch history was written last.
     """
     part_unseen(log, store, divergence)
     _write_in_epoch(store, log, 2)
@@ -393,7 +394,7 @@ def test_a_divergence_is_seen_where_the_leader_has_written_his_epoch_history_ove
 def test_a_segment_that_was_cut_at_a_divergence_tells_its_epochs_and_records(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Or nothing shows that another's lineage was written over the true one."""
+    """Or nothing shows that another's epoch history was written over the true one."""
     part_unseen(log, store, 15)
     assert Sidecar(log).settle(store).next_offset == 15
     cut = LAYOUT.object_key(log.tp, BaseOffset(10), FileKind.LOG)

@@ -262,7 +262,7 @@ def test_the_epoch_history_of_one_who_lost_the_watermark_is_written_anew(
     store: FakeStorage,
 ) -> None:
     """A follower has stored, of epoch 2, what the leader's log has of epoch 3; the leader wrote his
-    lineage over that of the follower, and then the follower moved the watermark.
+    epoch history over that of the follower, and then the follower moved the watermark.
     """
     file, leaders = EpochHistoryFile(store, LAYOUT), epoch_history((2, 0), (3, 20), (5, 40))
     _stored(store, end=30, epochs="2@0")

@@ -57,7 +57,7 @@ def test_the_checkpoint_must_have_reached_the_next_offset(
 def test_a_checkpoint_older_than_the_last_append_proves_nothing(
     tmp_path: Path, modified_ns: int, *, committed: bool
 ) -> None:
-    """It may speak of a lineage that was truncated since."""
+    """It may speak of an epoch history that was truncated since."""
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking())
     assert gate.is_committed(segment(tmp_path, modified_ns=modified_ns)) is committed

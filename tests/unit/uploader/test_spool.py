@@ -329,7 +329,9 @@ def test_what_was_truncated_meanwhile_is_not_stored(
 def test_a_file_that_was_rewritten_in_place_and_deleted_is_stored_as_it_is_now(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Truncation cuts the file itself: its second name leads to the bytes of the new lineage."""
+    """Truncation cuts the file itself: its second name leads to the bytes of the new epoch
+    history.
+    """
     spool_and_stop(spooling_site, log_dir, log, 2)
     log.truncate(5)
     log.unlink(10)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("quick_gaps")
 
 @dataclass
 class Scene:
-    """A broker's partition of segments of ten records, the peer's archive of it, and a daemon."""
+    """A broker's partition of segments of ten records, Pinterest's archive of it, and a daemon."""
 
     log_dir: LogDir
     log: PartitionLog
@@ -59,7 +59,7 @@ class Scene:
         self.site.settle()
 
     def check(self, *, start: int = 0, gaps: tuple[tuple[int, int], ...] = ()) -> None:
-        """Up to the active segment the peer's consumer reads all, but for these gaps."""
+        """Up to the active segment Pinterest's consumer reads all, but for these gaps."""
         tp, end = self.log.tp, self.log.active
         assert stored_next(self.store, tp) == end
         check_archive(self.store, tp, start)
@@ -71,7 +71,7 @@ class Scene:
         assert all(record.value == self.log.values[offset] for offset, record in found)
 
     def sent(self, base: int) -> int:
-        """How many times a `.log` was put, by the peer or by us."""
+        """How many times a `.log` was put, by Pinterest's uploader or by us."""
         return self.store.count("put", key_of(self.log.tp, base))
 
     def entries(self) -> list[int]:
@@ -185,7 +185,7 @@ def test_a_watermark_that_names_a_segment_that_is_not_stored(scene: Scene, log_s
 
 def test_a_watermark_far_behind_what_is_stored(scene: Scene) -> None:
     """It moves backwards, too. What the broker has deleted is taken as it is; the rest is compared
-    with what it has, for the peer asks for no high watermark.
+    with what it has, for Pinterest's uploader asks for no high watermark.
     """
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.mark(10)
@@ -298,7 +298,9 @@ def test_a_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
 def test_records_that_were_never_committed_are_replaced(
     log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """The peer asks for no high watermark: what it stored was truncated, and written again."""
+    """Pinterest's uploader asks for no high watermark: what it stored was truncated, and written
+    again.
+    """
     log = log_dir.create()
     site = Site([log_dir], store)
     scene = Scene(log_dir, log, store, site, PinterestArchive(store, LAYOUT, log.tp))
@@ -325,7 +327,7 @@ def test_records_that_were_never_committed_are_replaced(
 def test_a_later_take_over_overwrites_nothing_that_an_earlier_one_has_moved(
     log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """The peer's uploader was started again after the first, and stored under the same base."""
+    """Pinterest's uploader was started again after the first, and stored under the same base."""
     log = log_dir.create()
     site = Site([log_dir], store)
     peer = PinterestArchive(store, LAYOUT, log.tp)
@@ -366,7 +368,7 @@ def test_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
 
 
 def test_an_archive_that_reaches_beyond_the_log_waits_for_the_log(scene: Scene) -> None:
-    """The peer stored what was never committed; the log goes on with other records."""
+    """Pinterest's uploader stored what was never committed; the log goes on with other records."""
     scene.peer.upload(scene.log, *bases(0, 100))
     scene.peer.mark(90)
     before = scene.store.contents()
@@ -414,7 +416,7 @@ def test_nothing_is_set_aside_on_a_doubt(log_dir: LogDir, store: FakeStorage, wh
     with capture_logs() as logs, site.running() as running:
         running.wait(lambda: _failures(logs), "the refusal")
     assert store.contents() == before
-    assert "the peer's segment 20 is not the one in" in _failures(logs)[0]["error"]
+    assert "Pinterest's segment 20 is not the one in" in _failures(logs)[0]["error"]
 
 
 def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> None:
@@ -423,7 +425,7 @@ def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> 
     scene.check()
 
 
-# -- the peer's uploader still runs ---------------------------------------------------------------
+# -- Pinterest's uploader still runs ---------------------------------------------------------------
 
 
 def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
@@ -474,7 +476,7 @@ def test_the_loss_of_our_line_is_noticed_when_reading_too(scene: Scene) -> None:
         scene.peer.move_watermark(90)
         leadership.lead(tp, 1)
         running.wait(lambda: _alarms(logs), "the alarm")
-    assert stored_next(scene.store, tp) is None, "the peer's mark stands"
+    assert stored_next(scene.store, tp) is None, "Pinterest's mark stands"
     (failure,) = _failures(logs)
     assert (failure["kind"], failure["request"]) == ("PinterestUploaderRunningError", "load")
 
@@ -554,7 +556,7 @@ def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
 
 
 def unmark(scene: Scene) -> None:
-    """The peer died before its first watermark, or somebody has deleted it."""
+    """Pinterest's uploader died before its first watermark, or somebody has deleted it."""
     scene.store.delete_object(LAYOUT.watermark_key(scene.log.tp))
 
 

@@ -21,7 +21,7 @@ from tests.harness.mortal_store import MortalStore
 from tests.harness.peer_archive import PinterestArchive, read_as_pinterest
 
 PREFIX_END = 30
-"""Up to here the peer's archive has no gap."""
+"""Up to here Pinterest's archive has no gap."""
 
 
 def _log(path: Path) -> tuple[LogDir, PartitionLog]:

@@ -299,7 +299,7 @@ def test_batches_of_another_epoch_history_are_refused(
     closed: PartitionLog, look: Look, epochs: str
 ) -> None:
     (closed.path / "leader-epoch-checkpoint").write_text(epochs)
-    with pytest.raises(DamagedSegmentError, match="lineage"):
+    with pytest.raises(DamagedSegmentError, match="epoch history"):
         look(closed.path, 0, 100)
 
 

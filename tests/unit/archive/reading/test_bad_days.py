@@ -235,7 +235,7 @@ def test_who_wants_to_know_hears_of_bytes_records_and_hits(archive: MadeArchive)
     assert len(heard.hits) == 3
 
 
-# What the peer leaves
+# What Pinterest's uploader leaves
 
 
 @pytest.fixture

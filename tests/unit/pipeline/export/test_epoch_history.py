@@ -1,4 +1,4 @@
-"""What two lineages say of a position. The oracle compares them offset by offset."""
+"""What two epoch histories say of a position. The oracle compares them offset by offset."""
 
 import pytest
 from hypothesis import given
@@ -162,7 +162,9 @@ def test_of_a_recorded_gap_nothing_was_exported() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[EpochHistory, EpochHistory, int]:
-    """A lineage, another one that leaves it at some offset or goes on with it, and an offset."""
+    """An epoch history, another one that leaves it at some offset or goes on with it, and an
+    offset.
+    """
     epoch, old = 0, [(0, 0)]
     for start in sorted(draw(st.sets(st.integers(1, 60), max_size=7))):
         epoch += draw(st.integers(1, 2))

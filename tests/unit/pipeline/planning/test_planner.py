@@ -723,7 +723,7 @@ def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
 def test_a_epoch_history_beside_an_archive_of_the_peers_is_not_believed(
     store: CountingStorage,
 ) -> None:
-    """The peer writes none: it is what a sidecar has left before."""
+    """Pinterest's uploader writes none: it is what a sidecar has left before."""
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
     archive.epoch_history((1, 0))

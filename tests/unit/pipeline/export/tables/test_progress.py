@@ -216,7 +216,7 @@ def test_changes_that_are_as_large_as_the_state_make_it_whole() -> None:
 
 
 def test_what_is_known_no_more_makes_the_state_whole() -> None:
-    """An export anew forgets lineages; changes could not say so."""
+    """An export anew forgets epoch histories; changes could not say so."""
     forgets = replace(large("c1", 1).tail, epoch_histories={})
     said = written(large("c0", 1000), large("c1", 1001, 1, tail=forgets), large("c2", 1002, 1))
     assert versions(said) == ["1", "1", "1"]

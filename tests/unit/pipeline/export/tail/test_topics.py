@@ -383,7 +383,9 @@ def test_a_table_that_is_farther_than_its_broker(planner: Planner) -> None:
 def test_what_the_brokers_give_is_of_their_newest_epoch(
     planner: Planner, archive: MadeArchive
 ) -> None:
-    """The archive's lineage tells it exactly; of what lies behind, the brokers tell a bound."""
+    """The archive's epoch history tells it exactly; of what lies behind, the brokers tell a
+    bound.
+    """
     archive.epoch_history((2, 0), (3, 12))
     source = files(planner, Brokers({0: (5, 50), 1: (3, 9)}, epoch=LeaderEpoch(4)))
     spans = source.spans({0: 15}, {})
