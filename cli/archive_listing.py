@@ -29,6 +29,10 @@ from sidetier.storage.port import ObjectSummary, RemoteStorage
 _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
 
 
+NO_WATERMARK: Final = "no offset.wm"
+"""The problem of a partition of which nothing is committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
     """What a listing shows of one partition; `size` is in bytes over all of its objects."""
@@ -172,7 +176,7 @@ def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicParti
     except ArchiveError as error:
         return ArchiveEnd(problem=str(error))
     if stored is None:
-        return ArchiveEnd(problem="no watermark")
+        return ArchiveEnd(problem=NO_WATERMARK)
     watermark = stored.watermark
     if watermark.next_offset is not None:
         return ArchiveEnd(watermark, watermark.next_offset)

@@ -12,6 +12,7 @@ from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
+    NO_WATERMARK,
     ArchiveEnd,
     LogFacts,
     StoredPartition,
@@ -148,7 +149,7 @@ class _Look:
 
     def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> ArchiveEnd:
         if self.quick:
-            return ArchiveEnd(problem=None if stored.has_watermark else "no watermark")
+            return ArchiveEnd(problem=None if stored.has_watermark else NO_WATERMARK)
         return read_archive_end(store, self.layout, stored.topic_partition)
 
     def segments(self, tp: TopicPartition) -> SegmentsResult:

@@ -65,9 +65,9 @@ class PartitionsResult:
             "SEGMENTS",
             "SIZE",
             "FIRST OFFSET",
-            "NEXT OFFSET",
-            "WATERMARK",
-            "ABOVE",
+            "ARCHIVED UP TO",
+            "LAST SEGMENT",
+            "NOT COMMITTED",
             "PROBLEM",
         )
         if not self.rows:
@@ -110,7 +110,7 @@ class SegmentRow:
             size_text(self.size_bytes),
             _time_text(self.max_timestamp_ms),
             " ".join(self.files),
-            "above" if self.above_watermark else "below",
+            "no" if self.above_watermark else "yes",
         )
 
 
@@ -137,14 +137,17 @@ class SegmentsResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row each, and what the watermark says."""
-        columns = ("BASE OFFSET", "NEXT OFFSET", "SIZE", "LAST RECORD (UTC)", "FILES", "WATERMARK")
+        """A row for each segment; the footer says up to which offset the partition is archived."""
+        columns = ("BASE OFFSET", "NEXT OFFSET", "SIZE", "LAST RECORD (UTC)", "FILES", "COMMITTED")
         size = size_text(sum(row.size_bytes or 0 for row in self.rows))
         mark = self.watermark.watermark
-        said = "no watermark" if mark is None else f"watermark {mark.base_offset}"
-        footer = f"{len(self.rows)} segments, {size} below {self.uri}; {said}"
-        if self.watermark.next_offset is not None:
-            footer += f", next offset {self.watermark.next_offset}"
+        footer = f"{len(self.rows)} segments, {size} below {self.uri}; "
+        if mark is None:
+            footer += "no offset.wm"
+        elif self.watermark.next_offset is None:
+            footer += f"last committed segment {mark.base_offset}"
+        else:
+            footer += f"archived up to {self.watermark.next_offset}"
         if self.problem is not None:
             footer += f"\nproblem: {self.problem}"
         return (Table(columns, [row.cells() for row in self.rows], footer=footer),)
@@ -192,7 +195,7 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
     problems = [mark.problem] if mark.problem else []
     if watermark is not None:
         if watermark not in stored.bases:
-            problems.append(f"the watermark's segment {watermark} is not stored")
+            problems.append(f"offset.wm names segment {watermark}, which is not stored")
         broken = [base for base in stored.incomplete if base <= watermark]
         if broken:
             problems.append(f"segments without all of their files: {first_of(broken, 3)}")

@@ -35,7 +35,7 @@ class PlanResult:
     def as_tables(self) -> Sequence[Table]:
         """A row for each partition that has a closed segment, or cannot be read."""
         shown = [one for one in self.plan.partitions if one.log_start is not None or one.problem]
-        columns = ("PARTITION", "ON DISK", "STORED UP TO", "TO STORE", "SIZE")
+        columns = ("PARTITION", "ON DISK", "ARCHIVED UP TO", "TO STORE", "SIZE")
         total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
         footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
         idle = len(self.plan.partitions) - len(shown)
@@ -73,7 +73,7 @@ class OutcomeResult:
         every = self.outcome.partitions
         shown = [one for one in every if one.plan.due or one.gap_records or one.why]
         shown.sort(key=lambda one: not (one.left or one.gap_records or one.why))
-        columns = ("PARTITION", "STORED", "SIZE", "NEXT OFFSET", "LEFT")
+        columns = ("PARTITION", "STORED", "SIZE", "ARCHIVED UP TO", "LEFT")
         problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
         segments = sum(one.stored.segments for one in every)
         footer = f"{segments} segments, {size_text(sum(o.stored.size for o in every))} stored"
@@ -107,7 +107,7 @@ def _notes(one: PartitionPlan) -> Sequence[str]:
         return [text for text in (one.refused, one.problem) if text]
     notes = [f"offsets {gap} are gone" for gap in one.gaps]
     if one.present:
-        notes.append(f"{one.present} lie on the store already, above the watermark")
+        notes.append(f"{one.present} are stored already, and not committed")
     if one.uncommitted:
         notes.append(f"{one.uncommitted} not known to be committed")
     return notes

@@ -228,7 +228,7 @@ class _Stage:
         found, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
         self._story.tell(
             "Proof",
-            f"{found:,} of {expected:,} records below the watermarks read back from the store",
+            f"{found:,} of {expected:,} archived records read back from the store",
         )
         return tuple(proofs)
 

@@ -16,8 +16,8 @@ _COLUMNS = (
     "SEGMENTS",
     "SIZE",
     "DELETED BY BROKER",
-    "WATERMARK",
-    "NEXT OFFSET",
+    "LAST SEGMENT",
+    "ARCHIVED UP TO",
     "LAG",
 )
 

@@ -134,7 +134,7 @@ def _waits(facts: Facts) -> Answer | None:
     if not (_bytes_here(facts) or _on_the_leader(facts) or _above_the_watermark(facts)):
         return None
     waiting = gate_of(facts)
-    stored = "stored above the watermark" if _above_the_watermark(facts) else "not stored yet"
+    stored = "uploaded, but not committed" if _above_the_watermark(facts) else "not stored yet"
     if waiting.gate is Gate.EXCLUDED:
         stored = "not stored, and never will be"
     return Answer(Kind.WAITS, f"{stored}: {waiting.text}", exits.FINDINGS, waiting.gate)

@@ -162,8 +162,8 @@ def _segment(facts: Facts) -> Waiting | None:
 def _watermark(facts: Facts, segment: Fields) -> Waiting:
     base, before = segment["base_offset"], _first_open(facts, segment)
     if before is None:
-        return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, the watermark moves next")
-    text = f"segment {base} is uploaded, the watermark waits for {_state_of(before, facts)}"
+        return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, and is committed next")
+    text = f"segment {base} is uploaded; its commit waits for {_state_of(before, facts)}"
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
-from sidetier.cli.archive_listing import ArchiveEnd, read_archive_end
+from sidetier.cli.archive_listing import NO_WATERMARK, ArchiveEnd, read_archive_end
 from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogOffsets, Settings
 from sidetier.cli.local_facts import read_log
 from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
@@ -30,7 +30,6 @@ from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.watching.disk import find_partitions
 
 _AT_ONCE: Final = 16
-_NO_WATERMARK: Final = "no watermark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def _unread(one: Held, problem: str) -> Held:
 
 
 def _as_read(one: Held, found: ArchiveEnd, store: RemoteStorage) -> Held:
-    problem = None if found.problem == _NO_WATERMARK else found.problem
+    problem = None if found.problem == NO_WATERMARK else found.problem
     pending = found.watermark.pending if found.watermark is not None else None
     if pending is None:
         return replace(one, next_offset=found.next_offset, archive_problem=problem)

@@ -51,7 +51,7 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
         assert row["checksum_produced"] == row["checksum_stored"]
         assert row["deleted_segments"] == row["segments"] > 2
         assert row["lag"] == 0
-    assert "records below the watermarks read back" in err
+    assert "archived records read back" in err
     assert found["counted_by_spark"] == sum(row["produced"] for row in partitions)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert processes_in(scene) == []

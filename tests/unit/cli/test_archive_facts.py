@@ -104,7 +104,7 @@ def test_everything_about_an_offset(store: FakeStorage) -> None:
 
 def test_an_empty_archive_is_an_answer(store: FakeStorage) -> None:
     found = archive(store).about(Offset(5))
-    assert found.watermark.problem == "no watermark"
+    assert found.watermark.problem == "no offset.wm"
     assert (found.first_base, found.holder, found.gap, found.set_aside) == (None, None, None, ())
 
 

@@ -47,7 +47,7 @@ def test_everything_closed_is_stored_once(cli: CommandLine, orders: PartitionLog
     cli.log_dir.create("pay", 7).append(5)  # nothing closed
     assert cli.run("backfill") == 0
     head, row, footer = cli.lines()
-    assert head.split() == ["PARTITION", "STORED", "SIZE", "NEXT", "OFFSET", "LEFT"]
+    assert head.split() == ["PARTITION", "STORED", "SIZE", "ARCHIVED", "UP", "TO", "LEFT"]
     assert row.split() == ["orders-0", "3", "1.8", "kB", "30", "0"]
     assert footer.endswith("; 1 partitions had nothing to store")
     assert stored_values(cli, "orders-0") == orders.values
@@ -89,7 +89,7 @@ def test_a_dry_run_tells_what_is_stored_already(cli: CommandLine, orders: Partit
     [row] = cli.json("backfill", "--dry-run")["partitions"]
     assert (len(row["segments"]), row["present"], row["next_offset"]) == (4, 3, None)
     assert cli.run("backfill", "--dry-run") == 0
-    assert cli.lines()[2] == "orders-0: 3 lie on the store already, above the watermark"
+    assert cli.lines()[2] == "orders-0: 3 are stored already, and not committed"
     assert cli.stored() == before
     assert cli.json("backfill")["segments"] == 4
     assert stored_values(cli, "orders-0") == orders.values

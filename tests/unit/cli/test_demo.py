@@ -96,7 +96,7 @@ def test_what_the_broker_deleted_must_be_stored(cli: CommandLine, log: Partition
 def test_a_missing_watermark_is_found(cli: CommandLine, log: PartitionLog) -> None:
     cli.remove("offset.wm")
     found = proof(cli, log, start=20)
-    assert found.problems == ("no watermark", "20 records missing, the first at offset 0")
+    assert found.problems == ("no offset.wm", "20 records missing, the first at offset 0")
 
 
 def test_the_seed_decides_the_records() -> None:

@@ -37,7 +37,7 @@ LOG = LocalLog(
 
 
 def archive(done: int | None = 100, **more: Any) -> ArchivedOffset:  # noqa: ANN401 -- fields
-    mark = ArchiveEnd(problem="no watermark")
+    mark = ArchiveEnd(problem="no offset.wm")
     if done is not None:
         mark = ArchiveEnd(Watermark(BaseOffset(done - 50), Offset(done)), Offset(done))
     known: dict[str, Any] = {"first_base": BaseOffset(0) if done else None}
@@ -258,12 +258,17 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         ),
         (120, {"sidecar": sidecar(segment(100, 200, "uploading"))}, Gate.UPLOADING, "segment 100"),
         (120, {"sidecar": sidecar(segment(100, 200, "queued"))}, Gate.QUEUED, "upload thread"),
-        (120, {"sidecar": sidecar(segment(100, 200, "stored"))}, Gate.WATERMARK, "moves next"),
+        (
+            120,
+            {"sidecar": sidecar(segment(100, 200, "stored"))},
+            Gate.WATERMARK,
+            "is committed next",
+        ),
         (
             120,
             {"sidecar": sidecar(segment(50, 100, **ERROR), segment(100, 200, "stored"))},
             Gate.EARLIER_SEGMENT,
-            "the watermark waits for segment 50, which is held (tried again in 30 s): put x: 403",
+            "waits for segment 50, which is held (tried again in 30 s): put x: 403",
         ),
         (
             120,
@@ -322,7 +327,7 @@ def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
     above = archive(holder=holder(100, 200))
     answer = decide(facts(archive=above, local=None, bounds=LogOffsets()))
     assert (answer.kind, answer.code) == (Kind.WAITS, 3)
-    assert answer.text.startswith("stored above the watermark: ")
+    assert answer.text.startswith("uploaded, but not committed: ")
 
 
 @pytest.mark.parametrize(

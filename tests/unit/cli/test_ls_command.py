@@ -66,8 +66,8 @@ def test_the_segments_of_a_partition(cli: CommandLine, orders: PartitionLog) -> 
     ]
     assert {tuple(row["files"]) for row in found["segments"]} == {("log", "index", "timeindex")}
     assert cli.run("ls", "orders", "0") == 0
-    assert "2023-11-14 22:13:20  log index timeindex  below" in cli.lines()[1]
-    assert cli.lines()[-1].endswith("watermark 20, next offset 30")
+    assert "2023-11-14 22:13:20  log index timeindex  yes" in cli.lines()[1]
+    assert cli.lines()[-1].endswith("; archived up to 30")
 
 
 def test_what_is_stored_above_the_watermark_is_told(cli: CommandLine, orders: PartitionLog) -> None:
@@ -86,7 +86,7 @@ def test_what_is_stored_above_the_watermark_is_told(cli: CommandLine, orders: Pa
     [
         ("/orders-0/00000000000000000010.index", "segments without all of their files: 10"),
         ("/orders-0/00000000000000000010.log", "segments without all of their files: 10"),
-        ("/orders-0/offset.wm", "no watermark"),
+        ("/orders-0/offset.wm", "no offset.wm"),
     ],
 )
 def test_what_is_missing_is_found(
@@ -106,7 +106,7 @@ def test_the_segment_of_the_watermark_is_missing(cli: CommandLine, orders: Parti
     for kind in ("log", "index", "timeindex"):
         cli.remove(f"/orders-0/00000000000000000020.{kind}")
     [row, _] = cli.json("ls", "orders", code=3)["partitions"]
-    assert row["problem"] == "the watermark's segment 20 is not stored"
+    assert row["problem"] == "offset.wm names segment 20, which is not stored"
 
 
 def test_a_watermark_that_does_not_parse(cli: CommandLine, orders: PartitionLog) -> None:
