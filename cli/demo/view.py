@@ -15,7 +15,7 @@ _COLUMNS = (
     "READ BACK",
     "SEGMENTS",
     "SIZE",
-    "DELETED BY BROKER",
+    "DELETED LOCALLY",
     "LAST SEGMENT",
     "ARCHIVED UP TO",
     "LAG",

@@ -73,7 +73,7 @@ class ReadReport:
         found, and what reading has met.
         """
         met = (one for _, counts in self._done.value.values() for one in counts.missing)
-        found = {(one.tp, one.range.first): one for one in (*self._planned.missing, *met)}
+        found = {(one.tp, one.range.start): one for one in (*self._planned.missing, *met)}
         return tuple(found[key] for key in sorted(found))
 
     @property
