@@ -19,7 +19,6 @@ from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.bounds import allowed_files
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.loop import Inbox, Timers
@@ -29,6 +28,7 @@ from sidetier.uploader.scheduler import PartitionScheduler, SchedulerContext
 from sidetier.uploader.sending.queue import UploadCallbacks, UploadQueue
 from sidetier.uploader.sending.throttle import capped
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.watcher import Watcher

@@ -16,7 +16,6 @@ from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTails
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.periodic_tasks import PeriodicTasks
 from sidetier.uploader.pinning import spooling
 from sidetier.uploader.pinning.spool import Spool
@@ -24,6 +23,7 @@ from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals, pinned_ranges
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs

@@ -8,8 +8,8 @@ import structlog
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.store_calls import StoreCall, StoreCalls
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.sharing import StoreGate
+from sidetier.uploader.state.partition import Partition
 
 log: Final = structlog.get_logger()
 

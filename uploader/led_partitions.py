@@ -12,7 +12,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
-from sidetier.uploader.partition import Partition
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.watching.log_dirs import LogDirs

@@ -12,7 +12,7 @@ from sidetier.segments.headers import HEADER_BYTES, TimestampType, parse_batch_h
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.uploader.gates.high_watermark import CommittedGate
-from sidetier.uploader.partition import Partition
+from sidetier.uploader.state.partition import Partition
 
 _PARTITION_METADATA: Final = "partition.metadata"
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from sidetier.config.uploader import UploaderConfig
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.components import DaemonComponents
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.bounds import enforce_bounds
 from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 if TYPE_CHECKING:

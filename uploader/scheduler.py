@@ -18,7 +18,14 @@ from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.led_partitions import PARK_SECONDS
-from sidetier.uploader.partition import (
+from sidetier.uploader.pinning.pins import log_size
+from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.rescue.rescuer import Rescuer
+from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.running.loop import Timers
+from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.state.partition import (
     GAP_CONFIRM_SECONDS,
     Partition,
     gap_is_confirmed,
@@ -26,15 +33,8 @@ from sidetier.uploader.partition import (
     storable,
     watch_gap,
 )
-from sidetier.uploader.pinning.pins import log_size
-from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
-from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.rescue.rescuer import Rescuer
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.sending.queue import UploadQueue
-from sidetier.uploader.tracked_segment import (
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
     SegmentState,
     Timeline,

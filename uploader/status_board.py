@@ -23,9 +23,9 @@ from sidetier.telemetry.status import (
 )
 from sidetier.uploader.archive.unresolved import StoreRecords, Unresolved
 from sidetier.uploader.log_tail import LogTail
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked_segment import Backoff, SegmentState, TrackedSegment
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import Backoff, SegmentState, TrackedSegment
 
 _MOST_SEGMENTS: Final = 16
 """So many of a partition's unstored segments are told of one by one: those that may be under way,

@@ -15,7 +15,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import HeldError
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked_segment import Backoff
+from sidetier.uploader.state.segment import Backoff
 
 log: Final = structlog.get_logger()
 

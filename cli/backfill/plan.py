@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
-from sidetier.uploader.plan import PlannedSegment, plan
+from sidetier.uploader.state.plan import PlannedSegment, plan
 
 
 @dataclass(frozen=True, slots=True)

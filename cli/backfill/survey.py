@@ -23,7 +23,7 @@ from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
-from sidetier.uploader.plan import PlannedSegment, available
+from sidetier.uploader.state.plan import PlannedSegment, available
 from sidetier.uploader.watching.disk import LogDirPartitions, list_names
 
 _AT_ONCE: Final = 16

@@ -27,14 +27,11 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
-from sidetier.uploader.gates.divergence import (
-    AnotherTopicError,
-    DivergedError,
-    check_stored_segment,
-)
+from sidetier.uploader.errors import AnotherTopicError, DivergedError
+from sidetier.uploader.gates.divergence import check_stored_segment
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.segment import StoredSegment
 
 ReadEpochHistory = Callable[[], EpochHistory]
 """The epoch history of this broker's log, read when it is needed."""

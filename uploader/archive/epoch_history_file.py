@@ -31,8 +31,8 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.noted_epochs import noted_epoch_history
-from sidetier.uploader.gates.divergence import DivergenceBelowError
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.errors import DivergenceBelowError
+from sidetier.uploader.state.segment import StoredSegment
 
 log: Final = structlog.get_logger()
 _TRIES: Final = 5

@@ -40,13 +40,16 @@ from sidetier.uploader.archive.quarantine.quarantine import (
 )
 from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.archive.reading import ReadArchive, read_only
-from sidetier.uploader.archive.watermark_file import RecreatedError
-from sidetier.uploader.gates.divergence import (
+from sidetier.uploader.errors import (
     DivergedError,
     DivergenceBelowError,
     DivergenceSuspectedError,
-    LocalHistory,
     OrphanSegmentError,
+    RecreatedError,
+    UnfinishedMoveError,
+)
+from sidetier.uploader.gates.divergence import (
+    LocalHistory,
     latest_divergence,
     read_history,
     why_unproven,
@@ -68,10 +71,6 @@ Moving = Callable[[TopicPartition, str | None], None]
 """Hears, on the thread that does it, what of a partition's archive is being set aside, and None
 when that has come to an end.
 """
-
-
-class UnfinishedMoveError(DivergedError):
-    """A part of the archive is being moved, and it is not ours to finish that."""
 
 
 @dataclass(frozen=True, slots=True)

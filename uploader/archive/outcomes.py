@@ -16,16 +16,17 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BaseOffset, OffsetRange
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.takeover.decision import (
+from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.errors import (
+    DivergedError,
+    DivergenceSuspectedError,
     OperatorNeededError,
     PinterestUploaderRunningError,
+    RecreatedError,
+    StandDownError,
 )
-from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.archive.watermark_file import RecreatedError, StandDownError
-from sidetier.uploader.gates.divergence import DivergedError, DivergenceSuspectedError
-from sidetier.uploader.partition import Partition, Request, wait_anew
-from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked_segment import SegmentState, Timeline
+from sidetier.uploader.state.partition import Partition, Request, wait_anew
+from sidetier.uploader.state.segment import SegmentState, StoredSegment, Timeline
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 log: Final = structlog.get_logger()

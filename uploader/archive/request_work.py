@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import (
-    ArchiveConflictError,
     LeadershipUnavailableError,
     SegmentGoneError,
 )
@@ -18,16 +17,12 @@ from sidetier.uploader.archive.history import Histories, HistoryCheck
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
-from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.gates.divergence import DivergedError, divergence_offset
-from sidetier.uploader.partition import Partition, Request, gap_is_confirmed, stored_prefix
-from sidetier.uploader.tracked_segment import SegmentState
-
-
-class DivergedCopyError(ArchiveConflictError):
-    """A follower's copy and the archive are not one history: that is for the leader to settle."""
+from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
+from sidetier.uploader.gates.divergence import divergence_offset
+from sidetier.uploader.state.partition import Partition, Request, gap_is_confirmed, stored_prefix
+from sidetier.uploader.state.segment import SegmentState
 
 
 def check_same_epoch_history(
@@ -37,7 +32,7 @@ def check_same_epoch_history(
     ends below the archive's next offset has not diverged: a follower may be behind.
 
     Raises:
-        ForkedCopyError: a later epoch of this copy starts below what is stored, or a part of the
+        DivergedCopyError: a later epoch of this copy starts below what is stored, or a part of the
             archive is being moved away.
     """
     if watermark.pending is not None:

@@ -13,9 +13,9 @@ from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.request_work import RequestWork, Work
-from sidetier.uploader.partition import Partition, Request, wait_anew
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.state.partition import Partition, Request, wait_anew
 from sidetier.uploader.unexpected import UnexpectedErrors
 
 

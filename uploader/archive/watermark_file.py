@@ -18,19 +18,7 @@ from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
-from sidetier.uploader.archive.takeover.decision import PinterestUploaderRunningError
-
-
-class RecreatedError(ArchiveConflictError):
-    """The archive belongs to a deleted topic of the same name; `mark` is its watermark."""
-
-    def __init__(self, message: str, mark: StoredWatermark) -> None:
-        super().__init__(message)
-        self.mark = mark
-
-
-class StandDownError(ArchiveConflictError):
-    """The watermark was written in a later leader epoch than ours: another broker leads."""
+from sidetier.uploader.errors import PinterestUploaderRunningError, RecreatedError, StandDownError
 
 
 class WatermarkFile:

@@ -9,48 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.segments.epoch_history import Contradiction, EpochHistory
-from sidetier.segments.errors import ArchiveConflictError, DamagedSegmentError
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, LeaderEpoch, Offset
+from sidetier.uploader.errors import OrphanSegmentError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.watching.disk import list_names
 
 _NO_EPOCH: Final = -1
-
-
-class DivergedError(ArchiveConflictError):
-    """What is stored and what the leader holds are not one history any more."""
-
-
-class DivergenceSuspectedError(DivergedError):
-    """They seem not to be; a second look decides, without anybody's help."""
-
-
-class OrphanSegmentError(DivergedError):
-    """What is stored above the watermark was written in `leader_epoch`, and is not in our log."""
-
-    def __init__(self, message: str, leader_epoch: LeaderEpoch) -> None:
-        super().__init__(message)
-        self.leader_epoch = leader_epoch
-
-
-class DivergenceBelowError(DivergenceSuspectedError):
-    """What is stored below the watermark is not in our log, from the offset of the contradiction
-    on, though the watermark's own epoch does not tell.
-    """
-
-    def __init__(self, message: str, found: Contradiction) -> None:
-        super().__init__(message)
-        self.found = found
-
-
-class AnotherTopicError(OrphanSegmentError):
-    """It is of another topic of the same name, whose epochs say nothing here."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, UNKNOWN_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import structlog
 
 from sidetier.config.uploader import PinsConfig
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.pinning.policy import HeldPin
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.tracked_segment import TrackedSegment
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import TrackedSegment
 from sidetier.uploader.watching.disk import device_of, free_bytes
 
 log: Final = structlog.get_logger()

@@ -30,7 +30,7 @@ from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 
 if TYPE_CHECKING:
-    from sidetier.uploader.partition import Partition
+    from sidetier.uploader.state.partition import Partition
 
 log: Final = structlog.get_logger()
 

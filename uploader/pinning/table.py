@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
-from sidetier.uploader.partition import Partition, unstored
 from sidetier.uploader.pinning.pins import (
     PINNED_KINDS,
     PinnedSegment,
@@ -17,7 +16,8 @@ from sidetier.uploader.pinning.pins import (
     pin_spooled,
 )
 from sidetier.uploader.pinning.policy import HeldPin, PinPriority, pins_to_release
-from sidetier.uploader.tracked_segment import SegmentState, Timeline, TrackedSegment
+from sidetier.uploader.state.partition import Partition, unstored
+from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from sidetier.uploader.watching.disk import device_of
 
 

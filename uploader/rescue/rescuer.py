@@ -22,9 +22,7 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.led_partitions import latest_epoch
-from sidetier.uploader.partition import Partition, Request, WatermarkStall, storable, stored_prefix
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
-from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.rescue.risk import (
     Risk,
     RiskRule,
@@ -34,7 +32,15 @@ from sidetier.uploader.rescue.risk import (
 )
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.tracked_segment import SegmentState
+from sidetier.uploader.state.partition import (
+    Partition,
+    Request,
+    WatermarkStall,
+    storable,
+    stored_prefix,
+)
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import SegmentState
 
 log: Final = structlog.get_logger()
 _UNDER_WAY: Final = frozenset({SegmentState.QUEUED, SegmentState.UPLOADING, SegmentState.STORED})

@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.tracked_segment import TrackedSegment
+from sidetier.uploader.state.segment import TrackedSegment
 
 KEPT_OPEN: Final = 1
 """Segments beyond those at risk that are held: the oldest, which the broker deletes next, perhaps

@@ -40,7 +40,7 @@ from sidetier.storage.port import (
     ObjectHead,
     RemoteStorage,
 )
-from sidetier.uploader.plan import Conflict
+from sidetier.uploader.errors import StoredByAnotherError
 
 log: Final = structlog.get_logger()
 CHECKSUM_KEY: Final = "sidetier-crc64nvme"
@@ -48,20 +48,6 @@ WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
 _LOOKS: Final = 3
 """An index goes from a foreign one to a sidecar's to an empty one, and no further."""
-
-
-class StoredByAnotherError(ArchiveConflictError):
-    """Another sidecar's `.log` stands where ours belongs: the archive goes on where it ends."""
-
-
-class StoredOtherwiseError(ArchiveConflictError):
-    """The archive ends within a record batch of ours. As long as what it has there is not set
-    aside, nothing of our segment follows on it but what lies behind that batch.
-    """
-
-    def __init__(self, message: str, conflict: Conflict) -> None:
-        super().__init__(message)
-        self.conflict = conflict
 
 
 class Existing(Enum):

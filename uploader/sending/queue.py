@@ -19,16 +19,16 @@ from sidetier.segments.errors import (
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.partition import Partition
+from sidetier.uploader.errors import StoredByAnotherError, StoredOtherwiseError
 from sidetier.uploader.pinning.policy import Urgency
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
-from sidetier.uploader.sending.conditional_put import StoredByAnotherError, StoredOtherwiseError
-from sidetier.uploader.sending.upload import Destination, StoredSegment, Uploader
-from sidetier.uploader.tracked_segment import SegmentState, TrackedSegment
+from sidetier.uploader.sending.upload import Destination, Uploader
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import SegmentState, StoredSegment, TrackedSegment
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors, describe
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import (
@@ -16,33 +15,17 @@ from sidetier.segments.notes import (
     epochs_note,
     records_note,
 )
-from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.errors import StoredOtherwiseError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import PinnedSegment
-from sidetier.uploader.plan import Conflict, PlannedSegment
-from sidetier.uploader.sending.conditional_put import FileToStore, StoredOtherwiseError, store_file
+from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from sidetier.uploader.sending.optional import Extent, OptionalFiles, optional_files
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
 from sidetier.uploader.sending.verify import Reading, VerifiedSegment, end_of_batch, verify
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSegment:
-    """A segment whose objects are on the store; `bytes_sent` is 0 when they were there.
-
-    `epoch_history` has at least the leader epochs of its batches; in a `sparse` one records may be
-    missing anywhere. `left_out` are the optional files that are not stored, and why.
-    """
-
-    base_offset: BaseOffset
-    next_offset: Offset
-    modified_ms: int
-    size: int
-    bytes_sent: int
-    epoch_history: EpochHistory = NO_EPOCHS
-    sparse: bool = False
-    left_out: tuple[tuple[FileKind, str], ...] = ()
+from sidetier.uploader.state.plan import Conflict, PlannedSegment
+from sidetier.uploader.state.segment import StoredSegment
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from sidetier.uploader.pinning.pins import (
     is_live,
     still_the_same,
 )
-from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages, FileBody, chunks
 from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile, in_memory
+from sidetier.uploader.state.plan import PlannedSegment
 
 
 @dataclass(frozen=True, slots=True)

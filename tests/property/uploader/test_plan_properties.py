@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.plan import available, plan
+from sidetier.uploader.state.plan import available, plan
 
 offsets = st.integers(min_value=0, max_value=60)
 

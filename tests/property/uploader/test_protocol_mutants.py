@@ -18,13 +18,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from sidetier.segments.offsets import Offset
 from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.gates.high_watermark import CommittedGate
-from sidetier.uploader.partition import unstored
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.plan import Plan, PlannedSegment
-from sidetier.uploader.plan import plan as real_plan
 from sidetier.uploader.scheduler import PartitionScheduler
 from sidetier.uploader.sending import conditional_put, upload
-from sidetier.uploader.tracked_segment import SegmentState
+from sidetier.uploader.state.partition import unstored
+from sidetier.uploader.state.plan import Plan, PlannedSegment
+from sidetier.uploader.state.plan import plan as real_plan
+from sidetier.uploader.state.segment import SegmentState
 from tests.harness.simulation.world import World
 from tests.property.uploader.test_protocol import LateAnswers, Protocol
 from tests.property.uploader.test_protocol_disasters import (

@@ -10,7 +10,8 @@ from sidetier.cli.backfill import run as backfill_run
 from sidetier.cli.backfill import survey
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader import partition, scheduler
+from sidetier.uploader import scheduler
+from sidetier.uploader.state import partition
 from sidetier.uploader.watching import disk
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import LogDir, PartitionLog

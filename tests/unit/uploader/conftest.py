@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import partition, scheduler, tracked_segment
+from sidetier.uploader import scheduler
 from sidetier.uploader.archive import history
+from sidetier.uploader.state import partition
+from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -46,4 +48,4 @@ def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork is looked at again at once, not after two seconds."""
     monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.001)
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.002)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.002)

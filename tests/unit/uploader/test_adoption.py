@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.archive.adoption import contiguous
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.segment import StoredSegment
 
 
 def stored(base: int, end: int) -> StoredSegment:

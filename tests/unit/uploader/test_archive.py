@@ -34,9 +34,9 @@ from sidetier.storage.port import Body, Checksum, Condition
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.watermark_file import StandDownError
+from sidetier.uploader.errors import StandDownError
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
 
 TP = TopicPartition("t", 0)

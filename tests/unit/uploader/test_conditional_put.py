@@ -20,19 +20,21 @@ from sidetier.storage.port import IfMatch, ObjectHead, StorageCapabilities
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.takeover.decision import UnmarkedPinterestError
-from sidetier.uploader.archive.watermark_file import StandDownError
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.errors import (
+    DivergedError,
+    StandDownError,
+    StoredByAnotherError,
+    UnmarkedPinterestError,
+)
 from sidetier.uploader.sending.conditional_put import (
     CHECKSUM_KEY,
     WRITER_EPOCH_KEY,
     Existing,
     FileToStore,
-    StoredByAnotherError,
     compare,
     store_file,
 )
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
 
 TP = TopicPartition("t", 0)

@@ -17,9 +17,10 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import periodic_tasks, scheduler, tracked_segment
+from sidetier.uploader import periodic_tasks, scheduler
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
+from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -40,8 +41,8 @@ from tests.harness.waiting import holds_for
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog) -> None:

@@ -36,9 +36,9 @@ from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.request_work import RequestWork
-from sidetier.uploader.gates.divergence import DivergedError, DivergenceBelowError
-from sidetier.uploader.partition import Partition, Request
+from sidetier.uploader.errors import DivergedError, DivergenceBelowError
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.state.partition import Partition, Request
 from sidetier.uploader.unexpected import UnexpectedErrors
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (

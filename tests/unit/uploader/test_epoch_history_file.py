@@ -29,8 +29,8 @@ from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistor
 from sidetier.uploader.archive.takeover.scan import HELPERS
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.daemon import DaemonDiedError
-from sidetier.uploader.gates.divergence import DivergenceBelowError
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.errors import DivergenceBelowError
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 from tests.harness.mortal_store import MortalStore

@@ -21,11 +21,11 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.watermark_file import StandDownError
-from sidetier.uploader.plan import PlannedSegment, plan
+from sidetier.uploader.errors import StandDownError
 from sidetier.uploader.sending import conditional_put
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.plan import PlannedSegment, plan
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 from tests.harness.interleaving import ContentTagged, Writer, explore, finish

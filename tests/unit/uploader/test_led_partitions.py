@@ -18,7 +18,7 @@ from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 from tests.harness.waiting import holds_for
 
 if TYPE_CHECKING:
-    from sidetier.uploader.partition import Partition
+    from sidetier.uploader.state.partition import Partition
 
 
 ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"

@@ -24,8 +24,9 @@ from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.pinning import pins
 from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PINNED_KINDS, PinnedSegment, pin
-from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.upload import Destination, ReadingRules, StoredSegment, Uploader
+from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.broker_segments import ROOT, BrokerSegment, closed_segments
 from tests.harness.daemons import LAYOUT, Site, key_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog

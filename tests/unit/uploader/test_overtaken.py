@@ -13,10 +13,10 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import tracked_segment
-from sidetier.uploader.archive.takeover.decision import OperatorNeededError
+from sidetier.uploader.errors import OperatorNeededError
 from sidetier.uploader.led_partitions import PARK_SECONDS
 from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.state import segment as segment_state
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -37,8 +37,8 @@ ANOTHER_TOPIC_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture
@@ -406,8 +406,8 @@ def test_damaged_bytes_without_a_name_are_read_a_second_time_before_they_are_giv
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may have been the reading that went wrong."""
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 60.0)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 60.0)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 60.0)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 60.0)
     log.closed_segments(1)
     path = log.file(0)
     data = bytearray(path.read_bytes())

@@ -5,7 +5,9 @@ import pytest
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.partition import (
+from sidetier.uploader.pinning.pins import PinnedSegment
+from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.state.partition import (
     GAP_CONFIRM_SECONDS,
     Partition,
     Request,
@@ -15,11 +17,14 @@ from sidetier.uploader.partition import (
     stored_prefix,
     watch_gap,
 )
-from sidetier.uploader.pinning.pins import PinnedSegment
-from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.reading import FileIdentity
-from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked_segment import Backoff, SegmentState, Timeline, TrackedSegment
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import (
+    Backoff,
+    SegmentState,
+    StoredSegment,
+    Timeline,
+    TrackedSegment,
+)
 
 TP = TopicPartition("t", 0)
 

@@ -24,7 +24,7 @@ from sidetier.storage.fake import FULL, FakeStorage
 from sidetier.storage.port import StorageCapabilities
 from sidetier.storage.settings import StorageEndpoint
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import tracked_segment
+from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import LAYOUT, RunningDaemon, stored_logs, stored_next
 from tests.harness.log_dir import CLUSTER_ID, LogDir, PartitionLog
 
@@ -35,8 +35,8 @@ UNFENCED = StorageCapabilities(conditional_writes=False, checksum=FULL.checksum)
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @dataclass

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
-from sidetier.uploader.plan import Conflict, Plan, PlannedSegment, available, first_base, plan
+from sidetier.uploader.state.plan import Conflict, Plan, PlannedSegment, available, first_base, plan
 
 
 def closed(base: int, end: int | None, *, marked_for_deletion: bool = False) -> ClosedSegment:

@@ -27,7 +27,7 @@ from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive import history
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.history import Histories, HistoryCheck
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.errors import DivergedError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (

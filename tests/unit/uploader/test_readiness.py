@@ -19,15 +19,15 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import tracked_segment
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.engine import readiness
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.tracked_segment import Timeline, TrackedSegment
+from sidetier.uploader.state import segment as segment_state
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import Timeline, TrackedSegment
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, place_of, stored_next
@@ -134,8 +134,8 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
     store: FakeStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     with site.running() as running:

@@ -12,9 +12,9 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.pinning.pins import pin
-from sidetier.uploader.plan import PlannedSegment
 from sidetier.uploader.sending.reading import ColdPages
 from sidetier.uploader.sending.verify import Reading, verify
+from sidetier.uploader.state.plan import PlannedSegment
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

@@ -13,8 +13,8 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
-from sidetier.uploader import tracked_segment
 from sidetier.uploader.scheduler import RESCUES_TAKE
+from sidetier.uploader.state import segment as segment_state
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -39,8 +39,8 @@ QUIET = 0.8
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader import periodic_tasks
 from sidetier.uploader.daemon import DaemonDiedError
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning import spool, spooling
 from sidetier.uploader.pinning.bounds import enforce_bounds
 from sidetier.uploader.pinning.pins import pin
@@ -28,7 +27,8 @@ from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.tracked_segment import Timeline
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import Timeline
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (

@@ -9,7 +9,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT
 
 LEADER = Leader(BrokerId(1), LeaderEpoch(1), None)

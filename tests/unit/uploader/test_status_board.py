@@ -11,16 +11,16 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPa
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.pages import partition_row
 from sidetier.telemetry.status import PinnedRange, SegmentStatus
-from sidetier.uploader.partition import Partition
 from sidetier.uploader.pinning.pins import SegmentTimes, pin
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
-from sidetier.uploader.tracked_segment import (
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
     SegmentState,
     Timeline,
     TrackedSegment,
 )
+from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, pinned_ranges
 from tests.harness.daemons import LeadershipByHand, Site
 from tests.harness.log_dir import LogDir
 

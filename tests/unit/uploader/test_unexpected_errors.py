@@ -11,8 +11,8 @@ from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import tracked_segment
 from sidetier.uploader.archive.places import Place
+from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -31,8 +31,8 @@ from tests.harness.log_dir import LogDir, PartitionLog
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another try after 20 ms, not after a second."""
-    monkeypatch.setattr(tracked_segment, "_FIRST_HOLD", 0.02)
-    monkeypatch.setattr(tracked_segment, "_LONGEST_HOLD", 0.1)
+    monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
+    monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture

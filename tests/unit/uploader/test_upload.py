@@ -7,10 +7,11 @@ from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ChecksumAlgorithm, StorageCapabilities
+from sidetier.uploader.errors import StoredOtherwiseError
 from sidetier.uploader.pinning.pins import pin
-from sidetier.uploader.plan import PlannedSegment
-from sidetier.uploader.sending.conditional_put import StoredOtherwiseError
-from sidetier.uploader.sending.upload import Destination, ReadingRules, StoredSegment, Uploader
+from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, stored_logs
 from tests.harness.log_dir import PartitionLog
 

@@ -9,7 +9,8 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPart
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.quarantine.fork import find_divergence
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, probe_removal
-from sidetier.uploader.gates.divergence import DivergedError, LocalHistory
+from sidetier.uploader.errors import DivergedError
+from sidetier.uploader.gates.divergence import LocalHistory
 
 
 @dataclass(frozen=True, slots=True)

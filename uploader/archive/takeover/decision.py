@@ -8,20 +8,7 @@ whether this broker's log can still fill what is missing between them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
-
-
-class OperatorNeededError(ArchiveConflictError):
-    """Trying again would change nothing, or do harm: somebody has to act first."""
-
-
-class PinterestUploaderRunningError(OperatorNeededError):
-    """Pinterest's uploader has written the watermark under our hands: it is still running."""
-
-
-class UnmarkedPinterestError(ArchiveConflictError):
-    """Pinterest's uploader has stored segments and no watermark: they are taken over first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

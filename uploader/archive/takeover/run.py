@@ -28,16 +28,10 @@ from sidetier.segments.offsets import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfAbsent, IfMatch, RemoteStorage
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
-from sidetier.uploader.archive.takeover.decision import (
-    Decision,
-    OperatorNeededError,
-    Span,
-    decide,
-    is_of_another_log,
-)
+from sidetier.uploader.archive.takeover.decision import Decision, Span, decide, is_of_another_log
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.scan import PinterestSegment, scan
-from sidetier.uploader.gates.divergence import DivergedError
+from sidetier.uploader.errors import DivergedError, OperatorNeededError
 
 _REMEDY: Final = "`sidetier retire` moves Pinterest's archive away"
 

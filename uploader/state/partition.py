@@ -11,9 +11,8 @@ from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.plan import Plan, PlannedSegment, available, first_base, plan
-from sidetier.uploader.sending.upload import StoredSegment
-from sidetier.uploader.tracked_segment import Backoff, SegmentState, TrackedSegment
+from sidetier.uploader.state.plan import Plan, PlannedSegment, available, first_base, plan
+from sidetier.uploader.state.segment import Backoff, SegmentState, StoredSegment, TrackedSegment
 
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""

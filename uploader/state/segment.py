@@ -5,20 +5,38 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.names import FileKind
+from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.pinning.pins import PinnedSegment, SegmentTimes, SpooledFiles
 from sidetier.uploader.pinning.policy import PinPriority, Urgency
-from sidetier.uploader.plan import Conflict, PlannedSegment
 from sidetier.uploader.sending.reading import FileIdentity
-from sidetier.uploader.sending.upload import StoredSegment
+from sidetier.uploader.state.plan import Conflict, PlannedSegment
 
 DEFAULT_RETENTION: Final = 7 * 86400.0
 """Kafka's default of `retention.ms`, in seconds."""
 
 _FIRST_HOLD: Final = 1.0
 _LONGEST_HOLD: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment whose objects are on the store; `bytes_sent` is 0 when they were there.
+
+    `epoch_history` has at least the leader epochs of its batches; in a `sparse` one records may be
+    missing anywhere. `left_out` are the optional files that are not stored, and why.
+    """
+
+    base_offset: BaseOffset
+    next_offset: Offset
+    modified_ms: int
+    size: int
+    bytes_sent: int
+    epoch_history: EpochHistory = NO_EPOCHS
+    sparse: bool = False
+    left_out: tuple[tuple[FileKind, str], ...] = ()
 
 
 class SegmentState(Enum):
