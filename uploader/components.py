@@ -6,10 +6,10 @@ from typing import Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.archive_state import Leader
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.requests import RequestCallbacks, Requests
+from sidetier.uploader.archive.request_work import RequestWork
+from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.archive.unresolved import StoreRecords, UnresolvedReader
 from sidetier.uploader.chapters import Chapters
 from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
@@ -22,13 +22,12 @@ from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.pinning.bounds import allowed_files
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.loop import Inbox, Timers
-from sidetier.uploader.running.sharing import StoreGate
 from sidetier.uploader.running.workers import WorkerPool
 from sidetier.uploader.scheduler import PartitionScheduler, SchedulerContext
-from sidetier.uploader.sending.queue import UploadCallbacks, UploadQueue
+from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.sending.throttle import capped
-from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
-from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.sending.upload import ReadingRules, Uploader
+from sidetier.uploader.state.partition import Happened, Partition
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.watcher import Watcher
@@ -41,7 +40,7 @@ class Callbacks:
     """What the engine hears from its parts, on its own thread but for `archive_moves`."""
 
     dropped: Callable[[Partition], None]
-    settle: Callable[[Partition], None]
+    happened: Happened
     touch_all_of: Callable[[Iterable[TopicPartition]], None]
     touch_topics: Callable[[Iterable[str]], None]
     archive_moves: Callable[[TopicPartition, str | None], None]
@@ -91,39 +90,31 @@ def assemble(
     )
     pools = _pools(config, inbox)
     health = StoresHealth(around.places)
-    uploads = _uploads(
-        config,
-        around,
+    uploads = UploadQueue(
+        _uploader(config, around),
         pools["upload"],
         pins,
-        UploadCallbacks(
-            lambda partition: _destination(around, partition),
-            lambda partition: _gate_of(around, partition),
-            back.settle,
-            health,
-        ),
-        errors,
+        around.places,
+        around.broker_id,
+        health,
+        back.happened,
+        now,
+    )
+    histories = Histories(
+        config.on_divergence,
+        config.on_recreated,
+        now,
+        around.metrics,
+        back.archive_moves,
+        around.clock.wall,
     )
     requests = Requests(
         pools["request"],
         around.places,
-        RequestCallbacks(
-            lambda partition: _leader(around, partition),
-            lambda partition: gate.named_at(partition.topic_partition, partition.leader_epoch),
-            back.settle,
-            health,
-            Histories(
-                config.on_divergence,
-                config.on_recreated,
-                now,
-                around.metrics,
-                back.archive_moves,
-                around.clock.wall,
-            ),
-        ),
+        RequestWork(around.broker_id, gate.named_at, histories),
+        health,
+        back.happened,
         now,
-        around.metrics,
-        errors,
     )
     rules = TopicRules(
         around.topic_configs,
@@ -214,14 +205,7 @@ def _pools(config: UploaderConfig, inbox: Inbox) -> dict[str, WorkerPool]:
     return {name: WorkerPool(name, size, inbox.put) for name, size in sizes.items()}
 
 
-def _uploads(
-    config: UploaderConfig,
-    around: DaemonContext,
-    pool: WorkerPool,
-    pins: PinTable,
-    ties: UploadCallbacks,
-    errors: UnexpectedErrors,
-) -> UploadQueue:
+def _uploader(config: UploaderConfig, around: DaemonContext) -> Uploader:
     """Sending and verifying have a cap each: a segment that is only looked at must not come off the
     disk, and keep a CPU busy, as fast as it can.
     """
@@ -235,29 +219,4 @@ def _uploads(
         )
 
     give_back = config.page_cache == "give_back_cold"
-    rules = ReadingRules(cap(), give_back, cap())
-    return UploadQueue(Uploader(rules), pool, pins, ties, around.clock, around.metrics, errors)
-
-
-def _leader(around: DaemonContext, partition: Partition) -> Leader:
-    return Leader(around.broker_id, partition.leader_epoch, partition.topic_id)
-
-
-def _gate_of(around: DaemonContext, partition: Partition) -> StoreGate:
-    return around.places(partition.topic_partition.topic).gate
-
-
-def _destination(around: DaemonContext, partition: Partition) -> Destination:
-    place = around.places(partition.topic_partition.topic)
-    return Destination(
-        place.store,
-        place.layout,
-        partition.topic_partition,
-        partition.leader_epoch,
-        around.broker_id,
-        compacted=partition.is_sparse,
-        directory=partition.directory,
-        topic_id=partition.topic_id,
-        begins=partition.archive is not None and partition.archive.watermark is None,
-        epochs=partition.epochs,
-    )
+    return Uploader(ReadingRules(cap(), give_back, cap()))

@@ -13,6 +13,7 @@ from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.cluster_snapshots import TurnResult
 from sidetier.uploader.components import Callbacks, assemble
 from sidetier.uploader.context import DaemonContext
+from sidetier.uploader.effects import Effects
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTails
@@ -23,6 +24,7 @@ from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.loop import Inbox
 from sidetier.uploader.sending.queue import UploadQueue
+from sidetier.uploader.state.events import ArchiveMoves, Event
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals, pinned_ranges
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
@@ -103,6 +105,7 @@ class Engine:
         self._around = around
         self._now = around.clock.monotonic
         self._errors = UnexpectedErrors(around.metrics, around.clock)
+        self._effects = Effects(around.metrics, self._errors)
         self._inbox = Inbox(self._outcome_failed)
         self._touched: dict[TopicPartition, Partition] = {}
         self._next_told = self._next_totals = self._next_tails = float("-inf")
@@ -117,7 +120,7 @@ class Engine:
             )
         back = Callbacks(
             self._dropped,
-            self._settle,
+            self._happened,
             self._touch_all_of,
             self._touch_topics,
             self._archive_moves,
@@ -139,7 +142,7 @@ class Engine:
             ),
             self._leads.get,
             lambda tp: around.places(tp.topic).gate,
-            self._touch,
+            self._happened,
         )
         self._rounds = PeriodicTasks(
             config, parts, around.log_dirs, around.clock, around.metrics, self._touch
@@ -295,11 +298,13 @@ class Engine:
     def _note_move(self, tp: TopicPartition, what: str | None) -> None:
         partition = self._leads.get(tp)
         if partition is not None:
-            partition.moving = what
-            self._touch(partition)
+            self._happened(partition, ArchiveMoves(what))
 
-    def _settle(self, partition: Partition) -> None:
-        """An outcome has changed the partition."""
+    def _happened(self, partition: Partition, event: Event) -> None:
+        """The partition takes it in, and what it wants done is done."""
+        clock = self._around.clock
+        actions = partition.handle(event, clock.monotonic(), clock.wall())
+        self._effects.carry_out(partition.topic_partition, actions)
         if partition.released:
             partition.close(for_good=not self._around.abandoned.is_set())
         self._touch(partition)

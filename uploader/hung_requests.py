@@ -9,7 +9,8 @@ import structlog
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.store_calls import StoreCall, StoreCalls
 from sidetier.uploader.running.sharing import StoreGate
-from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.events import StoreSilent
+from sidetier.uploader.state.partition import Happened, Partition
 
 log: Final = structlog.get_logger()
 
@@ -37,7 +38,7 @@ class HungRequests:
         partition_on: The partition that a worker thread works for.
         find: A partition that is led or followed now.
         gate_of: The gate of the store of a partition.
-        changed: Called with a partition that is held back from now on, or not any more.
+        happened: Takes to a partition which of its requests hangs, or that none does any more.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class HungRequests:
         partition_on: Callable[[int], TopicPartition | None],
         find: Callable[[TopicPartition], Partition | None],
         gate_of: Callable[[TopicPartition], StoreGate],
-        changed: Callable[[Partition], None],
+        happened: Happened,
     ) -> None:
         self._calls = calls
         self._partition_on = partition_on
         self._find = find
         self._gate_of = gate_of
-        self._changed = changed
+        self._happened = happened
         self._hung: list[_Hung] = []
         self._held: dict[TopicPartition, Partition] = {}
 
@@ -121,17 +122,14 @@ class HungRequests:
                 reason = f"the store: {_described(hung.call)} has not been answered in time"
                 reasons.setdefault(hung.topic_partition, reason)
         for tp, held in list(self._held.items()):
-            there = self._find(tp) is held
-            if tp not in reasons or not there:
+            if tp not in reasons or self._find(tp) is not held:
                 del self._held[tp]
-                held.unanswered = None
-                if there:
-                    self._changed(held)
+                self._happened(held, StoreSilent(None))
         for tp, reason in reasons.items():
             partition = self._find(tp)
             if partition is not None and partition.unanswered != reason:
-                self._held[tp], partition.unanswered = partition, reason
-                self._changed(partition)
+                self._held[tp] = partition
+                self._happened(partition, StoreSilent(reason))
 
 
 def _described(call: StoreCall) -> str:

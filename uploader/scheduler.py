@@ -14,6 +14,7 @@ from sidetier.segments.errors import SegmentError
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.effects import release_stored
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
@@ -25,14 +26,8 @@ from sidetier.uploader.rescue.rescuer import Rescuer
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
-from sidetier.uploader.state.partition import (
-    GAP_CONFIRM_SECONDS,
-    Partition,
-    gap_is_confirmed,
-    next_request,
-    storable,
-    watch_gap,
-)
+from sidetier.uploader.state.next_request import next_request, storable
+from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
@@ -267,7 +262,7 @@ class PartitionScheduler:
         if partition.follows:
             self._rescuer.advance(partition)
             return
-        partition.forget_stored()
+        release_stored(partition)
         self._set_start(partition)
         partition.plan_again()
         now = self._shop.clock.monotonic()
@@ -356,11 +351,11 @@ class PartitionScheduler:
         )
 
     def _mind_gap(self, partition: Partition, now: float) -> None:
-        if watch_gap(partition, now):
+        if partition.watch_gap(now):
             partition.gap_patience = self._patience(partition)
         gap = partition.gap
         second_look = partition.gap_seen + partition.gap_patience
-        if gap_is_confirmed(partition):
+        if partition.gap_is_confirmed():
             self._ask_who_leads(partition, second_look)
         if gap is not None and now < second_look:
             again = partition.read_again_at
@@ -370,7 +365,7 @@ class PartitionScheduler:
             self._look_past_halt(partition)
         if self._shop.config.on_gap != "halt" or partition.halted:
             return
-        if gap is None or not (gap_is_confirmed(partition) and partition.gap_vouched):
+        if gap is None or not (partition.gap_is_confirmed() and partition.gap_vouched):
             return
         if partition.archive is None or not partition.archive.start_is_kept:
             return  # a restart would begin behind the gap, and not know of it

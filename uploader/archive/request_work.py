@@ -1,7 +1,7 @@
-"""What each request of a partition does at the store, and what it changes in the partition."""
+"""What each request of a partition does at the store."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import EpochHistory
@@ -9,20 +9,25 @@ from sidetier.segments.errors import (
     LeadershipUnavailableError,
     SegmentGoneError,
 )
-from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.history import Histories, HistoryCheck
-from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.reading import TakingOver, read_only
 from sidetier.uploader.archive.takeover.local import LocalLog
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
 from sidetier.uploader.gates.divergence import divergence_offset
-from sidetier.uploader.state.partition import Partition, Request, gap_is_confirmed, stored_prefix
+from sidetier.uploader.state.events import Asked, Request
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState
+
+NamedAt = Callable[[TopicPartition, LeaderEpoch], float]
+"""When the broker was asked that named this as the partition's leader in this epoch last, in
+monotonic seconds.
+"""
 
 
 def check_same_epoch_history(
@@ -50,44 +55,40 @@ def check_same_epoch_history(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`run` makes the requests, on a thread of its own. The rest is for the deciding thread: `then`
-    takes over the archive that comes of them, unless it must be read anew; `tell` says what has
-    been done at the store, and is called whatever has become of the partition since, with None
-    where the requests have failed.
+    """`run` makes the requests, on a thread of its own, and returns what the archive is then. What
+    it has taken over from Pinterest's uploader is in `takeovers`, also where it has failed.
     """
 
     run: Callable[[], ArchiveState]
-    then: Callable[[ArchiveState], None]
-    tell: Callable[[ArchiveState | None], None] = lambda _: None
+    takeovers: list[TakeoverReport] = field(default_factory=list)
 
 
 class RequestWork:
-    """Finds what there is to do, from the partition as it is when a thread is free for it."""
+    """What each request does at the store, for the partition as it is when its turn comes."""
 
-    def __init__(
-        self,
-        leader: Callable[[Partition], Leader],
-        named_at: Callable[[Partition], float],
-        histories: Histories,
-        outcomes: Outcomes,
-    ) -> None:
-        self._leader = leader
+    def __init__(self, broker_id: BrokerId, named_at: NamedAt, histories: Histories) -> None:
+        self._broker_id = broker_id
         self._named_at = named_at
         self._histories = histories
-        self._outcomes = outcomes
 
-    def of(self, partition: Partition, request: Request, place: Place) -> Work | None:
-        """None where it has been overtaken."""
-        finders = {
-            Request.LOAD: self._load,
-            Request.START: self._record_start,
-            Request.PREPARE: self._prepare,
-            Request.COMMIT: self._commit,
-            Request.GAP: self._record_gap,
-        }
-        return finders[request](partition, place)
+    def of(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        """None where there is nothing to do."""
+        match asked.request:
+            case Request.LOAD:
+                return self._load(partition, place)
+            case Request.START:
+                return self._record_start(partition, asked, place)
+            case Request.PREPARE:
+                return self._prepare(partition, asked, place)
+            case Request.COMMIT:
+                return self._commit(partition, asked, place)
+            case Request.GAP:
+                return self._record_gap(partition, asked, place)
 
-    def _load(self, partition: Partition, place: Place) -> Work | None:
+    def _leader(self, partition: Partition) -> Leader:
+        return Leader(self._broker_id, partition.leader_epoch, partition.topic_id)
+
+    def _load(self, partition: Partition, place: Place) -> Work:
         tp, leader = partition.topic_partition, self._leader(partition)
         directory, epochs = partition.directory, partition.epochs
         read = TakingOver(self._local_log_of(partition))
@@ -103,18 +104,7 @@ class RequestWork:
             return archive
 
         work = follow if partition.follows else lambda: self._histories.load(place, look)
-
-        def then(archive: ArchiveState) -> None:
-            known = partition.archive
-            same = known is not None and known.etag is not None and known.etag == archive.etag
-            if partition.follows or not same:
-                partition.archive = archive  # or else uploads go on with what is known above it
-
-        return Work(work, then, lambda _: self._tell_of(partition, read.reports))
-
-    def _tell_of(self, partition: Partition, takeovers: Iterable[TakeoverReport]) -> None:
-        for report in takeovers:
-            self._outcomes.taken_over(partition, report)
+        return Work(work, read.reports)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
         """A look at the log, made only where Pinterest's archive has to be compared with it."""
@@ -144,20 +134,18 @@ class RequestWork:
             partition.directory,
             partition.active,
             told=partition.told,
-            named_at=self._named_at(partition),
+            named_at=self._named_at(partition.topic_partition, partition.leader_epoch),
             uploading=any(t.stage is SegmentState.UPLOADING for t in partition.tracked.values()),
             epochs=partition.epochs,
         )
 
-    def _record_start(self, partition: Partition, place: Place) -> Work | None:
-        tp, archive, here = partition.topic_partition, partition.archive, partition.first_active
+    def _record_start(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, here = partition.topic_partition, asked.archive, partition.first_active
         if archive is None:
             return None
         start, leader, archive_writer = archive.start, self._leader(partition), place.archive_writer
         if archive.next_offset is not None and start is not None:
-            return Work(
-                lambda: archive_writer.keep_start(tp, archive, start, leader), _keep_in(partition)
-            )
+            return Work(lambda: archive_writer.keep_start(tp, archive, start, leader))
         if here is None:
             return None
 
@@ -166,19 +154,18 @@ class RequestWork:
                 archive_writer.start_of(tp, Offset(here), leader), recorded=True
             )
 
-        return Work(work, _keep_in(partition))
+        return Work(work)
 
-    def _prepare(self, partition: Partition, place: Place) -> Work | None:
-        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
+    def _prepare(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, asked.archive, self._leader(partition)
         if archive is None:
             return None
-
-        archive_writer, follows = place.archive_writer, partition.follows
+        archive_writer, follows = place.archive_writer, asked.follows
         epoch_history, look = _epoch_history_of(partition), self._look(partition)
         compared = _comparison(partition, archive_writer)
         local, reports = self._local_log_of(partition), list[TakeoverReport]()
 
-        def work() -> ArchiveState:
+        def prepare() -> ArchiveState:
             try:
                 return archive_writer.prepare(tp, compared(archive), leader, epoch_history)
             except UnmarkedPinterestError:
@@ -194,66 +181,30 @@ class RequestWork:
                     raise
                 return self._histories.strayed(place, look, archive, error)
 
-        return Work(
-            work, _keep_in(partition), lambda done: self._prepared(partition, reports, done)
-        )
+        return Work(lambda: self._fitting(tp, prepare()), reports)
 
-    def _prepared(
-        self, partition: Partition, takeovers: Iterable[TakeoverReport], done: ArchiveState | None
-    ) -> None:
-        self._tell_of(partition, takeovers)
-        if done is not None:
-            self._histories.fits(partition.topic_partition)
+    def _fitting(self, tp: TopicPartition, archive: ArchiveState) -> ArchiveState:
+        self._histories.fits(tp)
+        return archive
 
-    def _commit(self, partition: Partition, place: Place) -> Work | None:
-        tp, archive, leader = partition.topic_partition, partition.archive, self._leader(partition)
-        stored, rescued = stored_prefix(partition), partition.follows
-        if archive is None or not stored:
+    def _commit(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, asked.archive, self._leader(partition)
+        if archive is None:
             return None
+        return Work(lambda: place.archive_writer.commit(tp, archive, list(asked.stored), leader))
 
-        def tell(moved: ArchiveState | None) -> None:
-            if moved is not None:
-                self._outcomes.committed(partition, stored, rescued=rescued)
-
-        commit = place.archive_writer.commit
-        return Work(lambda: commit(tp, archive, stored, leader), _keep_in(partition), tell)
-
-    def _record_gap(self, partition: Partition, place: Place) -> Work | None:
-        """Only as it was confirmed: while it waited for a thread, a new listing may have come."""
-        tp, archive, gap = partition.topic_partition, partition.archive, partition.gap
+    def _record_gap(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, gap = partition.topic_partition, asked.archive, asked.gap
         leader, epoch_history = self._leader(partition), _epoch_history_of(partition)
         if archive is None or gap is None:
             return None
-        if not (gap_is_confirmed(partition) and partition.gap_vouched):
-            return None
-
-        def then(moved: ArchiveState) -> None:
-            partition.archive = moved
-            partition.gap = None
-
-        def tell(moved: ArchiveState | None) -> None:
-            if moved is None:
-                return
-            if moved.watermark and moved.watermark.base_offset != _base_of(archive):
-                self._outcomes.adopted(partition, moved.watermark.base_offset)
-            else:
-                following = OffsetRange(gap.start, moved.next_offset or gap.end)
-                self._outcomes.stepped_over(partition, following)
-
         archive_writer, whole = place.archive_writer, _whole_epoch_history_of(partition)
 
         def work() -> ArchiveState:
             named = archive_writer.name_leaders(tp, archive, gap, whole, leader)
             return archive_writer.record_gap(tp, named, gap, leader, epoch_history)
 
-        return Work(work, then, tell)
-
-
-def _keep_in(partition: Partition) -> Callable[[ArchiveState], None]:
-    def then(archive: ArchiveState) -> None:
-        partition.archive = archive
-
-    return then
+        return Work(work)
 
 
 def _epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
@@ -276,7 +227,3 @@ def _comparison(
 def _whole_epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
     known_whole = partition.config is not None and not partition.is_sparse
     return None if partition.follows or not known_whole else _epoch_history_of(partition)
-
-
-def _base_of(archive: ArchiveState) -> BaseOffset | None:
-    return archive.watermark.base_offset if archive.watermark else None

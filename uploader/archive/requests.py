@@ -6,30 +6,21 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.places import PlaceOf
 from sidetier.uploader.archive.request_work import RequestWork, Work
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
-from sidetier.uploader.state.partition import Partition, Request, wait_anew
-from sidetier.uploader.unexpected import UnexpectedErrors
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCallbacks:
-    """In whose name a partition is written, when the broker was asked that named that as its
-    leader's last (`CommittedGate.named_at`), and whom to tell what came of it.
-    """
-
-    leader: Callable[[Partition], Leader]
-    named_at: Callable[[Partition], float]
-    settle: Callable[[Partition], None]
-    health: StoresHealth
-    histories: Histories
+from sidetier.uploader.state.events import (
+    Asked,
+    Request,
+    RequestFailed,
+    RequestOvertaken,
+    RequestSucceeded,
+)
+from sidetier.uploader.state.next_request import asked
+from sidetier.uploader.state.partition import Happened, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +42,16 @@ class Requests:
         self,
         pool: WorkerPool,
         place_of: PlaceOf,
-        ties: RequestCallbacks,
+        work: RequestWork,
+        health: StoresHealth,
+        happened: Happened,
         clock: Callable[[], float],
-        metrics: Metrics,
-        errors: UnexpectedErrors,
     ) -> None:
         self._pool = SharedPool(pool, clock)
-        self._clock = clock
         self._place_of = place_of
-        self._settle = ties.settle
-        self._health = ties.health
-        self._outcomes = Outcomes(ties.settle, ties.health, clock, metrics, errors)
-        self._work = RequestWork(ties.leader, ties.named_at, ties.histories, self._outcomes)
+        self._work = work
+        self._health = health
+        self._happened = happened
         self._commits_only = False
         self._lines: dict[StoreGate, _Line] = {}
 
@@ -131,45 +120,33 @@ class Requests:
         try:
             self._begin(partition, request)
         except Exception as error:  # noqa: BLE001 - it belongs to this partition's request
-            self._outcomes.failed(partition, error)
+            begun = Asked(request, partition.generation, partition.follows, partition.archive)
+            self._failed(partition, RequestFailed(begun, error))
 
     def _begin(self, partition: Partition, request: Request) -> None:
+        begun = asked(partition, request)
         place = self._place_of(partition.topic_partition.topic)
-        work = self._work.of(partition, request, place)
-        if work is None:
-            partition.requesting = None
-            self._settle(partition)
+        work = None if begun is None else self._work.of(partition, begun, place)
+        if begun is None or work is None:
+            self._happened(partition, RequestOvertaken())
         else:
-            self._submit(partition, work)
+            self._submit(partition, begun, work)
 
-    def _submit(self, partition: Partition, work: Work) -> None:
-        begun = partition.generation
-
+    def _submit(self, partition: Partition, begun: Asked, work: Work) -> None:
         def done(archive: ArchiveState) -> None:
             health = self._health.of(partition.topic_partition)
             health.succeeded()
-            if health.outages != partition.outages:
-                # While a request of ours waited in line, perhaps: none of ours has failed.
-                partition.outages = health.outages
-                wait_anew(partition, self._clock())
-            partition.requesting = None
-            partition.moving = None
-            current = partition.generation == begun  # or else the archive must be read anew
-            if current:
-                partition.hold.clear()
-                partition.parted = False
-                work.then(archive)
-            work.tell(archive)
-            if current:
-                partition.forget_stored()
-            self._settle(partition)
+            takeovers = tuple(work.takeovers)
+            event = RequestSucceeded(begun, archive, health.outages, takeovers)
+            self._happened(partition, event)
 
         def failed(error: Exception) -> None:
-            work.tell(None)
-            if partition.generation == begun:
-                self._outcomes.failed(partition, error)
-            else:
-                self._outcomes.outdated(partition, error)
+            self._failed(partition, RequestFailed(begun, error, tuple(work.takeovers)))
 
-        job = Job(work.run, done, failed)
-        self._pool.submit(self._gate_of(partition), job, partition.topic_partition)
+        self._pool.submit(
+            self._gate_of(partition), Job(work.run, done, failed), partition.topic_partition
+        )
+
+    def _failed(self, partition: Partition, event: RequestFailed) -> None:
+        self._health.of(partition.topic_partition).failed(event.error)
+        self._happened(partition, event)

@@ -21,6 +21,7 @@ from sidetier.segments.listing import PartitionListing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.effects import release_stored
 from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.rescue.risk import (
@@ -32,13 +33,9 @@ from sidetier.uploader.rescue.risk import (
 )
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.state.partition import (
-    Partition,
-    Request,
-    WatermarkStall,
-    storable,
-    stored_prefix,
-)
+from sidetier.uploader.state.events import Request
+from sidetier.uploader.state.next_request import storable, stored_prefix
+from sidetier.uploader.state.partition import Partition, WatermarkStall
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import SegmentState
 
@@ -95,7 +92,7 @@ class Rescuer:
             return
         if partition.archive is not None:
             _notice(partition, still)
-        partition.forget_stored()
+        release_stored(partition)
         partition.plan_again()
         rule, by_size = self._rule(partition), partition.at_risk_by_size
         risk = risk_of(partition.tracked, rule, self.clock.wall(), by_size)

@@ -1,33 +1,77 @@
-"""The state of one led partition, and what follows from it; no I/O but closing pins."""
+"""The state of one partition: what changes it, and what is to be done then."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import (
+    ArchiveConflictError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SegmentChangedError,
+    SegmentEndsElsewhereError,
+    SegmentGoneError,
+    SidetierError,
+    StorageError,
+    UnsupportedFormatError,
+)
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.uploader.errors import (
+    DivergedError,
+    DivergenceSuspectedError,
+    OperatorNeededError,
+    RecreatedError,
+    StoredByAnotherError,
+    StoredOtherwiseError,
+)
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.state.plan import Plan, PlannedSegment, available, first_base, plan
-from sidetier.uploader.state.segment import Backoff, SegmentState, StoredSegment, TrackedSegment
+from sidetier.uploader.state.events import (
+    Action,
+    ArchiveMoves,
+    Asked,
+    Event,
+    Release,
+    Request,
+    RequestFailed,
+    RequestOvertaken,
+    RequestSucceeded,
+    StoreSilent,
+    TellAdopted,
+    TellCommitted,
+    TellGap,
+    TellHalted,
+    TellOutdated,
+    TellRequestFailed,
+    TellStoodBy,
+    TellTakeover,
+    TellUnexpected,
+    TellUploaded,
+    TellUploadFailed,
+    UploadFailed,
+    UploadPutOff,
+    UploadSucceeded,
+)
+from sidetier.uploader.state.plan import Plan, available, first_base, plan
+from sidetier.uploader.state.segment import Backoff, SegmentState, Timeline, TrackedSegment
 
+if TYPE_CHECKING:
+    from sidetier.uploader.archive.takeover.run import TakeoverReport
+
+_ANSWERS: Final = (ObjectNotFoundError, PreconditionFailedError)
+"""Of a store that takes what it is sent, of others' sidecars, too."""
+_LONGEST_SUSPICION: Final = 4.0
+"""Seconds. The archive of a suspected fork stands still until a second look has decided, and what
+the broker deletes meanwhile is lost.
+"""
 GAP_CONFIRM_SECONDS: Final = 2.0
 """A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
 _GROWING_WAITS: Final = 2.0
 """So many waits pass at most before a gap that grows all the time is recorded."""
-
-
-class Request(Enum):
-    """What a partition needs from the store next; one at a time."""
-
-    LOAD = "read the watermark"
-    START = "record where the archive starts"
-    PREPARE = "look at what is stored above the watermark"
-    COMMIT = "move the watermark"
-    GAP = "record a gap"
 
 
 @dataclass(slots=True)
@@ -180,12 +224,15 @@ class Partition:
         if self.tracked[base].stage not in {SegmentState.UPLOADING, SegmentState.STORED}:
             self.tracked.pop(base).forget()
 
-    def forget_stored(self) -> None:
-        """Let go of what lies below the watermark."""
+    def forget_stored(self) -> list[TrackedSegment]:
+        """Track nothing below the watermark any more; returns what is to be released."""
         done = self.stored_below()
-        for base, tracked in list(self.tracked.items()):
-            if tracked.stage is not SegmentState.UPLOADING and _is_stored(tracked.segment, done):
-                self.tracked.pop(base).forget()
+        stored = [
+            base
+            for base, tracked in self.tracked.items()
+            if tracked.stage is not SegmentState.UPLOADING and _is_stored(tracked.segment, done)
+        ]
+        return [self.tracked.pop(base) for base in stored]
 
     def plan_again(self) -> None:
         """What was stored by a plan that holds no more is stored by the one that does: a segment
@@ -195,7 +242,7 @@ class Partition:
             return
         for planned in self.plan().segments:
             tracked = self.tracked[planned.segment.base_offset]
-            if tracked.stage is SegmentState.STORED and not _is_as_planned(tracked, planned):
+            if tracked.stage is SegmentState.STORED and not tracked.is_as_planned(planned):
                 tracked.stage, tracked.stored = SegmentState.CLOSED, None
 
     @property
@@ -278,6 +325,220 @@ class Partition:
             if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget()
 
+    # -- what happens ---------------------------------------------------------------------------
+
+    def handle(  # noqa: C901 - one case for each event
+        self, event: Event, now: float, wall: float
+    ) -> list[Action]:
+        """Change the state by an event; returns what is to be done, in order.
+
+        Args:
+            event: What has happened.
+            now: Monotonic seconds.
+            wall: Seconds since 1970.
+        """
+        match event:
+            case RequestSucceeded():
+                return self._request_succeeded(event, now)
+            case RequestFailed(asked, error, takeovers):
+                return [*self._taken_over(takeovers), *self._request_failed(asked, error, now)]
+            case RequestOvertaken():
+                self.requesting = None
+            case UploadSucceeded():
+                return self._upload_succeeded(event, now, wall)
+            case UploadFailed(segment, error, unlinked):
+                return self._upload_failed(segment, error, now, unlinked=unlinked)
+            case UploadPutOff(segment):
+                segment.stage = SegmentState.CLOSED
+            case ArchiveMoves(what):
+                self.moving = what
+            case StoreSilent(reason):
+                self.unanswered = reason
+        return []
+
+    def _request_succeeded(self, event: RequestSucceeded, now: float) -> list[Action]:
+        asked = event.asked
+        if event.outages != self.outages:
+            # While a request of ours waited in line, perhaps: none of ours has failed.
+            self.outages = event.outages
+            self._wait_anew(now)
+        self.requesting = self.moving = None
+        is_current = self.generation == asked.generation  # or else the archive must be read anew
+        if is_current:
+            self.hold.clear()
+            self.parted = False
+            self._take_over(asked.request, event.archive)
+        actions = self._taken_over(event.takeovers)
+        if asked.request is Request.COMMIT:
+            actions.append(TellCommitted(asked.stored, self._timelines(asked), asked.follows, now))
+        elif asked.request is Request.GAP:
+            actions.append(self._stepped_over(asked, event.archive))
+        if is_current:
+            actions += map(Release, self.forget_stored())
+        return actions
+
+    def _take_over(self, request: Request, archive: ArchiveState) -> None:
+        known = self.archive
+        is_same = known is not None and known.etag is not None and known.etag == archive.etag
+        if request is not Request.LOAD or self.follows or not is_same:
+            self.archive = archive  # or else uploads go on with what is known above it
+        if request is Request.GAP:
+            self.gap = None
+
+    def _timelines(self, asked: Asked) -> tuple[Timeline, ...]:
+        return tuple(
+            tracked.timeline
+            for tracked in self.tracked.values()
+            if tracked.stage is SegmentState.STORED and tracked.stored in asked.stored
+        )
+
+    def _stepped_over(self, asked: Asked, archive: ArchiveState) -> Action:
+        before = asked.archive.watermark if asked.archive is not None else None
+        base = archive.watermark.base_offset if archive.watermark is not None else None
+        if base is not None and base != (before.base_offset if before is not None else None):
+            return TellAdopted(base)
+        if asked.gap is None:
+            raise ValueError(f"{self.topic_partition}: a gap was recorded, and none was asked for")
+        return self._lost(OffsetRange(asked.gap.start, archive.next_offset or asked.gap.end))
+
+    def _lost(self, gap: OffsetRange) -> Action:
+        self.gap_records += gap.size
+        return TellGap(gap)
+
+    def _taken_over(self, takeovers: Iterable["TakeoverReport"]) -> list[Action]:
+        actions: list[Action] = []
+        for report in takeovers:
+            actions += [TellTakeover(report), *map(self._lost, report.gaps)]
+        return actions
+
+    def _request_failed(self, asked: Asked, error: Exception, now: float) -> list[Action]:
+        """Wait before the next try, and read again what others may have written."""
+        self.requesting = None
+        if self.generation != asked.generation:
+            # As after another election: what it says of the archive holds nothing up now.
+            return [TellOutdated(asked.request, error)]
+        if not isinstance(error, SidetierError | OSError):
+            return self._request_failed_unexpectedly(asked, error, now)
+        if isinstance(error, StorageError) and not isinstance(error, _ANSWERS):
+            self._wait_anew(now)
+        suspected = isinstance(error, DivergenceSuspectedError) and not self.follows
+        self.hold.fail(str(error), now, _LONGEST_SUSPICION if suspected else math.inf)
+        self.moving = str(error) if suspected else None
+        if isinstance(error, ArchiveConflictError):
+            if self.follows:
+                self.reset()
+                return [TellStoodBy(error)]
+            parted = isinstance(error, DivergedError | RecreatedError)
+            self.parted = parted and self.moving is None
+            self.reset()
+        actions: list[Action] = []
+        if isinstance(error, OperatorNeededError):  # to try again would be a fight, or no use
+            self.halted, self.halted_at = str(error), None
+            actions.append(TellHalted(error))
+        return [*actions, TellRequestFailed(asked.request, error)]
+
+    def _request_failed_unexpectedly(
+        self, asked: Asked, error: Exception, now: float
+    ) -> list[Action]:
+        """Nobody knows what the request has done: the archive is read again before the next one."""
+        before = self.hold.error
+        self.hold.fail(f"{type(error).__name__}: {error}", now)
+        self.moving = None
+        self.reset()
+        return [TellUnexpected(f"the request to {asked.request.value}", error, before)]
+
+    def _upload_succeeded(self, event: UploadSucceeded, now: float, wall: float) -> list[Action]:
+        segment, stored = event.segment, event.stored
+        if self.generation != event.generation or not self._is_tracked(segment):
+            # The archive has been read anew since, or the segment comes from another file now: what
+            # is stored there is compared, not believed.
+            segment.stage = SegmentState.CLOSED
+            return [] if self._is_tracked(segment) else [Release(segment)]
+        segment.stage, segment.stored = SegmentState.STORED, stored
+        segment.timeline.uploaded = now
+        segment.hold.clear()  # it stays pinned until the watermark has moved over it
+        self.last_upload_ms = int(wall * 1000)
+        return [TellUploaded(stored, now - (segment.timeline.started or now))]
+
+    def _upload_failed(
+        self, segment: TrackedSegment, error: Exception, now: float, *, unlinked: bool
+    ) -> list[Action]:
+        base = segment.segment.base_offset
+        segment.stage = SegmentState.CLOSED
+        if not isinstance(error, SidetierError | OSError):
+            before, segment.stored = segment.hold.error, None
+            segment.hold.fail(f"{type(error).__name__}: {error}", now)
+            unexpected = TellUnexpected(f"the upload of segment {base}", error, before)
+            return [unexpected, *self._released_unless_tracked(segment)]
+        if isinstance(error, SegmentEndsElsewhereError):
+            segment.ends_at(error.next_offset)  # planned anew, and past the gates again
+            return []
+        segment.hold.fail(str(error), now)
+        told = TellUploadFailed(base, error, segment.hold.failures)
+        # Damaged bytes that have no name any more cannot heal: they are a gap, and must not keep
+        # good segments from being pinned.
+        damaged = isinstance(error, DamagedSegmentError | UnsupportedFormatError)
+        is_lost = damaged and segment.hold.failures > 1 and unlinked
+        if is_lost or isinstance(error, SegmentChangedError | SegmentGoneError):
+            self.tracked.pop(base, None)  # the next listing shows, and pins, what is there now
+        self._look_again(segment, error, unlinked=unlinked)
+        return [told, *self._released_unless_tracked(segment)]
+
+    def _released_unless_tracked(self, segment: TrackedSegment) -> list[Action]:
+        return [] if self._is_tracked(segment) else [Release(segment)]
+
+    def _is_tracked(self, segment: TrackedSegment) -> bool:
+        """False once another file has taken its place, or nothing of it is wanted."""
+        return self.tracked.get(segment.segment.base_offset) is segment
+
+    def _look_again(self, segment: TrackedSegment, error: Exception, *, unlinked: bool) -> None:
+        """The archive is prepared anew, and follows on what is there."""
+        if not isinstance(error, StoredByAnotherError | StoredOtherwiseError):
+            return
+        if self.archive is None or segment.planned is None:
+            return
+        if segment.planned.start != self.archive.next_offset:
+            return  # it is not the one right behind the watermark
+        if isinstance(error, StoredOtherwiseError):
+            segment.follows_not(error.conflict, unlinked=unlinked)
+        self.reset()
+
+    # -- gaps -----------------------------------------------------------------------------------
+
+    def watch_gap(self, now: float) -> bool:
+        """Note a gap right behind the watermark; True when it is new and must be seen again."""
+        step = self.plan()
+        gap = step.gap if not step.segments else None
+        if gap == self.gap:
+            return False
+        began = self.gap.start if self.gap is not None else None
+        if gap is None or gap.start != began:
+            self.gap_began = now
+        self.gap, self.gap_seen, self.gap_vouched = gap, now, False
+        if now - self.gap_began >= _GROWING_WAITS * self.gap_patience:
+            # It grows faster than it is waited for: what it began with has had its time.
+            self.gap_seen = now - self.gap_patience + GAP_CONFIRM_SECONDS
+        return gap is not None
+
+    def _wait_anew(self, now: float) -> None:
+        """The store does not answer. Others cannot store what is gone here either: a gap waits for
+        as long again, from when the store was last known to be away.
+        """
+        self.gap_seen = self.gap_began = now
+        self.gap_vouched = False
+
+    def gap_waits_for_others(self) -> bool:
+        """Whether the sidecar of another broker is given time to store what is gone here."""
+        return self.gap_patience > GAP_CONFIRM_SECONDS
+
+    def gap_is_confirmed(self) -> bool:
+        """A later listing, far enough from the first, showed the same gap."""
+        if self.gap is None or self.listed_at is None:
+            return False
+        return self.listed_at - self.gap_seen >= self.gap_patience
+
+    # -- what can be seen of it -----------------------------------------------------------------
+
     def is_settled(self) -> bool:
         """Every closed segment is stored, or nothing can go on until an operator acts."""
         if self.halted is not None or self.refused is not None:
@@ -302,6 +563,10 @@ class Partition:
                 tracked.forget() if for_good else tracked.close()
 
 
+Happened = Callable[[Partition, Event], None]
+"""Takes an event to a partition, on the daemon's thread."""
+
+
 def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
     return done is not None and segment.next_base is not None and segment.next_base <= done
 
@@ -311,113 +576,6 @@ def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
     if new.marked_for_deletion and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)
     return new
-
-
-def _is_as_planned(tracked: TrackedSegment, planned: PlannedSegment) -> bool:
-    """It went up from the same offset on, up to the same end."""
-    before = tracked.planned
-    if before is None or before.start != planned.start:
-        return False
-    return before.segment.next_base == planned.segment.next_base
-
-
-def storable(partition: Partition, window: int) -> list[PlannedSegment]:
-    """The next segments in order that are not stored, as many as may be under way at once.
-
-    Those that are stored wait for one before them: they must not hold up what comes behind.
-    """
-    tracked, segments = partition.tracked, partition.plan().segments
-    left = (p for p in segments if tracked[p.segment.base_offset].stage is not SegmentState.STORED)
-    return list(islice(left, window))
-
-
-def stored_prefix(partition: Partition) -> list[StoredSegment]:
-    """The stored segments that follow on the watermark without a gap."""
-    prefix = []
-    for planned in partition.plan().segments:
-        tracked = partition.tracked[planned.segment.base_offset]
-        if tracked.stage is not SegmentState.STORED or tracked.stored is None:
-            break
-        if not _is_as_planned(tracked, planned):
-            break
-        prefix.append(tracked.stored)
-    return prefix
-
-
-def next_request(partition: Partition, now: float, *, from_latest: bool) -> Request | None:
-    """What the partition needs from the store now; None also while it must wait."""
-    busy = partition.requesting is not None or partition.unanswered is not None
-    if busy or partition.unsure or now < partition.hold.until:
-        return None
-    if partition.halted is not None or partition.refused is not None:
-        looks = partition.halted_at is not None and now >= partition.read_again_at
-        return Request.LOAD if looks else None
-    if partition.listed_at is None or not (partition.tracked or partition.archive):
-        return None  # nothing is closed: an idle partition costs no request
-    archive = partition.archive
-    if archive is None:
-        return Request.LOAD
-    if archive.next_offset is None:
-        begins = from_latest and partition.first_active is not None and not archive.is_pinterest
-        return Request.START if begins else None
-    return _next_write(partition, archive) or _next_reading(partition, now)
-
-
-def _next_write(partition: Partition, archive: ArchiveState) -> Request | None:
-    kept_higher = archive.kept_start is not None and archive.watermark is None
-    if (partition.gap is not None or kept_higher) and not archive.start_is_kept:
-        return Request.START
-    if stored_prefix(partition):
-        return Request.COMMIT
-    if partition.plan().segments:
-        return Request.PREPARE if archive.present is None else None
-    if not (gap_is_confirmed(partition) and partition.gap_vouched):
-        return None
-    # What is stored there is compared with this log before it is taken for what is missing.
-    return Request.PREPARE if archive.present is None else Request.GAP
-
-
-def _next_reading(partition: Partition, now: float) -> Request | None:
-    """While a gap waits for others' sidecars, it is asked whether the store answers at all, and
-    whether they have stored something. Not without a watermark: what was stepped over before the
-    first is known from this archive alone.
-    """
-    archive = partition.archive
-    waits = partition.gap is not None and partition.gap_patience > GAP_CONFIRM_SECONDS
-    waits = waits and archive is not None and archive.watermark is not None
-    due = waits and not gap_is_confirmed(partition) and now >= partition.read_again_at
-    return Request.LOAD if due else None
-
-
-def watch_gap(partition: Partition, now: float) -> bool:
-    """Note a gap right behind the watermark; True when it is new and must be seen again."""
-    step = partition.plan()
-    gap = step.gap if not step.segments else None
-    if gap == partition.gap:
-        return False
-    began = partition.gap.start if partition.gap is not None else None
-    if gap is None or gap.start != began:
-        partition.gap_began = now
-    partition.gap, partition.gap_seen, partition.gap_vouched = gap, now, False
-    if now - partition.gap_began >= _GROWING_WAITS * partition.gap_patience:
-        # It grows faster than it is waited for: what it began with has had its time.
-        partition.gap_seen = now - partition.gap_patience + GAP_CONFIRM_SECONDS
-    return gap is not None
-
-
-def wait_anew(partition: Partition, now: float) -> None:
-    """The store does not answer. Others cannot store what is gone here either: a gap waits for as
-    long again, from when the store was last known to be away.
-    """
-    partition.gap_seen = partition.gap_began = now
-    partition.gap_vouched = False
-
-
-def gap_is_confirmed(partition: Partition) -> bool:
-    """A later listing, far enough from the first, showed the same gap."""
-    if partition.gap is None or partition.listed_at is None:
-        return False
-    return partition.listed_at - partition.gap_seen >= partition.gap_patience
 
 
 def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, TrackedSegment]]:

@@ -138,6 +138,23 @@ class TrackedSegment:
         """Of its pin: what a follower holds is let go before anything of a led partition."""
         return PinPriority(self.followed, self.urgency)
 
+    def queue(self, planned: PlannedSegment, now: float) -> None:
+        """It is committed, and waits for a free upload thread."""
+        self.stage, self.planned = SegmentState.QUEUED, planned
+        self.timeline.committed = now
+
+    def unqueue(self) -> None:
+        """Its turn came, and it is not wanted as it was planned."""
+        if self.stage is SegmentState.QUEUED:
+            self.stage = SegmentState.CLOSED
+
+    def is_as_planned(self, planned: PlannedSegment) -> bool:
+        """It went up from the same offset on, up to the same end."""
+        before = self.planned
+        if before is None or before.start != planned.start:
+            return False
+        return before.segment.next_base == planned.segment.next_base
+
     def ends_at(self, next_offset: int) -> None:
         """Its bytes tell more of a staged segment's end than the names beside it."""
         base = self.segment.base_offset
@@ -145,12 +162,12 @@ class TrackedSegment:
             base, BaseOffset(next_offset), self.segment.marked_for_deletion
         )
 
-    def follows_not(self, found: Conflict) -> None:
-        """As what is stored has shown now. Seen again, of what has no name any more, it is a gap
-        up to where that batch ends: only the log itself could tell which of them was thrown away.
+    def follows_not(self, found: Conflict, *, unlinked: bool) -> None:
+        """As what is stored has shown now. Seen again, of what is `unlinked`, it is a gap up to
+        where that batch ends: only the log itself could tell which of them was thrown away.
         """
         again, self.suspected = found == self.suspected, found
-        if again and self.unlinked():
+        if again and unlinked:
             self.conflict = found
 
     def keep_in(self, spooled: SpooledFiles) -> None:

@@ -164,10 +164,10 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "3: the watermark passes a gap": (
         Plain,
-        {f"{UPLOADER}.archive.request_work.stored_prefix": _whatever_is_stored},
+        {f"{UPLOADER}.state.next_request.stored_prefix": _whatever_is_stored},
     ),
-    "4: resumed by base offset": (Protocol, {f"{UPLOADER}.partition.plan": _by_base_offset}),
-    "4: no slice": (Protocol, {f"{UPLOADER}.partition.plan": _whole_segments}),
+    "4: resumed by base offset": (Protocol, {f"{UPLOADER}.state.partition.plan": _by_base_offset}),
+    "4: no slice": (Protocol, {f"{UPLOADER}.state.partition.plan": _whole_segments}),
     "5: the watermark is written without a condition": (
         Plain,
         {"sidetier.archive.objects.watermark.unchanged": _nothing},

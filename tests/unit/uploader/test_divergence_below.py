@@ -31,15 +31,13 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader.archive.archive_state import ArchiveState, Leader
-from sidetier.uploader.archive.health import StoresHealth
+from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.outcomes import Outcomes
 from sidetier.uploader.archive.request_work import RequestWork
 from sidetier.uploader.errors import DivergedError, DivergenceBelowError
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
-from sidetier.uploader.state.partition import Partition, Request
-from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.state.events import Request
+from sidetier.uploader.state.next_request import asked
+from sidetier.uploader.state.partition import Partition
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -147,23 +145,15 @@ class Sidecar:
         if archive is not None and archive.next_offset is None:
             partition.archive = archive.beginning_at(Offset(0))
         place = place_of(store)
-        health, metrics = StoresHealth(lambda _: place), Metrics(CollectorRegistry())
+        begun = asked(partition, request)
+        assert begun is not None
         work = RequestWork(
-            lambda _: Leader(BrokerId(2), epoch, TOPIC_ID),
-            lambda _: float("-inf") if self.named is None else self.now - 3 + self.named,
+            BrokerId(2),
+            lambda *_: float("-inf") if self.named is None else self.now - 3 + self.named,
             self.histories,
-            Outcomes(
-                lambda _: None,
-                health,
-                lambda: self.now,
-                metrics,
-                UnexpectedErrors(metrics, SYSTEM_CLOCK),
-            ),
-        ).of(partition, request, place)
+        ).of(partition, begun, place)
         assert work is not None
-        done = work.run()
-        work.tell(done)
-        return done
+        return work.run()
 
 
 @pytest.mark.parametrize("divergence", FORKS)

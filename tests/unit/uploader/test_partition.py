@@ -7,16 +7,9 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRan
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.reading import FileIdentity
-from sidetier.uploader.state.partition import (
-    GAP_CONFIRM_SECONDS,
-    Partition,
-    Request,
-    gap_is_confirmed,
-    next_request,
-    storable,
-    stored_prefix,
-    watch_gap,
-)
+from sidetier.uploader.state.events import Request
+from sidetier.uploader.state.next_request import next_request, storable, stored_prefix
+from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
     Backoff,
@@ -154,13 +147,12 @@ def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
     assert (BaseOffset(10) in made.tracked) is kept
 
 
-def test_forgetting_what_is_stored_lets_its_files_go() -> None:
+def test_what_is_stored_is_to_be_released() -> None:
     made = partition(0, 10, 20)
     first = made.tracked[BaseOffset(0)]
     made.archive = ArchiveState(next_offset=Offset(15))
-    made.forget_stored()
+    assert made.forget_stored() == [first]
     assert sorted(made.tracked) == [10, 20]
-    assert first.pinned is None
 
 
 def test_the_stored_prefix_ends_before_the_first_that_is_not() -> None:
@@ -262,7 +254,7 @@ def _stored(made: Partition) -> Partition:
 
 
 def _with_gap(made: Partition, seen_for: float, *, vouched: bool = True) -> Partition:
-    watch_gap(made, 0.0)
+    made.watch_gap(0.0)
     made.gap_vouched = vouched
     made.observe(listing(10, active=20), seen_for, track)
     return made
@@ -286,42 +278,42 @@ def test_the_first_active_segment_is_remembered() -> None:
 
 def test_a_gap_is_new_once_and_goes_when_it_is_filled() -> None:
     made = partition(10)
-    assert watch_gap(made, 5.0)
+    assert made.watch_gap(5.0)
     assert made.gap == OffsetRange(Offset(0), Offset(10))
-    assert not watch_gap(made, 6.0)
+    assert not made.watch_gap(6.0)
     assert made.gap_seen == 5.0
     made.observe(listing(0, 10, active=20), 5.0 + GAP_CONFIRM_SECONDS, track)
-    assert not watch_gap(made, 7.0)
+    assert not made.watch_gap(7.0)
     assert made.plan().gap is None
-    assert not gap_is_confirmed(made)
+    assert not made.gap_is_confirmed()
 
 
 def test_a_gap_that_grows_must_be_seen_again() -> None:
     made = partition(10, 20)
-    watch_gap(made, 0.0)
+    made.watch_gap(0.0)
     for base in (10, 20):
         made.tracked[BaseOffset(base)].close()
     made.observe(listing(20, active=30), 3.0, track)
-    assert watch_gap(made, 3.0)
+    assert made.watch_gap(3.0)
     assert made.gap == OffsetRange(Offset(0), Offset(20))
-    assert not gap_is_confirmed(made)
+    assert not made.gap_is_confirmed()
 
 
 def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
     """Its beginning has been waited for twice: only the second look is left."""
     made = partition(*range(10, 80, 10))
-    watch_gap(made, 0.0)
+    made.watch_gap(0.0)
     made.gap_patience = 10.0
     for number, base in enumerate(range(10, 50, 10), start=1):
         made.tracked[BaseOffset(base)].close()
         now = number * 6.0
         made.observe(listing(*range(base + 10, 80, 10), active=80), now, track)
-        assert watch_gap(made, now)
-        assert not gap_is_confirmed(made)
+        assert made.watch_gap(now)
+        assert not made.gap_is_confirmed()
     assert made.gap == OffsetRange(Offset(0), Offset(50))
     made.observe(listing(*range(50, 80, 10), active=80), 24.0 + GAP_CONFIRM_SECONDS, track)
-    assert not watch_gap(made, 24.0 + GAP_CONFIRM_SECONDS)
-    assert gap_is_confirmed(made)
+    assert not made.watch_gap(24.0 + GAP_CONFIRM_SECONDS)
+    assert made.gap_is_confirmed()
 
 
 def test_what_is_most_urgent() -> None:

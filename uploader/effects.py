@@ -1,0 +1,186 @@
+"""Carries out what partitions want done: files are released, the rest is logged and counted."""
+
+from typing import Final
+
+import structlog
+
+from sidetier.segments.errors import ArchiveConflictError
+from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.errors import (
+    DivergedError,
+    PinterestUploaderRunningError,
+    RecreatedError,
+    StandDownError,
+)
+from sidetier.uploader.state.events import (
+    Action,
+    Release,
+    TellAdopted,
+    TellCommitted,
+    TellGap,
+    TellHalted,
+    TellOutdated,
+    TellRequestFailed,
+    TellStoodBy,
+    TellTakeover,
+    TellUnexpected,
+    TellUploaded,
+    TellUploadFailed,
+)
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import Timeline
+from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+
+log: Final = structlog.get_logger()
+
+
+def release_stored(partition: Partition) -> None:
+    """Let the files of what lies below the watermark go."""
+    for segment in partition.forget_stored():
+        segment.forget()
+
+
+class Effects:
+    """Every call is made on the daemon's thread."""
+
+    def __init__(self, metrics: Metrics, errors: UnexpectedErrors) -> None:
+        self._metrics = metrics
+        self._errors = errors
+
+    def carry_out(self, tp: TopicPartition, actions: list[Action]) -> None:
+        """Do all of them, in order."""
+        for action in actions:
+            self._carry_out(tp, action)
+
+    def _carry_out(self, tp: TopicPartition, action: Action) -> None:  # noqa: C901 - a table
+        match action:
+            case Release(segment):
+                segment.forget()
+            case TellTakeover(report):
+                self._taken_over(tp, report)
+            case TellCommitted():
+                self._committed(tp, action)
+            case TellAdopted(base):
+                log.info("segments.adopted", **_at(tp), base_offset=base)
+            case TellGap(gap):
+                self._gap(tp, gap)
+            case TellUploaded():
+                self._uploaded(tp, action)
+            case TellUploadFailed():
+                self._upload_failed(tp, action)
+            case TellRequestFailed():
+                self._request_failed(tp, action)
+            case TellOutdated(request, error):
+                name = request.name.lower()
+                log.info("request.outdated", **_at(tp), request=name, **_described(error))
+            case TellStoodBy(error):
+                log.info("rescue.stood_by", **_at(tp), reason=str(error))
+            case TellHalted(error):
+                running = isinstance(error, PinterestUploaderRunningError)
+                event = "pinterest.still_running" if running else "takeover.refused"
+                log.error(event, **_at(tp), reason=str(error))
+            case TellUnexpected(what, error, before):
+                self._errors.note(Subject(what, tp), error, before)
+
+    def _taken_over(self, tp: TopicPartition, report: TakeoverReport) -> None:
+        self._metrics.taken_over()
+        (log.info if report.last is not None else log.error)(
+            "pinterest.taken_over",
+            **_at(tp),
+            peer_base_offset=report.named,
+            base_offset=report.last,
+            next_offset=report.next_offset,
+            segments=report.segments,
+            gaps=len(report.gaps),
+            rebuilt=list(report.rebuilt),
+            set_aside=list(report.set_aside),
+            damaged=list(report.damaged),
+        )
+
+    def _committed(self, tp: TopicPartition, committed: TellCommitted) -> None:
+        stored = committed.stored
+        if committed.rescued:
+            self._metrics.rescued(len(stored))
+        for timeline in committed.timelines:
+            self._stages(timeline, committed.now)
+        log.info(
+            "watermark.moved",
+            **_at(tp),
+            base_offset=stored[-1].base_offset,
+            next_offset=stored[-1].next_offset,
+            segments=len(stored),
+            **({"rescued": True} if committed.rescued else {}),
+        )
+
+    def _stages(self, times: Timeline, stored: float) -> None:
+        """How long each step took, for a segment whose roll was seen."""
+        if times.rolled is None or times.committed is None:
+            return
+        if times.started is None or times.uploaded is None:
+            return
+        self._metrics.stage_seconds("high_watermark", times.committed - times.rolled)
+        self._metrics.stage_seconds("queueing", times.started - times.committed)
+        self._metrics.stage_seconds("uploading", times.uploaded - times.started)
+        self._metrics.stage_seconds("committing", stored - times.uploaded)
+        self._metrics.rolled_to_stored(stored - times.rolled)
+
+    def _gap(self, tp: TopicPartition, gap: OffsetRange) -> None:
+        self._metrics.gap(tp, gap.size)
+        log.error(
+            "gap.recorded",
+            **_at(tp),
+            start_offset=gap.start,
+            end_offset=gap.end,
+            records=gap.size,
+        )
+
+    def _uploaded(self, tp: TopicPartition, uploaded: TellUploaded) -> None:
+        stored = uploaded.stored
+        self._metrics.segment_uploaded(tp, stored.bytes_sent, uploaded.seconds)
+        log.info(
+            "segment.uploaded",
+            **_at(tp),
+            base_offset=stored.base_offset,
+            next_offset=stored.next_offset,
+            bytes=stored.size,
+            seconds=round(uploaded.seconds, 3),
+        )
+        for kind, reason in stored.left_out:  # optional, and unreadable or damaged
+            self._metrics.left_out(kind)
+            log.warning(
+                "segment.file_left_out",
+                **_at(tp),
+                base_offset=stored.base_offset,
+                file=kind.value.removeprefix("."),
+                reason=reason,
+            )
+
+    def _upload_failed(self, tp: TopicPartition, failed: TellUploadFailed) -> None:
+        self._metrics.error(type(failed.error).__name__)
+        log.warning(
+            "segment.upload_failed",
+            **_at(tp),
+            base_offset=failed.base_offset,
+            **_described(failed.error),
+            failures=failed.failures,
+        )
+
+    def _request_failed(self, tp: TopicPartition, failed: TellRequestFailed) -> None:
+        error = failed.error
+        self._metrics.error(type(error).__name__)
+        settled = isinstance(error, DivergedError | RecreatedError)
+        if isinstance(error, ArchiveConflictError) and not settled:
+            self._metrics.conflict()
+        stood_down = isinstance(error, StandDownError)
+        event = "leadership.stood_down" if stood_down else "request.failed"
+        log.warning(event, **_at(tp), request=failed.request.name.lower(), **_described(error))
+
+
+def _at(tp: TopicPartition) -> dict[str, object]:
+    return {"topic": tp.topic, "partition": tp.partition}
+
+
+def _described(error: Exception) -> dict[str, object]:
+    return {"kind": type(error).__name__, "error": str(error)}
