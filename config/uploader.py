@@ -112,6 +112,7 @@ class ClusterSnapshotsConfig(Part):
 
 
 OnDivergence = Literal["quarantine", "halt"]
+OnGap = Literal["step_over", "halt"]
 """What is done when archive and log have parted."""
 OnRecreated = Literal["halt", "retire"]
 """What is done when an archive belongs to a topic of the same name that is no more."""
@@ -129,7 +130,7 @@ class UploaderConfig(Part):
         description="Where a partition without a watermark begins: with the oldest segment on the "
         "disk, or with what closes from now on.",
     )
-    on_gap: Literal["step_over", "halt"] = Field(
+    on_gap: OnGap = Field(
         default="step_over",
         description="When records are gone before they were stored: record the gap and go on, or "
         "halt the partition.",

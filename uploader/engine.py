@@ -170,7 +170,7 @@ class Engine:
         """Hold what other brokers lead, if that is asked for; `watch` does it, too."""
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
-            self._scheduler.rescues = True
+            self._scheduler.expect_rescues()
 
     def _open_spool(self) -> None:
         spools, log_dirs = self._config.pins.spool, self._around.log_dirs.paths

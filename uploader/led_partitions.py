@@ -12,6 +12,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
+from sidetier.uploader.state.leading import PARK_SECONDS
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
@@ -19,8 +20,6 @@ from sidetier.uploader.watching.log_dirs import LogDirs
 
 log: Final = structlog.get_logger()
 _PARTITION_METADATA: Final = "partition.metadata"
-PARK_SECONDS: Final = 300.0
-"""How long the pins of a partition outlive the lead."""
 
 
 class LedPartitions:

@@ -18,7 +18,6 @@ from sidetier.uploader.effects import release_stored
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
-from sidetier.uploader.led_partitions import PARK_SECONDS
 from sidetier.uploader.pinning.pins import log_size
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
@@ -26,12 +25,22 @@ from sidetier.uploader.rescue.rescuer import Rescuer
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
-from sidetier.uploader.state.next_request import next_request, storable
-from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
+from sidetier.uploader.state.leading import (
+    AskBroker,
+    AskStore,
+    Knowledge,
+    LeaderRules,
+    LookAt,
+    Step,
+    TellGapHalt,
+    Upload,
+    lead,
+    offer,
+)
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
-    SegmentState,
     Timeline,
     TrackedSegment,
 )
@@ -43,14 +52,6 @@ if TYPE_CHECKING:
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
-RESCUES_TAKE: Final = 4.0
-"""So many patiences pass at most before a follower uploads what it alone holds: one until it asks a
-store again that was away, a good one in which the watermark stands still, and then the uploads.
-"""
-_GAP_READINGS: Final = 4
-"""How often the archive is read while a gap waits."""
-READ_PAST_HALT_SECONDS: Final = 60.0
-"""How often the archive of a partition that is halted at a gap is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,23 @@ class PartitionScheduler:
 
     def __init__(self, shop: SchedulerContext) -> None:
         self._shop = shop
-        self._from_latest = shop.config.offset_reset == "latest"
+        self._rules = LeaderRules(
+            shop.config.max_queued_segments_per_partition,
+            shop.config.offset_reset == "latest",
+            shop.config.on_gap,
+            shop.broker_id,
+        )
         self.waiting: dict[TopicPartition, Partition] = {}
         """Partitions with a closed segment that is not known to be committed."""
         self.spool: Spool | None = None
         """Where pinned segments get second names, that outlive this process."""
-        self.rescues = False
-        """Whether followers stand in for each other, and a gap may be filled by one of them."""
         self._rescuer = Rescuer(
             shop.config, shop.clock, shop.timers, shop.requests, shop.broker_id, self._offer
         )
+
+    def expect_rescues(self) -> None:
+        """From now on followers stand in for each other, and a gap may be filled by one of them."""
+        self._rules = replace(self._rules, rescue_patience=self._shop.config.rescue.patience)
 
     def look(self, partition: Partition, rolled: float | None = None) -> None:
         """Find the directory and list it.
@@ -263,23 +271,43 @@ class PartitionScheduler:
             self._rescuer.advance(partition)
             return
         release_stored(partition)
-        self._set_start(partition)
-        partition.plan_again()
         now = self._shop.clock.monotonic()
-        if self._may_upload(partition):
-            window = self._shop.config.max_queued_segments_per_partition
-            for planned in storable(partition, window):
-                self._offer(partition, planned, now)
-        self._mind_gap(partition, now)
-        if partition.moving is not None and not partition.requesting:
-            # Nothing is set aside before a broker has named us as the leader once more.
-            self.waiting[partition.topic_partition] = partition
-        request = next_request(partition, now, from_latest=self._from_latest)
-        if request is not None:
-            partition.read_again_at = now + _reading_pause(partition)
-            self._shop.requests.ask(partition, request)
-        elif partition.hold.until > now:
-            self._shop.timers.at(partition.hold.until, partition.topic_partition)
+        steps = lead(partition, now, self._rules, self._knowledge(partition))
+        self._carry_out(partition, steps)
+
+    def _knowledge(self, partition: Partition) -> Knowledge:
+        def is_committed(tracked: TrackedSegment) -> bool:
+            return self._committed(partition, tracked.segment, tracked)
+
+        def is_confirmed_since(moment: float) -> bool:
+            tp, epoch = partition.topic_partition, partition.leader_epoch
+            return self._shop.gate.confirms_lead(tp, epoch, moment)
+
+        return Knowledge(is_committed, is_confirmed_since)
+
+    def _carry_out(self, partition: Partition, steps: list[Step]) -> None:
+        tp = partition.topic_partition
+        for step in steps:
+            match step:
+                case Upload(segment, planned):
+                    self._shop.uploads.offer(partition, segment, planned)
+                case AskStore(request):
+                    self._shop.requests.ask(partition, request)
+                case AskBroker():
+                    self.waiting[tp] = partition
+                case LookAt(when):
+                    self._shop.timers.at(when, tp)
+                case TellGapHalt(gap):
+                    log.error(
+                        "partition.halted",
+                        topic=tp.topic,
+                        partition=tp.partition,
+                        start_offset=gap.start,
+                        end_offset=gap.end,
+                    )
+
+    def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
+        self._carry_out(partition, offer(partition, planned, now, self._knowledge(partition)))
 
     def _apply_rules(self, partition: Partition) -> None:
         topic = partition.topic_partition.topic
@@ -301,39 +329,6 @@ class PartitionScheduler:
         partition.directory_ns = -1
         self._shop.timers.at(self._shop.clock.monotonic(), partition.topic_partition)
 
-    def _may_upload(self, partition: Partition) -> bool:
-        return (
-            partition.archive is not None
-            and partition.archive.present is not None
-            and partition.halted is None
-            and partition.refused is None
-            and partition.unread is None
-            and partition.config is not None
-            and not partition.unsure
-            and partition.unanswered is None
-        )
-
-    def _set_start(self, partition: Partition) -> None:
-        """An archive begins where the log began at our first look: what is lost since is a gap."""
-        archive = partition.archive
-        if archive is None or archive.next_offset is not None or self._from_latest:
-            return
-        if archive.is_pinterest:
-            return  # a follower has read it; the leader's sidecar takes it over
-        if partition.first_start is not None and partition.tracked:
-            partition.archive = archive.beginning_with_log(partition.first_start)
-
-    def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
-        tracked = partition.tracked[planned.segment.base_offset]
-        if tracked.stage is not SegmentState.CLOSED:
-            return
-        if now < tracked.hold.until:
-            self._shop.timers.at(tracked.hold.until, partition.topic_partition)
-        elif not self._committed(partition, planned.segment, tracked):
-            self.waiting[partition.topic_partition] = partition
-        else:
-            self._shop.uploads.offer(partition, tracked, planned)
-
     def _committed(
         self, partition: Partition, segment: ClosedSegment, tracked: TrackedSegment
     ) -> bool:
@@ -349,76 +344,6 @@ class PartitionScheduler:
                 partition.leader_epoch,
             )
         )
-
-    def _mind_gap(self, partition: Partition, now: float) -> None:
-        if partition.watch_gap(now):
-            partition.gap_patience = self._patience(partition)
-        gap = partition.gap
-        second_look = partition.gap_seen + partition.gap_patience
-        if partition.gap_is_confirmed():
-            self._ask_who_leads(partition, second_look)
-        if gap is not None and now < second_look:
-            again = partition.read_again_at
-            next_look = min(second_look, again) if again > now else second_look
-            self._shop.timers.at(next_look, partition.topic_partition)
-        if partition.halted_at is not None:
-            self._look_past_halt(partition)
-        if self._shop.config.on_gap != "halt" or partition.halted:
-            return
-        if gap is None or not (partition.gap_is_confirmed() and partition.gap_vouched):
-            return
-        if partition.archive is None or not partition.archive.start_is_kept:
-            return  # a restart would begin behind the gap, and not know of it
-        partition.halted = (
-            f"offsets {gap} are gone from this broker before they were "
-            "stored, and uploader.on_gap is halt"
-        )
-        partition.halted_at, partition.read_again_at = gap, now + READ_PAST_HALT_SECONDS
-        self._look_past_halt(partition)
-        tp = partition.topic_partition
-        log.error(
-            "partition.halted",
-            topic=tp.topic,
-            partition=tp.partition,
-            start_offset=gap.start,
-            end_offset=gap.end,
-        )
-
-    def _look_past_halt(self, partition: Partition) -> None:
-        """End the halt where the gap is no more: the sidecar of a follower that still held the
-        records has stored them, or they are here again.
-        """
-        archive = partition.archive
-        if archive is None or archive.next_offset is None:
-            return
-        if partition.gap != partition.halted_at:
-            partition.halted = partition.halted_at = None
-        elif partition.read_again_at > self._shop.clock.monotonic():
-            self._shop.timers.at(partition.read_again_at, partition.topic_partition)
-
-    def _ask_who_leads(self, partition: Partition, since: float) -> None:
-        """What is gone here may be on the disk of a leader of whom we have not heard yet: nobody
-        gives up records before a broker has named him as the leader once more.
-        """
-        tp = partition.topic_partition
-        partition.gap_vouched = self._shop.gate.confirms_lead(tp, partition.leader_epoch, since)
-        if not partition.gap_vouched:
-            self.waiting[tp] = partition
-
-    def _patience(self, partition: Partition) -> float:
-        """Another broker's sidecar may still hold what is gone here: as a follower, which stores it
-        soon, or in the pins that it keeps over a lost lead, should that broker lead again.
-        """
-        if self.rescues and not partition.is_sparse:
-            return max(GAP_CONFIRM_SECONDS, RESCUES_TAKE * self._shop.config.rescue.patience)
-        watermark = partition.archive.watermark if partition.archive else None
-        ours = watermark is None or watermark.broker_id == self._shop.broker_id
-        return GAP_CONFIRM_SECONDS if ours else PARK_SECONDS
-
-
-def _reading_pause(partition: Partition) -> float:
-    halted = partition.halted_at is not None
-    return READ_PAST_HALT_SECONDS if halted else partition.gap_patience / _GAP_READINGS
 
 
 def _listing_of(partition: Partition) -> Subject:

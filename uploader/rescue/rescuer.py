@@ -155,7 +155,8 @@ class Rescuer:
         """What a leader would do, but for gaps, and as far as is at risk: another replica may hold
         what is gone here.
         """
-        self._set_start(partition)
+        if self.config.offset_reset == "earliest":  # or else only the leader says where to begin
+            partition.begin_with_log()
         archive = partition.archive
         if archive is None or archive.next_offset is None or risk.end is None:
             return
@@ -176,16 +177,6 @@ class Rescuer:
             return
         for planned in wanted:
             self.offer(partition, planned, now)
-
-    def _set_start(self, partition: Partition) -> None:
-        """As a leader does. With `offset_reset: latest` only the leader says where to begin, and
-        only he takes over what Pinterest's uploader has stored.
-        """
-        archive = partition.archive
-        if archive is None or archive.next_offset is not None or archive.is_pinterest:
-            return
-        if self.config.offset_reset == "earliest" and partition.first_start is not None:
-            partition.archive = archive.beginning_with_log(partition.first_start)
 
 
 def _notice(partition: Partition, still: WatermarkStall) -> None:

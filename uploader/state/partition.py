@@ -325,6 +325,29 @@ class Partition:
             if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget()
 
+    def begin_with_log(self) -> None:
+        """An archive begins where the log began at our first look: what is lost since is a gap.
+        What Pinterest's uploader has stored is taken over by the leader's sidecar before that.
+        """
+        archive = self.archive
+        if archive is None or archive.next_offset is not None or archive.is_pinterest:
+            return
+        if self.first_start is not None and (self.follows or self.tracked):
+            self.archive = archive.beginning_with_log(self.first_start)
+
+    def may_upload(self) -> bool:
+        """Whether what is above the watermark is known, and nothing holds the partition back."""
+        return (
+            self.archive is not None
+            and self.archive.present is not None
+            and self.halted is None
+            and self.refused is None
+            and self.unread is None
+            and self.config is not None
+            and not self.unsure
+            and self.unanswered is None
+        )
+
     # -- what happens ---------------------------------------------------------------------------
 
     def handle(  # noqa: C901 - one case for each event

@@ -19,8 +19,8 @@ from sidetier.segments.offsets import Offset
 from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.scheduler import PartitionScheduler
 from sidetier.uploader.sending import conditional_put, upload
+from sidetier.uploader.state import leading
 from sidetier.uploader.state.partition import unstored
 from sidetier.uploader.state.plan import Plan, PlannedSegment
 from sidetier.uploader.state.plan import plan as real_plan
@@ -37,7 +37,7 @@ real_track = PinTable.track
 real_files = upload._files
 real_store_file = conditional_put.store_file
 real_check_writer = watermark_file._check_writer
-real_mind_gap = PartitionScheduler._mind_gap
+real_mind_gap = leading.mind_gap
 real_learn = CommittedGate.learn
 
 
@@ -91,10 +91,11 @@ def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
     return real_store_file(store, ours, may_exist=False)
 
 
-def _forgets_the_gap_halt(scheduler: Any, partition: Any, now: Any) -> None:
+def _forgets_the_gap_halt(partition: Any, *more: Any) -> Any:
     """The gap is noted, and passed."""
-    real_mind_gap(scheduler, partition, now)
+    steps = real_mind_gap(partition, *more)
     partition.halted = None
+    return steps
 
 
 def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any, ____: Any) -> Any:
@@ -217,7 +218,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "a gap does not halt the partition": (
         Halting,
-        {f"{UPLOADER}.scheduler.PartitionScheduler._mind_gap": _forgets_the_gap_halt},
+        {f"{UPLOADER}.state.leading.mind_gap": _forgets_the_gap_halt},
     ),
     "the start of an archive is not recorded": (
         FromLatest,

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader import scheduler
 from sidetier.uploader.archive import history
-from sidetier.uploader.state import partition
+from sidetier.uploader.state import leading, partition
 from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -40,7 +39,7 @@ def site(log_dir: LogDir, store: FakeStorage) -> Site:
 @pytest.fixture
 def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gap is looked at again at once, not after two seconds."""
-    for module in (partition, scheduler):
+    for module in (partition, leading):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 

@@ -20,6 +20,7 @@ from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import periodic_tasks, scheduler
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import bounds
+from sidetier.uploader.state import leading
 from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -328,7 +329,7 @@ def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A replica that still has the records stores them in the leader's place."""
-    monkeypatch.setattr(scheduler, "READ_PAST_HALT_SECONDS", 0.01)
+    monkeypatch.setattr(leading, "READ_PAST_HALT_SECONDS", 0.01)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()

@@ -1,0 +1,325 @@
+"""What a partition makes of each event: its state afterwards, and what is to be done."""
+
+from dataclasses import replace
+
+import pytest
+
+from sidetier.archive.objects.watermark import Watermark
+from sidetier.leadership.port import TopicConfig
+from sidetier.segments.errors import (
+    DamagedSegmentError,
+    SegmentGoneError,
+    StoreUnavailableError,
+)
+from sidetier.segments.listing import ClosedSegment, PartitionListing
+from sidetier.segments.offsets import (
+    BaseOffset,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
+from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.uploader.errors import (
+    DivergedError,
+    DivergenceSuspectedError,
+    OperatorNeededError,
+    StandDownError,
+    StoredByAnotherError,
+)
+from sidetier.uploader.state.events import (
+    Action,
+    Asked,
+    Release,
+    Request,
+    RequestFailed,
+    RequestSucceeded,
+    TellAdopted,
+    TellCommitted,
+    TellGap,
+    TellHalted,
+    TellOutdated,
+    TellRequestFailed,
+    TellStoodBy,
+    TellUnexpected,
+    TellUploaded,
+    TellUploadFailed,
+    UploadFailed,
+    UploadSucceeded,
+)
+from sidetier.uploader.state.leading import (
+    AskBroker,
+    AskStore,
+    Knowledge,
+    LeaderRules,
+    LookAt,
+    Step,
+    Upload,
+    lead,
+)
+from sidetier.uploader.state.next_request import asked
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.segment import (
+    SegmentState,
+    StoredSegment,
+    Timeline,
+    TrackedSegment,
+)
+
+TP = TopicPartition("orders", 0)
+NOW, WALL = 100.0, 1_700_000_000.0
+RULES = LeaderRules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
+ALL_COMMITTED = Knowledge(lambda _: True, lambda _: True)
+
+
+def made(*bases: int, next_offset: int = 0, active: int | None = None) -> Partition:
+    """A led partition with closed segments of ten records at `bases`."""
+    partition = Partition(TP, LeaderEpoch(3), config=TopicConfig())
+    closed = tuple(
+        ClosedSegment(BaseOffset(b), BaseOffset(b + 10), marked_for_deletion=False) for b in bases
+    )
+    end = max(bases, default=-10) + 10 if active is None else active
+    partition.observe(
+        PartitionListing(closed, BaseOffset(end)),
+        NOW,
+        lambda segment: TrackedSegment(segment, 1000, 0, Timeline(NOW)),
+    )
+    partition.archive = archive(next_offset)
+    return partition
+
+
+def archive(next_offset: int, base: int | None = None) -> ArchiveState:
+    watermark = None
+    if base is not None:
+        watermark = Watermark(
+            base_offset=BaseOffset(base),
+            next_offset=Offset(next_offset),
+            broker_id=BrokerId(1),
+            leader_epoch=LeaderEpoch(3),
+        )
+    offset = Offset(next_offset)
+    return ArchiveState(watermark, "etag", offset, frozenset(), start=offset, kept_start=offset)
+
+
+def stored(base: int) -> StoredSegment:
+    return StoredSegment(BaseOffset(base), Offset(base + 10), 0, 1000, 1000)
+
+
+def upload(partition: Partition, base: int) -> list[Action]:
+    """Its upload ends well."""
+    segment = partition.tracked[BaseOffset(base)]
+    segment.queue(PlannedSegment(segment.segment, Offset(base)), NOW)
+    segment.stage = SegmentState.UPLOADING
+    event = UploadSucceeded(segment, partition.generation, stored(base))
+    return partition.handle(event, NOW, WALL)
+
+
+def begin(partition: Partition, request: Request) -> Asked:
+    partition.requesting = request
+    begun = asked(partition, request)
+    assert begun is not None
+    return begun
+
+
+def kinds(actions: list[Action] | list[Step]) -> list[type]:
+    return [type(action) for action in actions]
+
+
+# -- the way of a segment --------------------------------------------------------------------------
+
+
+def test_a_segment_goes_up_and_is_committed() -> None:
+    partition = made(0, 10)
+    first, second = partition.tracked.values()
+    steps = lead(partition, NOW, RULES, ALL_COMMITTED)
+    assert [step.segment for step in steps if isinstance(step, Upload)] == [first, second]
+
+    assert upload(partition, 0) == [TellUploaded(stored(0), 0.0)]
+    assert lead(partition, NOW, RULES, ALL_COMMITTED)[-1] == AskStore(Request.COMMIT)
+
+    begun = begin(partition, Request.COMMIT)
+    actions = partition.handle(RequestSucceeded(begun, archive(10, base=0), 0), NOW, WALL)
+    assert kinds(actions) == [TellCommitted, Release]
+    assert actions[1] == Release(first)
+    assert list(partition.tracked.values()) == [second]
+    assert partition.archive == archive(10, base=0)
+    assert partition.requesting is None
+
+
+def test_a_segment_above_the_high_watermark_waits_for_it() -> None:
+    partition = made(0)
+    assert lead(partition, NOW, RULES, Knowledge(lambda _: False, lambda _: True)) == [AskBroker()]
+
+
+def test_what_was_uploaded_before_another_election_is_not_believed() -> None:
+    partition = made(0)
+    segment = partition.tracked[BaseOffset(0)]
+    segment.stage = SegmentState.UPLOADING
+    before = partition.generation
+    partition.resume(LeaderEpoch(4))
+    assert partition.handle(UploadSucceeded(segment, before, stored(0)), NOW, WALL) == []
+    assert (segment.stage, segment.stored) == (SegmentState.CLOSED, None)
+
+
+def test_what_was_uploaded_of_a_file_that_is_wanted_no_more_is_released() -> None:
+    partition = made(0)
+    segment = partition.tracked.pop(BaseOffset(0))
+    event = UploadSucceeded(segment, partition.generation, stored(0))
+    assert partition.handle(event, NOW, WALL) == [Release(segment)]
+
+
+# -- uploads that fail -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "unlinked", "released"),
+    [
+        (StoreUnavailableError("503"), 5, True, False),
+        (SegmentGoneError("gone"), 0, False, True),
+        (DamagedSegmentError("crc"), 0, True, False),  # a second reading may be better
+        (DamagedSegmentError("crc"), 1, False, False),  # the file may be mended by its broker
+        (DamagedSegmentError("crc"), 1, True, True),
+    ],
+)
+def test_a_failed_upload_is_tried_again_unless_its_bytes_are_lost(
+    error: Exception, failures: int, *, unlinked: bool, released: bool
+) -> None:
+    partition = made(0)
+    segment = partition.tracked[BaseOffset(0)]
+    segment.hold.failures = failures
+    actions = partition.handle(UploadFailed(segment, error, unlinked), NOW, WALL)
+    assert actions[0] == TellUploadFailed(BaseOffset(0), error, failures + 1)
+    assert (Release(segment) in actions) is released
+    assert (BaseOffset(0) in partition.tracked) is not released
+    assert segment.hold.until > NOW
+
+
+def test_an_object_of_another_sidecar_has_the_archive_read_again() -> None:
+    partition = made(0, 10)
+    segments = partition.tracked
+    for base in (10, 0):
+        segment = segments[BaseOffset(base)]
+        segment.planned = PlannedSegment(segment.segment, Offset(base))
+    error = StoredByAnotherError("theirs")
+    partition.handle(UploadFailed(segments[BaseOffset(10)], error, unlinked=False), NOW, WALL)
+    assert partition.archive is not None, "only what is right behind the watermark tells"
+    partition.handle(UploadFailed(segments[BaseOffset(0)], error, unlinked=False), NOW, WALL)
+    assert partition.archive is None
+
+
+def test_an_unexpected_error_of_an_upload_holds_its_segment_back() -> None:
+    partition = made(0)
+    segment, error = partition.tracked[BaseOffset(0)], KeyError("x")
+    actions = partition.handle(UploadFailed(segment, error, unlinked=False), NOW, WALL)
+    assert actions == [TellUnexpected("the upload of segment 0", error, None)]
+    assert lead(partition, NOW, RULES, ALL_COMMITTED)[0] == LookAt(NOW + 1)
+
+
+# -- requests that fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "archive_is_known", "parted", "halted"),
+    [
+        (StoreUnavailableError("503"), [TellRequestFailed], True, False, False),
+        (StandDownError("epoch 4"), [TellRequestFailed], False, False, False),
+        (DivergedError("fork"), [TellRequestFailed], False, True, False),
+        (DivergenceSuspectedError("fork?"), [TellRequestFailed], False, False, False),
+        (OperatorNeededError("whose?"), [TellHalted, TellRequestFailed], False, False, True),
+        (KeyError("x"), [TellUnexpected], False, False, False),
+    ],
+)
+def test_a_failed_request_of_a_leader(
+    error: Exception,
+    told: list[type],
+    *,
+    archive_is_known: bool,
+    parted: bool,
+    halted: bool,
+) -> None:
+    partition = made(0)
+    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), NOW, WALL)
+    assert kinds(actions) == told
+    assert (partition.archive is not None) is archive_is_known
+    assert (partition.parted, partition.halted is not None) == (parted, halted)
+    assert partition.hold.until > NOW
+    assert partition.requesting is None
+
+
+def test_a_conflict_that_a_follower_meets_is_no_fault() -> None:
+    partition = made(0)
+    partition.follow()
+    error = DivergedError("the leader settles it")
+    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), NOW, WALL)
+    assert actions == [TellStoodBy(error)]
+    assert not partition.parted
+
+
+def test_a_failure_from_before_another_election_holds_nothing_up() -> None:
+    partition = made(0)
+    begun = begin(partition, Request.LOAD)
+    partition.resume(LeaderEpoch(4))
+    error = StandDownError("epoch 4")
+    assert partition.handle(RequestFailed(begun, error), NOW, WALL) == [
+        TellOutdated(Request.LOAD, error)
+    ]
+    assert partition.hold.until <= NOW
+
+
+# -- gaps ------------------------------------------------------------------------------------------
+
+
+def with_gap() -> Partition:
+    """Offsets [0, 20) are gone, and the archive ends at 0."""
+    partition = made(20, next_offset=0)
+    lead(partition, NOW, RULES, ALL_COMMITTED)
+    assert partition.gap == OffsetRange(Offset(0), Offset(20))
+    return partition
+
+
+def test_a_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
+    partition = with_gap()
+    steps = lead(partition, NOW, RULES, ALL_COMMITTED)
+    assert steps == [LookAt(NOW + 2)]
+
+    partition.listed_at = NOW + 2
+    asks = Knowledge(lambda _: True, lambda _: False)
+    assert lead(partition, NOW + 2, RULES, asks) == [AskBroker()], "nobody has named us since"
+
+    assert lead(partition, NOW + 2, RULES, ALL_COMMITTED) == [AskStore(Request.GAP)]
+    begun = begin(partition, Request.GAP)
+    event = RequestSucceeded(begun, archive(20), 0)
+    assert partition.handle(event, NOW + 2, WALL) == [TellGap(OffsetRange(Offset(0), Offset(20)))]
+    assert (partition.gap, partition.gap_records) == (None, 20)
+
+
+def test_what_seemed_a_gap_was_stored_by_another_sidecar() -> None:
+    partition = with_gap()
+    partition.listed_at = NOW + 2
+    lead(partition, NOW + 2, RULES, ALL_COMMITTED)
+    event = RequestSucceeded(begin(partition, Request.GAP), archive(20, base=10), 0)
+    assert partition.handle(event, NOW + 2, WALL) == [TellAdopted(BaseOffset(10))]
+    assert partition.gap_records == 0
+
+
+def test_a_gap_waits_anew_when_the_store_was_away() -> None:
+    partition = with_gap()
+    partition.listed_at = NOW + 2
+    lead(partition, NOW + 2, RULES, ALL_COMMITTED)
+    begun, error = begin(partition, Request.GAP), StoreUnavailableError("503")
+    partition.handle(RequestFailed(begun, error), NOW + 3, WALL)
+    assert not partition.gap_is_confirmed()
+    assert not partition.gap_vouched
+
+
+@pytest.mark.parametrize(("confirmed", "halts"), [(False, False), (True, True)])
+def test_a_gap_halts_where_that_is_wanted_once_the_lead_is_confirmed(
+    *, confirmed: bool, halts: bool
+) -> None:
+    partition = with_gap()
+    partition.listed_at = NOW + 2
+    rules = replace(RULES, on_gap="halt")
+    lead(partition, NOW + 2, rules, Knowledge(lambda _: True, lambda _: confirmed))
+    assert (partition.halted is not None) is halts
