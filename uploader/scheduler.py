@@ -15,13 +15,14 @@ from sidetier.segments.listing import ClosedSegment, PartitionListing, read_list
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.effects import release_stored
+from sidetier.uploader.followers import Followers
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
 from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.pinning.pins import log_size
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.rescue.rescuer import Rescuer
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
@@ -33,12 +34,11 @@ from sidetier.uploader.state.leading import (
     LookAt,
     Step,
     TellGapHalt,
+    TellRescue,
     Upload,
     lead,
-    offer,
 )
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
     Timeline,
@@ -90,9 +90,7 @@ class PartitionScheduler:
         """Partitions with a closed segment that is not known to be committed."""
         self.spool: Spool | None = None
         """Where pinned segments get second names, that outlive this process."""
-        self._rescuer = Rescuer(
-            shop.config, shop.clock, shop.timers, shop.requests, shop.broker_id, self._offer
-        )
+        self._followers = Followers(shop.config, shop.clock, shop.broker_id)
 
     def expect_rescues(self) -> None:
         """From now on followers stand in for each other, and a gap may be filled by one of them."""
@@ -165,7 +163,7 @@ class PartitionScheduler:
             self._shop.timers.at(partition.hold.until, partition.topic_partition)
             return
         if partition.follows:
-            listing = self._rescuer.hold(partition, listing)
+            listing = self._followers.hold(partition, listing)
         timeline = Timeline(now, rolled)
         retention, follows = self._retention(partition), partition.follows
         if self.spool is not None:
@@ -183,7 +181,7 @@ class PartitionScheduler:
         self._note_due_by_size(partition)
         self._shop.pins.refill(directory, partition)
         if partition.follows:
-            self._rescuer.count_at_risk(partition)
+            self._followers.count_at_risk(partition)
         if self.spool is not None:
             keep_unstored(self.spool, partition)
 
@@ -268,7 +266,8 @@ class PartitionScheduler:
             return
         self._apply_rules(partition)
         if partition.follows:
-            self._rescuer.advance(partition)
+            steps = self._followers.steps(partition, self._knowledge(partition))
+            self._carry_out(partition, steps)
             return
         release_stored(partition)
         now = self._shop.clock.monotonic()
@@ -283,7 +282,9 @@ class PartitionScheduler:
             tp, epoch = partition.topic_partition, partition.leader_epoch
             return self._shop.gate.confirms_lead(tp, epoch, moment)
 
-        return Knowledge(is_committed, is_confirmed_since)
+        return Knowledge(
+            is_committed, is_confirmed_since, lambda: latest_epoch(partition.directory or "")
+        )
 
     def _carry_out(self, partition: Partition, steps: list[Step]) -> None:
         tp = partition.topic_partition
@@ -297,6 +298,15 @@ class PartitionScheduler:
                     self.waiting[tp] = partition
                 case LookAt(when):
                     self._shop.timers.at(when, tp)
+                case TellRescue(next_offset, at_risk, still):
+                    log.warning(
+                        "rescue.began",
+                        topic=tp.topic,
+                        partition=tp.partition,
+                        next_offset=next_offset,
+                        segments_at_risk=at_risk,
+                        watermark_still_seconds=round(still, 3),
+                    )
                 case TellGapHalt(gap):
                     log.error(
                         "partition.halted",
@@ -305,9 +315,6 @@ class PartitionScheduler:
                         start_offset=gap.start,
                         end_offset=gap.end,
                     )
-
-    def _offer(self, partition: Partition, planned: PlannedSegment, now: float) -> None:
-        self._carry_out(partition, offer(partition, planned, now, self._knowledge(partition)))
 
     def _apply_rules(self, partition: Partition) -> None:
         topic = partition.topic_partition.topic

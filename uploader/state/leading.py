@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.config.uploader import OnGap
-from sidetier.segments.offsets import BrokerId, OffsetRange
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, Offset, OffsetRange
 from sidetier.uploader.state.events import Request
 from sidetier.uploader.state.next_request import next_request, storable
 from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
@@ -42,11 +42,13 @@ class LeaderRules:
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """What is known beside the partition's state: whether the high watermark has passed a segment,
-    and whether a broker has named this one as the leader since a moment in monotonic seconds.
+    whether a broker has named this one as the leader since a moment in monotonic seconds, and the
+    last leader epoch of the log on this broker (a follower asks for it before a reading).
     """
 
     is_committed: Callable[[TrackedSegment], bool]
     is_confirmed_since: Callable[[float], bool]
+    latest_epoch: Callable[[], LeaderEpoch] = lambda: UNKNOWN_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,18 @@ class TellGapHalt:
     gap: OffsetRange
 
 
-Step = Upload | AskStore | AskBroker | LookAt | TellGapHalt
+@dataclass(frozen=True, slots=True)
+class TellRescue:
+    """A follower begins to store in the leader's place: the watermark stands at `next_offset` for
+    `still` seconds, and so many segments are at risk.
+    """
+
+    next_offset: Offset
+    segments_at_risk: int
+    still: float
+
+
+Step = TellRescue | Upload | AskStore | AskBroker | LookAt | TellGapHalt
 
 
 def lead(partition: Partition, now: float, rules: LeaderRules, knowledge: Knowledge) -> list[Step]:

@@ -1,1 +1,0 @@
-"""What a follower does, so that one dead sidecar loses nothing."""
