@@ -78,9 +78,13 @@ class Effects:
             case TellStoodBy(error):
                 log.info("rescue.stood_by", **_at(tp), reason=str(error))
             case TellHalted(error):
-                running = isinstance(error, PinterestUploaderRunningError)
-                event = "pinterest.still_running" if running else "takeover.refused"
-                log.error(event, **_at(tp), reason=str(error))
+                log.error(
+                    "pinterest.still_running"
+                    if isinstance(error, PinterestUploaderRunningError)
+                    else "takeover.refused",
+                    **_at(tp),
+                    reason=str(error),
+                )
             case TellUnexpected(what, error, before):
                 self._errors.note(Subject(what, tp), error, before)
 
@@ -173,9 +177,12 @@ class Effects:
         settled = isinstance(error, DivergedError | RecreatedError)
         if isinstance(error, ArchiveConflictError) and not settled:
             self._metrics.conflict()
-        stood_down = isinstance(error, StandDownError)
-        event = "leadership.stood_down" if stood_down else "request.failed"
-        log.warning(event, **_at(tp), request=failed.request.name.lower(), **_described(error))
+        log.warning(
+            "leadership.stood_down" if isinstance(error, StandDownError) else "request.failed",
+            **_at(tp),
+            request=failed.request.name.lower(),
+            **_described(error),
+        )
 
 
 def _at(tp: TopicPartition) -> dict[str, object]:
