@@ -48,6 +48,7 @@ from sidetier.uploader.state.events import (
     UploadFailed,
     UploadSucceeded,
 )
+from sidetier.uploader.state.following import FollowerRules, follow, notice_watermark
 from sidetier.uploader.state.leading import (
     AskBroker,
     AskStore,
@@ -55,12 +56,14 @@ from sidetier.uploader.state.leading import (
     LeaderRules,
     LookAt,
     Step,
+    TellRescue,
     Upload,
     lead,
 )
 from sidetier.uploader.state.next_request import asked
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
+from sidetier.uploader.state.risk import Risk
 from sidetier.uploader.state.segment import (
     SegmentState,
     StoredSegment,
@@ -323,3 +326,53 @@ def test_a_gap_halts_where_that_is_wanted_once_the_lead_is_confirmed(
     rules = replace(RULES, on_gap="halt")
     lead(partition, NOW + 2, rules, Knowledge(lambda _: True, lambda _: confirmed))
     assert (partition.halted is not None) is halts
+
+
+# -- a follower ------------------------------------------------------------------------------------
+
+FOLLOWER_RULES = FollowerRules(60.0, from_latest=False, broker_id=BrokerId(2))
+PATIENCE = FOLLOWER_RULES.patience_of(TP)
+NOTHING_AT_RISK = Risk(None, 0, WALL + 30)
+FIRST_AT_RISK = Risk(Offset(10), 1, float("inf"))
+
+
+def followed() -> Partition:
+    partition = made(0, 10)
+    partition.follow()
+    partition.directory = "/kafka/orders-0"
+    return partition
+
+
+def steps_of(partition: Partition, now: float, risk: Risk) -> list[Step]:
+    notice_watermark(partition)
+    return follow(partition, now, WALL, FOLLOWER_RULES, risk, ALL_COMMITTED)
+
+
+def test_a_follower_asks_nothing_before_a_segment_nears_its_deletion() -> None:
+    assert steps_of(followed(), NOW, NOTHING_AT_RISK) == [LookAt(NOW + 30)]
+
+
+def test_a_follower_stores_what_is_at_risk_once_the_watermark_stands_still() -> None:
+    partition, later = followed(), NOW + PATIENCE
+    for now in (NOW, later):
+        assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]
+        begun = begin(partition, Request.LOAD)
+        partition.handle(RequestSucceeded(begun, archive(0), 0), now, WALL)
+
+    first, second = partition.tracked.values()
+    began, wanted, again = steps_of(partition, later, FIRST_AT_RISK)
+    assert began == TellRescue(Offset(0), 1, PATIENCE)
+    assert isinstance(wanted, Upload)
+    assert wanted.segment is first, "the second is not at risk"
+    assert second.stage is SegmentState.CLOSED
+    assert again == LookAt(later + PATIENCE)
+
+
+def test_a_follower_leaves_a_watermark_alone_that_moves() -> None:
+    partition, later = followed(), NOW + PATIENCE
+    for now, next_offset in ((NOW, 0), (later, 5)):
+        assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]
+        begun = begin(partition, Request.LOAD)
+        read = archive(next_offset, base=0)
+        partition.handle(RequestSucceeded(begun, read, 0), now, WALL)
+    assert steps_of(partition, later, FIRST_AT_RISK) == [LookAt(later + PATIENCE)]
