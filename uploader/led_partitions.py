@@ -96,7 +96,7 @@ class LedPartitions:
         change = diff(self._view, view)
         self._view = view
         for partition in self.all():
-            partition.unsure = self._is_of_another_topic(partition)
+            partition.unsure = self._is_of_doubtful_topic(partition)
         if not change:
             return []
         counts = len(change.gained), len(change.lost), len(change.renewed)
@@ -113,6 +113,9 @@ class LedPartitions:
             for tp in (*change.gained, *change.renewed)
             if self._log_dirs.wanted(tp.topic)
         ]
+
+    def _is_of_doubtful_topic(self, partition: Partition) -> bool:
+        return partition.replaced or self._is_of_another_topic(partition)
 
     def _is_of_another_topic(self, partition: Partition) -> bool:
         """The view tells of another topic of the same name than the one whose directory is here, so
@@ -230,17 +233,22 @@ class LedPartitions:
         moved = directory != partition.directory or inode != partition.directory_inode
         if not moved and partition.identified:
             return
+        had_directory = partition.directory is not None
         if moved:
             partition.directory, partition.directory_inode = directory, inode
             partition.log_dir = os.path.dirname(directory)
             partition.directory_ns, partition.spool = -1, None
         found = self._topic_id(partition, directory)
         partition.identified = found is not None  # a broker writes it after the directory
+        # A topic that was deleted and created again: nothing of it goes into the archive of the
+        # other one while its id cannot be read.
+        is_new = partition.replaced or (moved and had_directory)
+        partition.replaced = is_new and found is None and partition.topic_id is not None
         if partition.topic_id is None:
             partition.topic_id = found
         elif found is not None and found != partition.topic_id:
             partition.begin_anew(found)
-        partition.unsure = not self._known or self._is_of_another_topic(partition)
+        partition.unsure = not self._known or self._is_of_doubtful_topic(partition)
 
     def _topic_id(self, partition: Partition, directory: str) -> str | None:
         """None too while `partition.metadata` is damaged: that is no reason to archive nothing."""

@@ -109,22 +109,22 @@ class Partition:
     `refused` says why its topic must not be archived, `halted` why nothing goes on until an
     operator acts, `parted` that archive and log are not one history, `moving` what of the archive
     is being set aside, or is about to be; `told` that the leader epoch is the cluster's own word,
-    and not read from the checkpoint; `config` is what is known of
-    the topic's configuration, None before it has been asked for. `first_active` is the segment that
-    was active when we looked first: it is the first that closes from then on; `first_start` is
-    where the log began then. A gap is `gap_vouched` for once a broker has named us as the leader
-    since; while it waits, the archive is read again at `read_again_at`, too. Nothing is sent while
-    the lead is `lost`, or `unsure`: the source does not answer, or
-    tells of another topic of this name. What was begun in an earlier `generation` is not taken
-    over: the archive has been read anew since. The directory is `identified` once its topic id has
-    been read; `unread` says why it is not read, where it is a symbolic link that is not followed.
-    `held_error` is the unexpected error that holds back a step of it. It is `cleaned` where Kafka's
-    cleaner has been over a part of the log that is still there. A partition that is `halted_at` a
-    gap reads the archive again at `read_again_at`, in monotonic seconds: the sidecar of another
-    replica may have stored the records. `epochs` are the leader epochs of its log, as far back as
-    the sidecar has seen them. `unanswered` names a request of it that hangs: no other one is made
-    until the store has answered that. `outages` are those of the store that its requests have
-    seen the end of; `gap_began` is when the start of its gap was seen first.
+    and not read from the checkpoint; `config` is what is known of the topic's configuration, None
+    before it has been asked for. `first_active` is the segment that was active when we looked
+    first: it is the first that closes from then on; `first_start` is where the log began then. A
+    gap is `gap_vouched` for once a broker has named us as the leader since; while it waits, the
+    archive is read again at `read_again_at`, too. Nothing is sent while the lead is `lost`, or
+    `unsure`: the source does not answer, or tells of another topic of this name. What was begun in
+    an earlier `generation` is not taken over: the archive has been read anew since. The directory
+    is `identified` once its topic id has been read, and `replaced` while one that took the place of
+    another has not told its id; `unread` says why it is not read, where it is a symbolic link that
+    is not followed. `held_error` is the unexpected error that holds back a step of it. It is
+    `cleaned` where Kafka's cleaner has been over a part of the log that is still there. A partition
+    that is `halted_at` a gap reads the archive again at `read_again_at`, in monotonic seconds: the
+    sidecar of another replica may have stored the records. `epochs` are the leader epochs of its
+    log, as far back as the sidecar has seen them. `unanswered` names a request of it that hangs: no
+    other one is made until the store has answered that. `outages` are those of the store that its
+    requests have seen the end of; `gap_began` is when the start of its gap was seen first.
     """
 
     topic_partition: TopicPartition
@@ -144,6 +144,7 @@ class Partition:
     directory_inode: int | None = None
     held_error: str | None = None
     identified: bool = False
+    replaced: bool = False
     requesting: Request | None = None
     hold: Backoff = field(default_factory=Backoff)
     halted: str | None = None

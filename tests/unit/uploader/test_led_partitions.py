@@ -206,12 +206,20 @@ def test_another_topic_of_the_same_name_is_told_by_its_directory(
     metadata = log_dir.create(topic_id=ANOTHER_ID).path / "partition.metadata"
     text = metadata.read_text()
     metadata.unlink()
-    at.leads.locate(partition)
-    assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
+    for damaged in (None, ""):
+        if damaged is not None:
+            metadata.write_text(damaged)
+        at.leads.locate(partition)
+        assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
+        assert partition.unsure, "nothing is sent in the name of the old topic"
+        assert at.follow(view({log.tp: 1})) == []
+        assert partition.unsure
     metadata.write_text(text)
+    at.now += 60
     for _ in range(2):
         at.leads.locate(partition)
         assert (partition.topic_id, partition.generation) == (ANOTHER_ID, 1)
+        assert not partition.unsure
 
 
 def test_a_view_of_another_topic_says_nothing_of_the_one_that_is_here(
