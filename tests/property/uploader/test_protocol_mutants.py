@@ -256,6 +256,7 @@ SEEDS = {
     "pins are let go though no bound is reached": 2,
     "the spool is not read at the start": 7,
     "the start of an archive is not recorded": 1,
+    "what the broker drops from its checkpoint is forgotten": 4,
 }
 """Where the search begins for those that are noticed late otherwise: they are seen in seconds, and,
 should the machine change, within as many examples as the others.
