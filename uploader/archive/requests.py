@@ -71,7 +71,7 @@ class Requests:
         if partition.unanswered is not None or (self._commits_only and not urgent):
             return
         line = self._lines.setdefault(self._gate_of(partition), _Line())
-        partition.requesting = request
+        partition.begin_request(request)
         wanted = line.urgent if urgent else line.others
         wanted[partition.topic_partition] = (partition, request)
 
@@ -81,7 +81,7 @@ class Requests:
             for wanted in (line.urgent, line.others):
                 partition, _ = wanted.pop(tp, (None, None))
                 if partition is not None:
-                    partition.requesting = None
+                    partition.end_request()
 
     def commits_only(self) -> None:
         """The daemon stops: what is stored may still be committed, nothing new begins."""
@@ -99,7 +99,7 @@ class Requests:
         while (wanted := self._next()) is not None:
             _, (partition, request) = wanted.popitem(last=False)
             if partition.lost or partition.unanswered is not None:
-                partition.requesting = None
+                partition.end_request()
             else:
                 self._start(partition, request)
 

@@ -159,7 +159,7 @@ class UploadQueue:
         A file that was written since its high watermark was looked at, at `modified_ns`, goes back
         to that gate.
         """
-        tracked.stage = SegmentState.UPLOADING
+        tracked.begin_upload()
         if tracked.pinned is None and partition.directory is not None:
             try:
                 self._pins.pin_again(partition.directory, tracked)

@@ -336,6 +336,14 @@ class Partition:
         if self.first_start is not None and (self.follows or self.tracked):
             self.archive = archive.beginning_with_log(self.first_start)
 
+    def begin_request(self, request: Request) -> None:
+        """It waits for its turn from now on; no other one is made before it has ended."""
+        self.requesting = request
+
+    def end_request(self) -> None:
+        """It has ended, or is not wanted any more."""
+        self.requesting = None
+
     def may_upload(self) -> bool:
         """Whether what is above the watermark is known, and nothing holds the partition back."""
         return (
@@ -367,7 +375,7 @@ class Partition:
             case RequestFailed(asked, error, takeovers):
                 return [*self._taken_over(takeovers), *self._request_failed(asked, error, now)]
             case RequestOvertaken():
-                self.requesting = None
+                self.end_request()
             case UploadSucceeded():
                 return self._upload_succeeded(event, now, wall)
             case UploadFailed(segment, error, unlinked):

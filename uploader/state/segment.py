@@ -143,6 +143,10 @@ class TrackedSegment:
         self.stage, self.planned = SegmentState.QUEUED, planned
         self.timeline.committed = now
 
+    def begin_upload(self) -> None:
+        """A thread is free for it: its files are opened next, where they are not."""
+        self.stage = SegmentState.UPLOADING
+
     def unqueue(self) -> None:
         """Its turn came, and it is not wanted as it was planned."""
         if self.stage is SegmentState.QUEUED:
