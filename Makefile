@@ -29,7 +29,7 @@ LOGGED = quiet() { "$$@" >>'$(SETUP_LOG)' 2>&1 || { code=$$?; tail -n 25 '$(SETU
 # Ends such a set-up: how large the environment is, and how long it took.
 INSTALLED = echo "$(@D): $$(du -sh '$(@D)' | cut -f1), $$((SECONDS - began)) s"; touch $@
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
-            --no-emit-index-url --no-header
+            --no-strip-extras --no-emit-index-url --no-header
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
