@@ -36,8 +36,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
-.PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration lint format lock \
-        lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
+.PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration test-long \
+        mirror-kills lint format lock lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
 
 help: ## list what can be done
 	@echo 'usage: make TARGET, where TARGET is'
@@ -69,6 +69,15 @@ test-integration: prepare ## run the tests against real servers
 	$(BIN)/pytest -m 'integration and not alone' -n $(WORKERS) $(BY_FILE) $(ONCE_MORE) --durations=20 \
 	  || failed=1; \
 	exit $$failed
+
+test-long: prepare ## run the tests that need hours: chaos, simulations, kills (CHAOS_SECONDS, PROTOCOL_EXAMPLES)
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-3600} $(BIN)/pytest -n 0 tests/end_to_end/chaos/test_chaos.py
+	PROTOCOL_EXAMPLES=$${PROTOCOL_EXAMPLES:-5000} $(BIN)/pytest -n 2 tests/property/uploader/test_protocol.py
+	SIDETIER_ONE_LOG_EXAMPLES=$${SIDETIER_ONE_LOG_EXAMPLES:-1000} \
+	  DECODER_EXAMPLES=$${DECODER_EXAMPLES:-1000} $(BIN)/pytest -n 2 \
+	  tests/property/consumer/test_one_log.py tests/property/segments/test_arrow_decoder.py
+	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
+	  tests/integration/mirror/test_mirror.py -k killed_again
 
 mirror-kills: prepare ## kill a mirror's worker at random for MIRROR_KILL_SECONDS (300); MIRROR_KILL_SEED
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-300} $(BIN)/pytest -n 0 \

@@ -1,5 +1,8 @@
-"""Carries out what partitions want done: files are released, the rest is logged and counted."""
+"""Carries out what partitions want done: uploads and requests are queued, files are released, and
+what has happened is logged and counted.
+"""
 
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -7,6 +10,7 @@ import structlog
 from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.archive.requests import Requests
 from sidetier.uploader.archive.takeover.run import TakeoverReport
 from sidetier.uploader.errors import (
     DivergedError,
@@ -14,20 +18,29 @@ from sidetier.uploader.errors import (
     RecreatedError,
     StandDownError,
 )
+from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.running.loop import Timers
+from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.events import (
     Action,
+    AskBroker,
+    AskStore,
+    LookAt,
     Release,
     TellAdopted,
     TellCommitted,
     TellGap,
+    TellGapHalt,
     TellHalted,
     TellOutdated,
     TellRequestFailed,
+    TellRescue,
     TellStoodBy,
     TellTakeover,
     TellUnexpected,
     TellUploaded,
     TellUploadFailed,
+    Upload,
 )
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline
@@ -36,28 +49,49 @@ from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 log: Final = structlog.get_logger()
 
 
-def release_stored(partition: Partition) -> None:
-    """Let the files of what lies below the watermark go."""
-    for segment in partition.forget_stored():
-        segment.forget()
-
-
 class Effects:
     """Every call is made on the daemon's thread."""
 
-    def __init__(self, metrics: Metrics, errors: UnexpectedErrors) -> None:
+    def __init__(
+        self,
+        uploads: UploadQueue,
+        requests: Requests,
+        timers: Timers,
+        asker: HighWatermarkAsker,
+        metrics: Metrics,
+        errors: UnexpectedErrors,
+    ) -> None:
+        self._uploads = uploads
+        self._requests = requests
+        self._timers = timers
+        self._asker = asker
         self._metrics = metrics
         self._errors = errors
 
-    def carry_out(self, tp: TopicPartition, actions: list[Action]) -> None:
+    def carry_out(self, partition: Partition, actions: Iterable[Action]) -> None:
         """Do all of them, in order."""
         for action in actions:
-            self._carry_out(tp, action)
+            self._carry_out(partition, action)
 
-    def _carry_out(self, tp: TopicPartition, action: Action) -> None:  # noqa: C901 - a table
+    def _carry_out(  # noqa: C901, PLR0912 - one case for each action
+        self, partition: Partition, action: Action
+    ) -> None:
+        tp = partition.topic_partition
         match action:
+            case Upload(segment, planned):
+                self._uploads.offer(partition, segment, planned)
+            case AskStore(request):
+                self._requests.ask(partition, request)
+            case AskBroker():
+                self._asker.waiting[tp] = partition
+            case LookAt(when):
+                self._timers.at(when, tp)
             case Release(segment):
                 segment.forget()
+            case TellRescue():
+                self._rescue_began(tp, action)
+            case TellGapHalt(gap):
+                log.error("partition.halted", **_at(tp), start_offset=gap.start, end_offset=gap.end)
             case TellTakeover(report):
                 self._taken_over(tp, report)
             case TellCommitted():
@@ -87,6 +121,15 @@ class Effects:
                 )
             case TellUnexpected(what, error, before):
                 self._errors.note(Subject(what, tp), error, before)
+
+    def _rescue_began(self, tp: TopicPartition, rescue: TellRescue) -> None:
+        log.warning(
+            "rescue.began",
+            **_at(tp),
+            next_offset=rescue.next_offset,
+            segments_at_risk=rescue.segments_at_risk,
+            watermark_still_seconds=round(rescue.still, 3),
+        )
 
     def _taken_over(self, tp: TopicPartition, report: TakeoverReport) -> None:
         self._metrics.taken_over()

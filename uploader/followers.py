@@ -9,19 +9,20 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import PartitionListing
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
-from sidetier.uploader.effects import release_stored
 from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.state.events import Action
 from sidetier.uploader.state.following import (
     FollowerRules,
     follow,
     forget_old_news,
     notice_watermark,
 )
-from sidetier.uploader.state.leading import Knowledge, Step
+from sidetier.uploader.state.leading import Knowledge
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
+from sidetier.uploader.state.segment import release
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Followers:
         rule, directory = self._rule(partition), partition.directory or ""
         wall = self.clock.wall()
 
-        end_by_size = partition.at_risk_by_size = _end_by_size(rule, directory, listing)
+        end_by_size = _end_by_size(rule, directory, listing)
+        partition.note_risk_by_size(end_by_size)
 
         def is_at_risk(base: BaseOffset) -> bool:
             if is_below(base, end_by_size):
@@ -52,18 +54,18 @@ class Followers:
     def count_at_risk(self, partition: Partition) -> None:
         """Count, right after a listing, the segments that the broker may delete before the next."""
         risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
-        partition.at_risk = risk.segments
+        partition.note_risk(risk.segments)
 
-    def steps(self, partition: Partition, knowledge: Knowledge) -> list[Step]:
+    def steps(self, partition: Partition, knowledge: Knowledge) -> list[Action]:
         """What a followed partition needs now."""
-        partition.at_risk = 0
+        partition.note_risk(0)
         if partition.config is None or partition.unsure or partition.watermark_stall is None:
             return []
         if partition.is_sparse or partition.refused is not None:
-            partition.release()  # each replica compacts for itself: their copies are not one
+            release(partition.untrack_all())  # each replica compacts its copy for itself
             return []
         notice_watermark(partition)
-        release_stored(partition)
+        release(partition.forget_stored())
         now, wall = self.clock.monotonic(), self.clock.wall()
         rule, by_size = self._rule(partition), partition.at_risk_by_size
         return follow(

@@ -14,6 +14,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
 from sidetier.uploader.state.leading import PARK_SECONDS
 from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.segment import release
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.watching.log_dirs import LogDirs
@@ -91,12 +92,12 @@ class LedPartitions:
         self._known = view.known
         if not view.known:
             for partition in self.all():
-                partition.unsure = True
+                partition.doubt(unsure=True)
             return []  # nothing says that a lead is lost: pins stay, and nothing is sent
         change = diff(self._view, view)
         self._view = view
         for partition in self.all():
-            partition.unsure = self._is_of_doubtful_topic(partition)
+            partition.doubt(unsure=self._is_of_doubtful_topic(partition))
         if not change:
             return []
         counts = len(change.gained), len(change.lost), len(change.renewed)
@@ -139,8 +140,7 @@ class LedPartitions:
         """Nobody works on it, and its pins stay; unless the topic is known to be deleted, or it was
         followed, and nothing of it was at risk.
         """
-        partition.lost = True
-        partition.reset()
+        partition.lose()
         tp, topic_ids = partition.topic_partition, self._view.topic_ids
         is_here = self._log_dirs.directory(tp) is not None
         is_deleted = bool(topic_ids) and tp.topic not in topic_ids
@@ -205,15 +205,14 @@ class LedPartitions:
         _, parked = self._parked.pop(tp, (0.0, None))
         partition = self._partitions.get(tp) or self._followed.pop(tp, None) or parked
         if partition is not None and topic_id not in {None, partition.topic_id}:
-            partition.lost = True
+            partition.lose()
             self._dropped(partition)
             partition.close()
             partition = None
         if partition is None:
-            partition = Partition(tp, epoch, topic_id)
+            partition = Partition(tp, epoch, topic_id, told=epoch != UNKNOWN_EPOCH)
         else:
             partition.resume(epoch)
-        partition.told = epoch != UNKNOWN_EPOCH
         self._partitions[tp] = partition
         return partition
 
@@ -222,33 +221,23 @@ class LedPartitions:
         that of another topic of the same name.
         """
         tp = partition.topic_partition
-        directory, partition.unread = self._log_dirs.directory(tp), self._log_dirs.refusal(tp)
-        if partition.unread is not None:
-            partition.directory = None
+        directory, refusal = self._log_dirs.directory(tp), self._log_dirs.refusal(tp)
+        partition.refuse_directory(refusal)
         if directory is None:
             return
-        if self._view.leads.get(partition.topic_partition) == UNKNOWN_EPOCH:
-            partition.leader_epoch = latest_epoch(directory)
+        if self._view.leads.get(tp) == UNKNOWN_EPOCH:
+            partition.take_epoch(latest_epoch(directory))
         inode = _inode(directory)
         moved = directory != partition.directory or inode != partition.directory_inode
         if not moved and partition.identified:
             return
         had_directory = partition.directory is not None
         if moved:
-            partition.directory, partition.directory_inode = directory, inode
-            partition.log_dir = os.path.dirname(directory)
-            partition.directory_ns, partition.spool = -1, None
-        found = self._topic_id(partition, directory)
-        partition.identified = found is not None  # a broker writes it after the directory
-        # A topic that was deleted and created again: nothing of it goes into the archive of the
-        # other one while its id cannot be read.
+            partition.move_to(directory, inode)
+        topic_id = self._topic_id(partition, directory)  # a broker writes it after the directory
         is_new = partition.replaced or (moved and had_directory)
-        partition.replaced = is_new and found is None and partition.topic_id is not None
-        if partition.topic_id is None:
-            partition.topic_id = found
-        elif found is not None and found != partition.topic_id:
-            partition.begin_anew(found)
-        partition.unsure = not self._known or self._is_of_doubtful_topic(partition)
+        release(partition.identify(topic_id, is_new=is_new))
+        partition.doubt(unsure=not self._known or self._is_of_doubtful_topic(partition))
 
     def _topic_id(self, partition: Partition, directory: str) -> str | None:
         """None too while `partition.metadata` is damaged: that is no reason to archive nothing."""

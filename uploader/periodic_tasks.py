@@ -5,12 +5,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sidetier.config.uploader import UploaderConfig
-from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.components import DaemonComponents
-from sidetier.uploader.pinning.bounds import enforce_bounds
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.led_partitions import LedPartitions
+from sidetier.uploader.running.loop import Timers
+from sidetier.uploader.scheduler import PartitionScheduler
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.watching.log_dirs import LogDirs
+from sidetier.uploader.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     from sidetier.segments.offsets import TopicPartition
@@ -49,59 +51,80 @@ class PartitionSweep:
         self._not_before = now + (_SLOWLY_SECONDS if slowly else 0.0)
 
 
-_ENFORCE_SECONDS: Final = 5.0
+_HOUSEKEEPING_SECONDS: Final = 5.0
 _NOW: Final = float("-inf")
 
 
 class PeriodicTasks:
-    """Lists directories again, keeps what is held open within its bounds, and asks brokers for what
-    is waited for. `touch` is told of each partition that was looked at.
+    """Lists directories again, asks brokers for high watermarks, and has the daemon's house kept.
+
+    Args:
+        config: Intervals.
+        now: Monotonic seconds.
+        partitions: Those that are led or followed.
+        scheduler: Lists a partition's directory.
+        timers: Partitions that are to be looked at again.
+        asker: Partitions that wait for a high watermark.
+        rules: Asks for the configuration of topics.
+        watcher: Tells whether file system events come, or the directories are polled.
+        log_dirs: Read anew at each rescan.
+        housekeeping: Called every 5 s.
+        touch: Takes each partition that was looked at.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         self,
         config: UploaderConfig,
-        parts: DaemonComponents,
+        now: Callable[[], float],
+        partitions: LedPartitions,
+        scheduler: PartitionScheduler,
+        timers: Timers,
+        asker: HighWatermarkAsker,
+        rules: TopicRules,
+        watcher: Watcher,
         log_dirs: LogDirs,
-        clock: Clock,
-        metrics: Metrics,
+        housekeeping: Callable[[], None],
         touch: Callable[[Partition], None],
     ) -> None:
         self._config = config
-        self._parts = parts
+        self._now = now
+        self._partitions = partitions
+        self._scheduler = scheduler
+        self._timers = timers
+        self._asker = asker
+        self._rules = rules
+        self._watcher = watcher
         self._log_dirs = log_dirs
-        self._clock = clock
-        self._metrics = metrics
-        self._now = now = clock.monotonic
+        self._housekeeping = housekeeping
         self._touch = touch
         self._followed = PartitionSweep(self._look_at_followed, now)
-        self._next_rescan = self._next_enforce = self._next_ask = _NOW
-        self.followed_pins = 0
-        """Segments that are held open for partitions of others, when they were counted last."""
+        self._next_rescan = self._next_housekeeping = self._next_ask = _NOW
 
     def wait_seconds(self) -> float:
-        """Until the next of them is due."""
-        moments = [self._next_rescan, self._next_enforce, self._followed.next_at]
-        if self._parts.scheduler.waiting:
+        """Seconds until the next task is due."""
+        moments = [self._next_rescan, self._next_housekeeping, self._followed.next_at]
+        if self._asker.waiting:
             moments.append(self._next_ask)
-        return min(self._parts.timers.next_in(), *(moment - self._now() for moment in moments))
+        return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
 
-    def keep(self) -> None:
-        """Do what is due."""
-        parts = self._parts
-        for tp in parts.timers.due():
-            partition = parts.leads.get(tp)
+    def run_due(self, *, slowly: bool) -> None:
+        """Do what is due; `slowly` while requests wait for a thread."""
+        for tp in self._timers.due():
+            partition = self._partitions.get(tp)
             if partition is not None:
-                parts.scheduler.look(partition)
+                self._scheduler.look(partition)
                 self._touch(partition)
         now = self._now()
-        if now >= self._next_enforce:
-            self._look_after_pins()
+        if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+            if self._watcher.keep_alive():
+                self.rescan_soon()
+            self._housekeeping()
         if now >= self._next_rescan:
             self._rescan()
-        if parts.scheduler.waiting and now >= self._next_ask:
+        if self._asker.waiting and now >= self._next_ask:
             self._ask_high_watermarks()
-        self._followed.go_on(slowly=bool(parts.requests.waiting))
+        self._followed.go_on(slowly=slowly)
 
     def rescan_soon(self) -> None:
         """Events were lost: look at everything at the next step."""
@@ -109,69 +132,32 @@ class PeriodicTasks:
 
     def look_at_all_followed(self) -> None:
         """Begin a round over those that others lead; some may be new, or gone."""
-        self._parts.leads.find_followed()
-        self._followed.begin(self._parts.leads.followed())
-        self._ask_topic_configs()
+        self._partitions.find_followed()
+        self._followed.begin(self._partitions.followed())
+        self._rules.ask_for(self._partitions.all())
 
     def _look_at_followed(self, partition: Partition) -> None:
         if partition.follows and not partition.lost:
             self._look_if_changed(partition)
 
     def _look_if_changed(self, partition: Partition) -> None:
-        self._parts.scheduler.look_if_changed(partition)
+        self._scheduler.look_if_changed(partition)
         self._touch(partition)
 
     def _rescan(self) -> None:
         """The listing is the truth, whatever the events said."""
-        polling = self._parts.watcher.polling
+        polling = self._watcher.polling
         interval = self._config.poll_interval if polling else self._config.rescan_interval
         self._log_dirs.rescan()
-        for partition in self._parts.leads:
+        for partition in self._partitions:
             self._look_if_changed(partition)
         self.look_at_all_followed()
         self._next_rescan = self._now() + interval
 
-    def enforce_bounds(self) -> None:
-        """Hold open, and keep in the spool, no more than the bounds allow."""
-        leads, spool = self._parts.leads, self._parts.scheduler.spool
-        untaken = [] if spool is None else spool.untaken.values()
-        enforce_bounds(
-            self._parts.pins,
-            self._config.pins,
-            self._log_dirs.paths,
-            [*leads.with_parked(), *untaken],
-            self._clock,
-            self._metrics,
-        )
-
-    def _look_after_pins(self) -> None:
-        """Hints go on coming, and what is held open stays within its bounds."""
-        leads = self._parts.leads
-        self._next_enforce = self._now() + _ENFORCE_SECONDS
-        if self._parts.watcher.keep_alive():
-            self.rescan_soon()
-        leads.release_parked()
-        self._parts.unresolved.read_if_due(one.topic_partition.topic for one in leads)
-        self._parts.cluster_snapshots.take_if_due()
-        self._parts.chapters.write_if_due()
-        self._ask_topic_configs()
-        self.followed_pins = sum(partition.pins() for partition in leads.followed())
-        self.enforce_bounds()
-
-    def _ask_topic_configs(self) -> None:
-        leads, rules = self._parts.leads, self._parts.rules
-        topics: dict[str, str | None] = {}
-        for partition in leads.all():
-            topic = partition.topic_partition.topic
-            if topic not in topics or not partition.unsure:
-                topics[topic] = partition.topic_id or topics.get(topic)
-        rules.ask(topics)
-
     def _ask_high_watermarks(self) -> None:
         """A checkpoint may have been written since; for those that still wait, ask the brokers."""
-        scheduler = self._parts.scheduler
         self._next_ask = self._now() + self._config.high_watermark.poll_interval
-        for partition in list(scheduler.waiting.values()):
-            scheduler.advance(partition)
+        for partition in list(self._asker.waiting.values()):
+            self._scheduler.advance(partition)
             self._touch(partition)
-        self._parts.asker.ask(list(scheduler.waiting))
+        self._asker.ask()

@@ -1,7 +1,7 @@
 """Asks the brokers for high watermarks while closed segments wait for them, and only then."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -12,6 +12,9 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkSource
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+
+if TYPE_CHECKING:
+    from sidetier.uploader.state.partition import Partition
 
 log: Final = structlog.get_logger()
 _PAUSE_AFTER_FAILURE: Final = 1.0
@@ -39,10 +42,12 @@ class HighWatermarkAsker:
         self._metrics = metrics
         self._errors = errors
         self._not_before = float("-inf")
+        self.waiting: dict[TopicPartition, Partition] = {}
+        """Partitions with a closed segment that is not known to be committed."""
 
-    def ask(self, wanted: list[TopicPartition]) -> None:
-        """Ask for these, if there is anybody to ask and no question is open."""
-        source = self._source
+    def ask(self) -> None:
+        """Ask for those of `waiting`, unless there is no source, or a question is open."""
+        source, wanted = self._source, list(self.waiting)
         if source is None or not wanted or not self._pool.free or self._now() < self._not_before:
             return
         if self._errors.holds(_SUBJECT):

@@ -10,6 +10,7 @@ from sidetier.leadership.port import TopicConfig, TopicConfigSource
 from sidetier.segments.errors import LeadershipError
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 
 log: Final = structlog.get_logger()
@@ -69,6 +70,15 @@ class TopicRules:
         if self._source is None and cleaned:
             config = replace(config, compacted=True)
         return refusal_of(topic, config, refuse_compacted=self._refuse_compacted)
+
+    def ask_for(self, partitions: Iterable[Partition]) -> None:
+        """Ask for the topics of these partitions, as `ask` does."""
+        topics: dict[str, str | None] = {}
+        for partition in partitions:
+            topic = partition.topic_partition.topic
+            if topic not in topics or not partition.unsure:
+                topics[topic] = partition.topic_id or topics.get(topic)
+        self.ask(topics)
 
     def ask(self, topics: Mapping[str, str | None]) -> None:
         """Ask for what is not known, or for everything when that was long ago.

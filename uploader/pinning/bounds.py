@@ -38,7 +38,7 @@ def enforce_bounds(  # noqa: PLR0913, PLR0917 - each is another part of the daem
     def failed(partition: Partition, tracked: TrackedSegment, error: OSError) -> None:
         """The disk of a pin does not answer: its segment is tried again, as long as it exists."""
         metrics.error(type(error).__name__)
-        tracked.hold.fail(str(error), clock.monotonic())
+        tracked.pin_failed(error, clock.monotonic())
         log.warning(
             "pin.failed",
             topic=partition.topic_partition.topic,

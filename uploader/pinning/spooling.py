@@ -46,7 +46,7 @@ def take_spooled(
             log.warning("spool.unreadable", path=place, error=str(error))
             return
         spool.untaken.pop(place, None)
-    partition.spool = spool.place(partition.directory, partition.topic_id)
+    partition.spool_taken(spool.place(partition.directory, partition.topic_id))
 
 
 def _take(
@@ -61,8 +61,7 @@ def _take(
     if known is None:
         tracked = pins.track_spooled(partition.directory or "", spooled, timeline, retention)
         if tracked is not None:
-            tracked.followed = partition.follows
-            partition.tracked[base] = tracked
+            partition.track(tracked)
     elif known.spooled is None:
         known.keep_in(spooled)
     elif known.spooled != spooled:
@@ -83,7 +82,7 @@ def keep_unstored(spool: Spool, partition: Partition) -> None:
             log.warning("spool.failed", path=partition.spool, error=str(error))
     for tracked in partition.tracked.values():
         if tracked.spooled is None:
-            tracked.spooled = _keep(spool, partition.spool, partition, tracked)
+            tracked.take_spooled(_keep(spool, partition.spool, partition, tracked))
         if tracked.spooled is not None and tracked.committed:
             _mark_committed(tracked.spooled)
 
@@ -169,8 +168,10 @@ def _left_in(place: str, tp: TopicPartition, topic_id: str) -> Partition:
     left = Partition(tp, UNKNOWN_EPOCH, topic_id)
     for spooled in spooled_in(place):
         found = os.stat(spooled.path(FileKind.LOG))
-        left.tracked[spooled.segment.base_offset] = TrackedSegment(
-            spooled.segment, found.st_size, found.st_mtime_ns, Timeline(0.0), spooled=spooled
+        left.track(
+            TrackedSegment(
+                spooled.segment, found.st_size, found.st_mtime_ns, Timeline(0.0), spooled=spooled
+            )
         )
     return left
 

@@ -77,14 +77,10 @@ class PinTable:
             return None
         except OSError as error:
             refused = TrackedSegment(segment, 0, 0, timeline, retention, followed=followed)
-            refused.hold.fail(str(error), timeline.noticed)
+            refused.pin_failed(error, timeline.noticed)
             return refused
-        identity = pinned.identity
-        tracked = TrackedSegment(
-            segment, identity.size, identity.modified_ns, timeline, retention, pinned
-        )
-        tracked.times = _times(pinned)
-        tracked.followed = followed
+        tracked = TrackedSegment(segment, 0, 0, timeline, retention, followed=followed)
+        tracked.take_pin(pinned, _times(pinned))
         self._admit(tracked)
         return tracked
 
@@ -96,12 +92,8 @@ class PinTable:
             SegmentGoneError: its files are gone.
             OSError: they cannot be opened.
         """
-        tracked.pinned = self._pin_or_spooled(directory, tracked)
-        tracked.epochs = None  # it may be another file than before, but not than that in the spool
-        tracked.committed = tracked.spooled is not None and tracked.spooled.is_committed()
-        tracked.size = tracked.pinned.identity.size
-        tracked.modified_ns = tracked.pinned.identity.modified_ns
-        tracked.times = _times(tracked.pinned)
+        pinned = self._pin_or_spooled(directory, tracked)
+        tracked.take_pin(pinned, _times(pinned))
         self._admit(tracked)
 
     def track_spooled(
@@ -114,7 +106,7 @@ class PinTable:
         except SegmentGoneError:
             return None
         except OSError as error:
-            tracked.hold.fail(str(error), timeline.noticed)
+            tracked.pin_failed(error, timeline.noticed)
         return tracked
 
     def rank_again(self, partition: Partition) -> None:

@@ -132,7 +132,7 @@ class UploadQueue:
             return
         present = partition.archive.present or frozenset()
         destination, committed = self._destination(partition), tracked.committed
-        tracked.timeline.started = self._now()
+        tracked.upload_begins(self._now())
         generation = partition.generation
 
         def done(stored: StoredSegment) -> None:

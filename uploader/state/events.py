@@ -1,7 +1,7 @@
-"""What happens to a partition, and what is to be done then.
+"""Events of a partition, and the actions that follow from them.
 
-`Partition.handle` takes an event and returns actions, in the order in which they are to be carried
-out. Both are values: neither reads nor writes anything.
+`Partition.handle` takes an event and returns actions in the order in which `Effects` carries them
+out. Events and actions are values: they do no I/O.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sidetier.segments.errors import ArchiveConflictError
-from sidetier.segments.offsets import BaseOffset, OffsetRange
+from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.errors import OperatorNeededError
+from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Request(Enum):
-    """What a partition needs from the store next; one at a time."""
+    """A request to the store. Each partition makes one at a time."""
 
     LOAD = "read the watermark"
     START = "record where the archive starts"
@@ -30,10 +31,15 @@ class Request(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it was begun: what is known by then may have changed when it has ended.
+    """A request, with the partition's state when it began: the state may differ when it ends.
 
-    `stored` are the segments that a COMMIT moves the watermark over, by rising base offset; `gap`
-    is what a GAP records. A follower asks in the leader's place.
+    Attributes:
+        request: The kind of request.
+        generation: The partition's generation.
+        follows: Whether another broker led the partition: a follower acts in the leader's place.
+        archive: The archive as it was known; None before the first LOAD.
+        stored: The segments over which a COMMIT moves `offset.wm`, by rising base offset.
+        gap: The offsets that a GAP records as lost.
     """
 
     request: Request
@@ -49,8 +55,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RequestSucceeded:
-    """`archive` is what the archive is now; `outages` those of its store that have ended; what was
-    taken over from Pinterest's uploader on the way is in `takeovers`.
+    """A request has ended well.
+
+    Attributes:
+        asked: The request, as it began.
+        archive: The archive after the request.
+        outages: How many outages of the store have ended since the start of the process.
+        takeovers: Archives of Pinterest's uploader that the request has taken over.
     """
 
     asked: Asked
@@ -61,7 +72,9 @@ class RequestSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """Nothing is known of what it has done, but for the `takeovers` that were complete by then."""
+    """A request has raised an error. It may have changed the store all the same; `takeovers` are
+    complete.
+    """
 
     asked: Asked
     error: Exception
@@ -70,12 +83,14 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestOvertaken:
-    """There was nothing left to do when its turn came."""
+    """When the request's turn came, there was nothing left to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadSucceeded:
-    """The segment's objects are on the store. `generation` is that of the upload's beginning."""
+    """The segment's objects are on the store. `generation` is the partition's when the upload
+    began.
+    """
 
     segment: TrackedSegment
     generation: int
@@ -84,7 +99,7 @@ class UploadSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class UploadFailed:
-    """Its `.log` may have been `unlinked` by the broker by then."""
+    """An upload has raised an error. `unlinked` is True if the broker has unlinked the `.log`."""
 
     segment: TrackedSegment
     error: Exception
@@ -93,21 +108,21 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class UploadPutOff:
-    """Its turn came, and the file had changed since its high watermark was looked at."""
+    """When the upload's turn came, the file had changed since it was found to be committed."""
 
     segment: TrackedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMoves:
-    """What of the archive is being set aside; None when that has come to an end."""
+    """A part of the archive is being moved to quarantine, as `what` says; None at the end."""
 
     what: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSilent:
-    """Which request hangs; None when the store has answered it."""
+    """A request hangs, as `reason` says; None once the store has answered it."""
 
     reason: str | None
 
@@ -128,23 +143,77 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class Upload:
+    """Queue a committed segment for upload."""
+
+    segment: TrackedSegment
+    planned: PlannedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class AskStore:
+    """Queue a request to the store."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class AskBroker:
+    """Ask the brokers for the high watermark. The answer also confirms the leader epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAt:
+    """List the partition's directory again at `when`, in monotonic seconds."""
+
+    when: float
+
+
+@dataclass(frozen=True, slots=True)
+class TellGapHalt:
+    """The partition halts at a gap, because `uploader.on_gap` is `halt`."""
+
+    gap: OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class TellRescue:
+    """A follower begins to store in the leader's place.
+
+    Attributes:
+        next_offset: The archive's end offset, which has not moved for `still` seconds.
+        segments_at_risk: How many segments the broker may delete soon.
+        still: Seconds.
+    """
+
+    next_offset: Offset
+    segments_at_risk: int
+    still: float
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """Let the segment's files go, and remove their names in the spool."""
+    """Close the segment's files, and remove their names in the spool."""
 
     segment: TrackedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class TellTakeover:
-    """Pinterest's archive is ours from now on."""
+    """An archive of Pinterest's uploader was taken over."""
 
     report: "TakeoverReport"
 
 
 @dataclass(frozen=True, slots=True)
 class TellCommitted:
-    """The watermark has moved over `stored`, in the leader's place where they were `rescued`.
-    `timelines` are those of the segments that are still tracked.
+    """`offset.wm` has moved over `stored`.
+
+    Attributes:
+        stored: By rising base offset.
+        timelines: Of those of the segments that are still tracked.
+        rescued: Whether a follower did it in the leader's place.
+        now: Monotonic seconds.
     """
 
     stored: tuple[StoredSegment, ...]
@@ -155,21 +224,21 @@ class TellCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TellAdopted:
-    """What seemed a gap was stored already, up to this segment."""
+    """What seemed to be a gap is stored: the archive ends with the segment of this base offset."""
 
     base_offset: BaseOffset
 
 
 @dataclass(frozen=True, slots=True)
 class TellGap:
-    """The watermark has moved over records that nothing holds any more."""
+    """`offset.wm` has moved over records that were deleted before they were archived."""
 
     gap: OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
 class TellUploaded:
-    """A segment's objects are on the store, after so many seconds."""
+    """A segment's objects are on the store. The upload took `seconds`."""
 
     stored: StoredSegment
     seconds: float
@@ -177,7 +246,7 @@ class TellUploaded:
 
 @dataclass(frozen=True, slots=True)
 class TellUploadFailed:
-    """An upload failed for the n-th time in a row; it is tried again."""
+    """An upload has failed, for the `failures`-th time in a row. It is tried again."""
 
     base_offset: BaseOffset
     error: Exception
@@ -186,7 +255,7 @@ class TellUploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class TellRequestFailed:
-    """A request failed; it is made again."""
+    """A request has failed. It is made again."""
 
     request: Request
     error: Exception
@@ -194,7 +263,7 @@ class TellRequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class TellOutdated:
-    """A request failed that was begun before the archive was to be read anew."""
+    """A request of an earlier generation has failed: the failure changes nothing."""
 
     request: Request
     error: Exception
@@ -202,21 +271,23 @@ class TellOutdated:
 
 @dataclass(frozen=True, slots=True)
 class TellStoodBy:
-    """The leader's sidecar has stored meanwhile, or has to settle something first: no fault."""
+    """A follower steps back, which is no fault: the leader's sidecar has written the archive, or
+    has to resolve a divergence first.
+    """
 
     error: ArchiveConflictError
 
 
 @dataclass(frozen=True, slots=True)
 class TellHalted:
-    """Nothing goes on until an operator acts."""
+    """The partition is halted until an operator acts."""
 
     error: OperatorNeededError
 
 
 @dataclass(frozen=True, slots=True)
 class TellUnexpected:
-    """An exception that no handler expects, in `what`; `before` is the last one there."""
+    """An unexpected exception, raised in `what`. `before` is the text of the last one there."""
 
     what: str
     error: Exception
@@ -224,7 +295,13 @@ class TellUnexpected:
 
 
 Action = (
-    Release
+    Upload
+    | AskStore
+    | AskBroker
+    | LookAt
+    | TellGapHalt
+    | TellRescue
+    | Release
     | TellTakeover
     | TellCommitted
     | TellAdopted

@@ -11,15 +11,8 @@ from typing import Final
 from zlib import crc32
 
 from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, TopicPartition
-from sidetier.uploader.state.events import Request
-from sidetier.uploader.state.leading import (
-    AskStore,
-    Knowledge,
-    LookAt,
-    Step,
-    TellRescue,
-    offer,
-)
+from sidetier.uploader.state.events import Action, AskStore, LookAt, Request, TellRescue
+from sidetier.uploader.state.leading import Knowledge, offer
 from sidetier.uploader.state.next_request import storable, stored_prefix
 from sidetier.uploader.state.partition import Partition, WatermarkStall
 from sidetier.uploader.state.risk import Risk
@@ -51,7 +44,7 @@ def follow(
     rules: FollowerRules,
     risk: Risk,
     knowledge: Knowledge,
-) -> list[Step]:
+) -> list[Action]:
     """What to do for a partition that another broker leads.
 
     Args:
@@ -85,7 +78,7 @@ def _mind(
     rules: FollowerRules,
     risk: Risk,
     knowledge: Knowledge,
-) -> list[Step]:
+) -> list[Action]:
     stall, patience = partition.watermark_stall, rules.patience_of(partition.topic_partition)
     if stall is None:
         return []
@@ -94,15 +87,15 @@ def _mind(
     if now < held:
         return [LookAt(held)]
     is_fresh = now < read_again or _is_under_way(partition)
-    steps: list[Step] = []
+    actions: list[Action] = []
     if partition.archive is not None and is_fresh and stall.lasts(patience):
-        steps = _rescue(partition, now, rules, risk, knowledge)
+        actions = _rescue(partition, now, rules, risk, knowledge)
     elif now >= read_again:
         return _read(partition, now, knowledge)
-    return [*steps, LookAt(read_again if now < read_again else now + patience)]
+    return [*actions, LookAt(read_again if now < read_again else now + patience)]
 
 
-def _read(partition: Partition, now: float, knowledge: Knowledge) -> list[Step]:
+def _read(partition: Partition, now: float, knowledge: Knowledge) -> list[Action]:
     if partition.directory is None:
         return []
     forget_old_news(partition, knowledge.latest_epoch())
@@ -113,7 +106,7 @@ def _read(partition: Partition, now: float, knowledge: Knowledge) -> list[Step]:
 
 def _rescue(
     partition: Partition, now: float, rules: FollowerRules, risk: Risk, knowledge: Knowledge
-) -> list[Step]:
+) -> list[Action]:
     """What a leader would do, but for gaps, and as far as is at risk: another replica may hold what
     is gone here.
     """
@@ -122,23 +115,23 @@ def _rescue(
     archive, stall = partition.archive, partition.watermark_stall
     if archive is None or archive.next_offset is None or risk.end is None or stall is None:
         return []
-    steps: list[Step] = []
+    actions: list[Action] = []
     if not stall.rescuing:
         stall.rescuing = True
         still = now - (stall.since or now)
-        steps.append(TellRescue(archive.next_offset, risk.segments, still))
+        actions.append(TellRescue(archive.next_offset, risk.segments, still))
     if not archive.start_is_kept and (archive.start or archive.kept_start is not None):
         # Another log may begin lower than ours, or than the record: who has it lowers that.
-        return [*steps, AskStore(Request.START)]
+        return [*actions, AskStore(Request.START)]
     if stored_prefix(partition):
-        return [*steps, AskStore(Request.COMMIT)]
+        return [*actions, AskStore(Request.COMMIT)]
     wanted = storable(partition, _AT_ONCE)
     wanted = [planned for planned in wanted if planned.segment.base_offset < risk.end]
     if wanted and archive.present is None:
-        return [*steps, AskStore(Request.PREPARE)]
+        return [*actions, AskStore(Request.PREPARE)]
     for planned in wanted:
-        steps += offer(partition, planned, now, knowledge)
-    return steps
+        actions += offer(partition, planned, now, knowledge)
+    return actions
 
 
 def notice_watermark(partition: Partition) -> None:

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.config.uploader import OnGap
-from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch, Offset, OffsetRange
-from sidetier.uploader.state.events import Request
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BrokerId, LeaderEpoch
+from sidetier.uploader.state.events import (
+    Action,
+    AskBroker,
+    AskStore,
+    LookAt,
+    TellGapHalt,
+    Upload,
+)
 from sidetier.uploader.state.next_request import next_request, storable
 from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
 from sidetier.uploader.state.plan import PlannedSegment
@@ -51,79 +58,33 @@ class Knowledge:
     latest_epoch: Callable[[], LeaderEpoch] = lambda: UNKNOWN_EPOCH
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Queue a segment that is committed."""
-
-    segment: TrackedSegment
-    planned: PlannedSegment
-
-
-@dataclass(frozen=True, slots=True)
-class AskStore:
-    """Have this request made when its turn comes."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class AskBroker:
-    """Ask for the high watermark, and with it for who leads."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookAt:
-    """Look at the partition again then, in monotonic seconds."""
-
-    when: float
-
-
-@dataclass(frozen=True, slots=True)
-class TellGapHalt:
-    """The partition halts at a gap, since uploader.on_gap is halt."""
-
-    gap: OffsetRange
-
-
-@dataclass(frozen=True, slots=True)
-class TellRescue:
-    """A follower begins to store in the leader's place: the watermark stands at `next_offset` for
-    `still` seconds, and so many segments are at risk.
-    """
-
-    next_offset: Offset
-    segments_at_risk: int
-    still: float
-
-
-Step = TellRescue | Upload | AskStore | AskBroker | LookAt | TellGapHalt
-
-
-def lead(partition: Partition, now: float, rules: LeaderRules, knowledge: Knowledge) -> list[Step]:
+def lead(
+    partition: Partition, now: float, rules: LeaderRules, knowledge: Knowledge
+) -> list[Action]:
     """What to do for a partition that this broker leads; `now` in monotonic seconds."""
     if not rules.from_latest:
         partition.begin_with_log()
     partition.plan_again()
-    steps: list[Step] = []
+    actions: list[Action] = []
     if partition.may_upload():
         for planned in storable(partition, rules.window):
-            steps += offer(partition, planned, now, knowledge)
-    steps += mind_gap(partition, now, rules, knowledge)
+            actions += offer(partition, planned, now, knowledge)
+    actions += mind_gap(partition, now, rules, knowledge)
     if partition.moving is not None and not partition.requesting:
         # Nothing is set aside before a broker has named us as the leader once more.
-        steps.append(AskBroker())
+        actions.append(AskBroker())
     request = next_request(partition, now, from_latest=rules.from_latest)
     if request is not None:
         partition.read_again_at = now + _reading_pause(partition)
-        steps.append(AskStore(request))
+        actions.append(AskStore(request))
     elif partition.hold.until > now:
-        steps.append(LookAt(partition.hold.until))
-    return steps
+        actions.append(LookAt(partition.hold.until))
+    return actions
 
 
 def offer(
     partition: Partition, planned: PlannedSegment, now: float, knowledge: Knowledge
-) -> list[Step]:
+) -> list[Action]:
     """Queue a segment if it is committed, and look again later if it is not, or is held back."""
     segment = partition.tracked[planned.segment.base_offset]
     if segment.stage is not SegmentState.CLOSED:
@@ -137,9 +98,9 @@ def offer(
 
 def mind_gap(
     partition: Partition, now: float, rules: LeaderRules, knowledge: Knowledge
-) -> list[Step]:
+) -> list[Action]:
     """Wait until a gap behind the watermark may be recorded; halt there, where that is wanted."""
-    steps: list[Step] = []
+    actions: list[Action] = []
     if partition.watch_gap(now):
         partition.gap_patience = _patience(partition, rules)
     second_look = partition.gap_seen + partition.gap_patience
@@ -148,18 +109,18 @@ def mind_gap(
         # gives up records before a broker has named him as the leader once more.
         partition.gap_vouched = knowledge.is_confirmed_since(second_look)
         if not partition.gap_vouched:
-            steps.append(AskBroker())
+            actions.append(AskBroker())
     if partition.gap is not None and now < second_look:
         again = partition.read_again_at
-        steps.append(LookAt(min(second_look, again) if again > now else second_look))
+        actions.append(LookAt(min(second_look, again) if again > now else second_look))
     if partition.halted_at is not None:
-        steps += _look_past_halt(partition, now)
+        actions += _look_past_halt(partition, now)
     if rules.on_gap == "halt" and not partition.halted:
-        steps += _halt_at_gap(partition, now)
-    return steps
+        actions += _halt_at_gap(partition, now)
+    return actions
 
 
-def _halt_at_gap(partition: Partition, now: float) -> list[Step]:
+def _halt_at_gap(partition: Partition, now: float) -> list[Action]:
     gap = partition.gap
     if gap is None or not (partition.gap_is_confirmed() and partition.gap_vouched):
         return []
@@ -173,7 +134,7 @@ def _halt_at_gap(partition: Partition, now: float) -> list[Step]:
     return [*_look_past_halt(partition, now), TellGapHalt(gap)]
 
 
-def _look_past_halt(partition: Partition, now: float) -> list[Step]:
+def _look_past_halt(partition: Partition, now: float) -> list[Action]:
     """End the halt where the gap is no more: the sidecar of a follower that still held the records
     has stored them, or they are here again.
     """

@@ -1,7 +1,8 @@
-"""The state of one partition: what changes it, and what is to be done then."""
+"""The state of one partition: how events change it, and the actions that follow."""
 
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,14 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.listing import ClosedSegment, PartitionListing
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange, TopicPartition
+from sidetier.segments.offsets import (
+    UNKNOWN_EPOCH,
+    BaseOffset,
+    LeaderEpoch,
+    Offset,
+    OffsetRange,
+    TopicPartition,
+)
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.errors import (
     DivergedError,
@@ -63,126 +71,185 @@ if TYPE_CHECKING:
     from sidetier.uploader.archive.takeover.run import TakeoverReport
 
 _ANSWERS: Final = (ObjectNotFoundError, PreconditionFailedError)
-"""Of a store that takes what it is sent, of others' sidecars, too."""
+"""Errors by which a store answers. All other storage errors mean that it may be away, and that the
+sidecars of other brokers cannot write either.
+"""
 _LONGEST_SUSPICION: Final = 4.0
-"""Seconds. The archive of a suspected fork stands still until a second look has decided, and what
-the broker deletes meanwhile is lost.
+"""Longest backoff while a divergence is suspected, in seconds. Nothing is archived until the
+archive is read a second time, and segments that the broker deletes meanwhile are lost.
 """
 GAP_CONFIRM_SECONDS: Final = 2.0
-"""A listing taken while the broker renames may miss a file: a gap must be seen again so late."""
+"""Seconds between the two listings that must show a gap. A listing that is made while the broker
+renames files may miss one.
+"""
 _GROWING_WAITS: Final = 2.0
-"""So many waits pass at most before a gap that grows all the time is recorded."""
+"""A gap that keeps growing is recorded after this many times its patience."""
 
 
 @dataclass(slots=True)
 class WatermarkStall:
-    """Since when the watermark of a followed partition stands still, in monotonic seconds.
-
-    `next_offset` is what it said last, None where there is none; `since` is when it was read for
-    the first time, `read_at` for the last time. Moves of our own do not count. While `rescuing` we
-    store in the leader's place.
-    """
+    """How long `offset.wm` of a followed partition has not moved; times in monotonic seconds."""
 
     next_offset: Offset | None = None
+    """The archive end offset that was read last; None where there is no `offset.wm`."""
     since: float | None = None
+    """When this offset was read for the first time. Moves by this sidecar do not count."""
     read_at: float = float("-inf")
+    """When `offset.wm` was read last."""
     rescuing: bool = False
+    """Whether this sidecar stores in the place of the leader's."""
 
     def saw(self, next_offset: Offset | None, *, ours: bool) -> None:
-        """The watermark of the last reading, or as we have moved it ourselves since."""
+        """Take the offset that was read, or to which this sidecar has moved it (`ours`)."""
         if self.since is None or (next_offset != self.next_offset and not ours):
             self.since, self.rescuing = self.read_at, False
         self.next_offset = next_offset
 
     def lasts(self, patience: float) -> bool:
-        """It was read twice, far enough apart, and had not moved."""
+        """Whether two readings, `patience` seconds apart, have shown the same offset."""
         return self.since is not None and self.read_at - self.since >= patience
 
 
 @dataclass(slots=True)
 class Partition:
-    """One partition that this broker leads, or one that it `follows`: with what is known then of
-    the archive's `watermark_stall`, how many segments are `at_risk`, and the offset below which
-    they are `at_risk_by_size`. Where there is a `spool`, it is the directory of its segments there,
-    once that has been read.
+    """A partition that this broker leads, or of which it holds a replica (`follows`).
 
-    `refused` says why its topic must not be archived, `halted` why nothing goes on until an
-    operator acts, `parted` that archive and log are not one history, `moving` what of the archive
-    is being set aside, or is about to be; `told` that the leader epoch is the cluster's own word,
-    and not read from the checkpoint; `config` is what is known of the topic's configuration, None
-    before it has been asked for. `first_active` is the segment that was active when we looked
-    first: it is the first that closes from then on; `first_start` is where the log began then. A
-    gap is `gap_vouched` for once a broker has named us as the leader since; while it waits, the
-    archive is read again at `read_again_at`, too. Nothing is sent while the lead is `lost`, or
-    `unsure`: the source does not answer, or tells of another topic of this name. What was begun in
-    an earlier `generation` is not taken over: the archive has been read anew since. The directory
-    is `identified` once its topic id has been read, and `replaced` while one that took the place of
-    another has not told its id; `unread` says why it is not read, where it is a symbolic link that
-    is not followed. `held_error` is the unexpected error that holds back a step of it. It is
-    `cleaned` where Kafka's cleaner has been over a part of the log that is still there. A partition
-    that is `halted_at` a gap reads the archive again at `read_again_at`, in monotonic seconds: the
-    sidecar of another replica may have stored the records. `epochs` are the leader epochs of its
-    log, as far back as the sidecar has seen them. `unanswered` names a request of it that hangs: no
-    other one is made until the store has answered that. `outages` are those of the store that its
-    requests have seen the end of; `gap_began` is when the start of its gap was seen first.
+    Only methods of this class assign to its fields, and to those of its tracked segments. Times are
+    monotonic seconds.
     """
 
     topic_partition: TopicPartition
     leader_epoch: LeaderEpoch
     topic_id: str | None = None
+
+    # -- where it is, as `LedPartitions` has found it
+
     directory: str | None = None
+    """None while the partition has no directory, or one that is not read."""
     unread: str | None = None
+    """Why the directory is not read: it is a symbolic link that is not followed."""
     log_dir: str | None = None
-    archive: ArchiveState | None = None
-    active: BaseOffset | None = None
-    first_active: BaseOffset | None = None
-    first_start: Offset | None = None
-    generation: int = 0
-    tracked: dict[BaseOffset, TrackedSegment] = field(default_factory=dict)
-    listed_at: float | None = None
-    directory_ns: int = -1
     directory_inode: int | None = None
-    held_error: str | None = None
+    directory_ns: int = -1
+    """The directory's modification time at the last listing; -1 to have it listed again."""
     identified: bool = False
+    """Whether `partition.metadata` has told the topic id."""
     replaced: bool = False
-    requesting: Request | None = None
-    hold: Backoff = field(default_factory=Backoff)
-    halted: str | None = None
-    halted_at: OffsetRange | None = None
-    read_again_at: float = 0.0
-    refused: str | None = None
-    parted: bool = False
-    moving: str | None = None
+    """Whether the directory took the place of another one and has not told its topic id."""
+
+    # -- its role
+
     told: bool = False
+    """Whether the cluster has told the leader epoch; otherwise the log's checkpoint has."""
+    follows: bool = False
+    lost: bool = False
+    """Neither led nor followed: nothing is sent, and its files stay open for a while."""
+    unsure: bool = False
+    """The source of leadership does not answer, or names another topic id: nothing is sent."""
+    released: bool = False
+    """All its files were released: it is not used again."""
+
+    # -- its topic
+
     config: TopicConfig | None = None
+    """None until the topic's configuration is known."""
+    refused: str | None = None
+    """Why the topic must not be archived."""
     cleaned: bool = False
+    """Whether Kafka's log cleaner has compacted a part of the log that is still there."""
+
+    # -- its log, as the last listing has shown it
+
+    tracked: dict[BaseOffset, TrackedSegment] = field(default_factory=dict)
+    """The closed segments that are not known to be stored, by base offset."""
+    active: BaseOffset | None = None
+    """Base offset of the active segment."""
+    first_active: BaseOffset | None = None
+    """Base offset of the segment that was active at the first listing: with
+    `uploader.offset_reset: latest` the archive begins there.
+    """
+    first_start: Offset | None = None
+    """Where the log began at the first listing."""
+    local_start: Offset | None = None
+    """Where the log begins."""
+    listed_at: float | None = None
+    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
+    """The log's leader epochs, as far back as the sidecar has seen them."""
+    spool: str | None = None
+    """The directory of the partition's segments in the spool, once it has been read."""
+
+    # -- its archive
+
+    archive: ArchiveState | None = None
+    """None until the archive is read, and again from when it must be read anew."""
+    generation: int = 0
+    """Rises whenever the archive must be read anew. The outcome of a request or an upload that
+    began in an earlier generation does not change the state.
+    """
+    requesting: Request | None = None
+    """The request that waits for a thread, or is under way."""
+    hold: Backoff = field(default_factory=Backoff)
+    """After a failed request or listing."""
+    outages: int = 0
+    """Outages of the store whose end a request has seen."""
+    unanswered: str | None = None
+    """The request that hangs. No other request begins until the store has answered it."""
+    last_upload_ms: int | None = None
+
+    # -- why nothing goes on
+
+    held_error: str | None = None
+    """The unexpected error that holds back a step."""
+    halted: str | None = None
+    """Why nothing is archived until an operator acts."""
+    halted_at: OffsetRange | None = None
+    """The gap at which `uploader.on_gap: halt` has halted the partition. Its archive is read again
+    at `read_again_at`: the sidecar of another replica may have stored the records.
+    """
+    read_again_at: float = 0.0
+    parted: bool = False
+    """Whether the archive and the log have diverged."""
+    moving: str | None = None
+    """Which part of the archive is being moved to quarantine, or is about to be."""
+
+    # -- the gap behind the archive's end
+
     gap: OffsetRange | None = None
-    gap_seen: float = 0.0
     gap_began: float = 0.0
+    """When a gap with this start was seen first."""
+    gap_seen: float = 0.0
+    """When the wait for `gap_patience` began."""
     gap_patience: float = GAP_CONFIRM_SECONDS
     gap_vouched: bool = False
+    """Whether a broker has named this one as the leader after the wait."""
     gap_records: int = 0
-    local_start: Offset | None = None
-    last_upload_ms: int | None = None
-    lost: bool = False
-    unsure: bool = False
-    released: bool = False
-    follows: bool = False
+    """Offsets lost in gaps since the start of the process."""
+
+    # -- while it follows
+
     watermark_stall: WatermarkStall | None = None
+    """None while this broker leads."""
     at_risk: int = 0
+    """Segments that the broker may delete soon."""
     at_risk_by_size: Offset | None = None
-    spool: str | None = None
-    epochs: RememberedEpochs = field(default_factory=RememberedEpochs)
-    unanswered: str | None = None
-    outages: int = 0
+    """Segments that begin below this offset may be deleted by `retention.bytes`."""
 
     def observe(
         self,
         listing: PartitionListing,
         now: float,
         track: Callable[[ClosedSegment], TrackedSegment | None],
-    ) -> None:
-        """Take over what a listing shows; `track` looks at a segment that is new (None: gone)."""
+    ) -> list[TrackedSegment]:
+        """Take over what a listing of the directory shows.
+
+        Args:
+            listing: The closed segments and the active one.
+            now: When it was made, in monotonic seconds.
+            track: Opens the files of a segment that is new; returns None where they are gone.
+
+        Returns:
+            Segments that are tracked no longer: the caller releases their files.
+        """
         self.active = listing.active
         if self.first_active is None:
             self.first_active = listing.active
@@ -193,8 +260,7 @@ class Partition:
         if self.first_start is None:
             self.first_start = first_base(there, listing.active)
         found = {segment.base_offset: segment for segment in there}
-        for base in [base for base in self.tracked if base not in found]:
-            self._drop(base)
+        released = [self.tracked.pop(base) for base in self._thrown_away(found)]
         done = self.stored_below()
         for base, segment in found.items():
             known = self.tracked.get(base)
@@ -202,8 +268,9 @@ class Partition:
                 known.segment = _with_end(segment, known.segment)
             elif not _is_stored(segment, done) and (new := track(segment)) is not None:
                 if known is not None and known.stage is not SegmentState.UPLOADING:
-                    known.forget()  # otherwise the upload lets it go when it ends
+                    released.append(known)  # otherwise the end of its upload releases it
                 self.tracked[base] = new
+        return released
 
     def _was_copied_otherwise(self, known: TrackedSegment, segment: ClosedSegment) -> bool:
         """Whether what is pinned is of the log dir that the partition has left, and ends elsewhere
@@ -217,13 +284,19 @@ class Partition:
             return ours is not None and copied is not None and copied > ours
         return ours != copied
 
-    def _drop(self, base: BaseOffset) -> None:
-        """Truncated or compacted away. One that is being uploaded is left to its end: what it
-        stores lies above the watermark. One that is stored waits for the watermark, wherever its
-        files are: only committed bytes are ever sent.
+    def _thrown_away(self, there: Collection[BaseOffset]) -> list[BaseOffset]:
+        """The base offsets of segments that truncation or compaction has removed.
+
+        A segment that is being uploaded stays until the upload ends: its objects lie above the
+        archive's end. A stored one stays until the archive's end has passed it, wherever its files
+        are: only committed bytes are ever sent.
         """
-        if self.tracked[base].stage not in {SegmentState.UPLOADING, SegmentState.STORED}:
-            self.tracked.pop(base).forget()
+        busy = {SegmentState.UPLOADING, SegmentState.STORED}
+        return [
+            base
+            for base, tracked in self.tracked.items()
+            if base not in there and tracked.stage not in busy
+        ]
 
     def forget_stored(self) -> list[TrackedSegment]:
         """Track nothing below the watermark any more; returns what is to be released."""
@@ -285,8 +358,13 @@ class Partition:
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Led (again) in this epoch: the pins are still good, the archive must be read again."""
-        self.leader_epoch = epoch
+        self.leader_epoch, self.told = epoch, epoch != UNKNOWN_EPOCH
         self._change_role(follows=False)
+
+    def lose(self) -> None:
+        """Neither led nor followed from now on: nothing is sent, and the pins stay."""
+        self.lost = True
+        self.reset()
 
     def follow(self) -> None:
         """Led by another broker from now on: the pins are still good."""
@@ -311,20 +389,160 @@ class Partition:
                 tracked.stage = SegmentState.CLOSED
                 tracked.stored = None
 
-    def begin_anew(self, topic_id: str | None) -> None:
-        """Another topic of the same name has taken the place of this one."""
+    def begin_anew(self, topic_id: str | None) -> list[TrackedSegment]:
+        """Another topic of the same name has taken the place of this one; returns the segments
+        whose files the caller releases.
+        """
         self.reset()
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
         self.first_active = self.first_start = self.listed_at = None
         self.watermark_stall = WatermarkStall() if self.follows else None
-        self.release()
+        return self.untrack_all()
 
-    def release(self) -> None:
-        """Let go of everything that is tracked; uploads under way end, and come to nothing."""
-        for base in list(self.tracked):
-            tracked = self.tracked.pop(base)
-            if tracked.stage is not SegmentState.UPLOADING:
-                tracked.forget()
+    def untrack_all(self) -> list[TrackedSegment]:
+        """Track no segment any more; returns those whose files the caller releases.
+
+        Uploads under way go on to their end, which releases their files, and change nothing.
+        """
+        tracked, self.tracked = self.tracked, {}
+        return [one for one in tracked.values() if one.stage is not SegmentState.UPLOADING]
+
+    # -- what the scheduler has found out ---------------------------------------------------------
+
+    def doubt(self, *, unsure: bool) -> None:
+        """Whether the source of leadership does not answer, or tells of another topic."""
+        self.unsure = unsure
+
+    def refuse_directory(self, reason: str | None) -> None:
+        """Why the directory is not read: it is a symbolic link that is not followed; None where
+        nothing speaks against it.
+        """
+        self.unread = reason
+        if reason is not None:
+            self.directory = None
+
+    def take_epoch(self, epoch: LeaderEpoch) -> None:
+        """The leader epoch that the log's checkpoint tells, where the cluster tells none."""
+        self.leader_epoch = epoch
+
+    def move_to(self, directory: str, inode: int | None) -> None:
+        """The partition is in this directory from now on; what it holds is listed anew."""
+        self.directory, self.directory_inode = directory, inode
+        self.log_dir = os.path.dirname(directory)
+        self.directory_ns, self.spool = -1, None
+
+    def identify(self, topic_id: str | None, *, is_new: bool) -> list[TrackedSegment]:
+        """The topic id that the directory's `partition.metadata` tells, None for none.
+
+        While the directory `is_new` in the place of another and its id cannot be read, nothing of
+        it goes into the archive: the topic may have been deleted and created again.
+
+        Returns:
+            Segments of the topic before it: the caller releases their files.
+        """
+        self.identified = topic_id is not None
+        self.replaced = is_new and topic_id is None and self.topic_id is not None
+        if self.topic_id is None:
+            self.topic_id = topic_id
+        elif topic_id not in {None, self.topic_id}:
+            return self.begin_anew(topic_id)
+        return []
+
+    def list_again(self) -> None:
+        """What was listed was not taken over, or means something else now."""
+        self.directory_ns = -1
+
+    def listing_begins(self, modified_ns: int) -> None:
+        """The directory was modified last at this time when its listing was begun."""
+        self.directory_ns = modified_ns
+
+    def listing_failed(self, error: OSError, now: float) -> None:
+        """The disk does not answer: nothing goes on for a while."""
+        self.hold.fail(str(error), now)
+
+    def step_failed(self, error: str | None) -> None:
+        """An unexpected error holds back a step of this partition; the directory is listed again
+        when the step is tried again.
+        """
+        self.held_error = error
+        self.list_again()
+
+    def step_succeeded(self, remaining: str | None) -> None:
+        """A step of this partition has ended well; `remaining` still holds back another one."""
+        self.held_error = remaining
+
+    def describe_topic(self, config: TopicConfig | None, refused: str | None) -> bool:
+        """Take over the topic's configuration (None: not known) and why it must not be archived.
+
+        Returns:
+            Whether the directory is to be listed again: the topic may be archived from now on, or
+            `retention.bytes` was changed, and what is due by size follows from sizes on the disk.
+        """
+        known, self.config = self.config or TopicConfig(), config
+        resized = config is not None and config.retention_bytes != known.retention_bytes
+        readmitted = refused is None and self.refused is not None
+        self.refused = refused
+        if resized or readmitted:
+            self.list_again()
+        return resized or readmitted
+
+    def retain(self, retention: float) -> bool:
+        """How long the broker keeps each segment, in seconds; returns whether that is new for one
+        of them, which is then more urgent than before, or less.
+        """
+        changed = [one for one in self.tracked.values() if one.retention != retention]
+        for tracked in changed:
+            tracked.retention = retention
+        return bool(changed)
+
+    def note_cleaned(self, *, cleaned: bool) -> None:
+        """Whether Kafka's cleaner has been over a part of the log that is still there."""
+        self.cleaned = cleaned
+
+    def note_risk(self, segments: int) -> None:
+        """So many segments may be deleted by the broker before the next listing."""
+        self.at_risk = segments
+
+    def note_risk_by_size(self, end: Offset | None) -> None:
+        """Segments below this offset may be deleted by size; None where none may."""
+        self.at_risk_by_size = end
+
+    def note_marked_for_deletion(self, wall: float) -> None:
+        """When segments were first seen with the suffix `.deleted`, in seconds since 1970."""
+        for tracked in self.tracked.values():
+            if tracked.segment.marked_for_deletion and tracked.marked_for_deletion_at is None:
+                tracked.marked_for_deletion_at = wall
+
+    def note_due_by_size(self, active_size: int, wall: float) -> None:
+        """Since when `retention.bytes` lets the broker delete each segment.
+
+        As `RiskRule.end_by_size`, without a margin: what is uploaded is uploaded now.
+
+        Args:
+            active_size: Bytes of the active segment.
+            wall: Seconds since 1970.
+        """
+        limit = self.config.retention_bytes if self.config is not None else None
+        if limit is None:
+            return
+        behind = active_size
+        for _, tracked in sorted(self.tracked.items(), reverse=True):
+            if tracked.segment.marked_for_deletion:
+                continue
+            if behind < limit:
+                tracked.due_since = None
+            elif tracked.due_since is None:
+                tracked.due_since = wall
+            behind += tracked.size
+
+    def track(self, tracked: TrackedSegment) -> None:
+        """Track a segment that an earlier life of the sidecar has left in the spool."""
+        tracked.followed = self.follows
+        self.tracked[tracked.segment.base_offset] = tracked
+
+    def spool_taken(self, place: str | None) -> None:
+        """What is in the spool was read; from now on segments get names in this directory."""
+        self.spool = place
 
     def begin_with_log(self) -> None:
         """An archive begins where the log began at our first look: what is lost since is a gap.
@@ -586,8 +804,8 @@ class Partition:
         return self.archive is None and bool(self.tracked)
 
     def close(self, *, for_good: bool = True) -> None:
-        """Let all pins go; those of uploads under way when these have ended. What is in the spool
-        stays there unless it is `for_good`.
+        """Release the files of all segments; those of an upload under way when it has ended. Names
+        in the spool stay there unless it is `for_good`.
         """
         self.released = True
         for tracked in self.tracked.values():

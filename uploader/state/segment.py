@@ -1,6 +1,7 @@
 """A closed segment on its way to the store, and its files while they are held; no other I/O."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -216,6 +217,39 @@ class TrackedSegment:
         except OSError:
             return False
 
+    def pin_failed(self, error: OSError, now: float) -> None:
+        """The disk does not answer: the files are opened again after a while."""
+        self.hold.fail(str(error), now)
+
+    def take_pin(self, pinned: PinnedSegment, times: SegmentTimes | None) -> None:
+        """Hold these files open from now on.
+
+        They may be others than those that were open before, but not than those in the spool: so
+        what was known of the epochs does not hold, and a mark in the spool does.
+        """
+        self.pinned, self.times = pinned, times
+        self.size, self.modified_ns = pinned.identity.size, pinned.identity.modified_ns
+        self.epochs = None
+        self.committed = self.spooled is not None and self.spooled.is_committed()
+
+    def take_spooled(self, spooled: SpooledFiles | None) -> None:
+        """The segment's names in the spool; None where it has none."""
+        self.spooled = spooled
+
+    def note_epochs(self, epochs: EpochHistory) -> None:
+        """The leader epochs of the log up to the segment's end, while its file is in the log."""
+        self.epochs = epochs
+
+    def note_committed(self, epochs: EpochHistory) -> None:
+        """The high watermark has passed the segment's end, and these are the log's epochs now: the
+        segment is committed if they are still those from when its file was in the log.
+        """
+        self.committed = epochs == self.epochs
+
+    def upload_begins(self, now: float) -> None:
+        """A thread begins to upload it, in monotonic seconds."""
+        self.timeline.started = now
+
     def held_alone(self) -> bool:
         """Whether only the sidecar keeps its bytes on the disk.
 
@@ -225,3 +259,11 @@ class TrackedSegment:
         if self.pinned is not None:
             return self.pinned.unlinked()
         return self.spooled is not None and self.spooled.is_last_name()
+
+
+def release(segments: Iterable[TrackedSegment]) -> None:
+    """Close the files of segments that are tracked no longer, and remove their names in the
+    spool.
+    """
+    for segment in segments:
+        segment.forget()

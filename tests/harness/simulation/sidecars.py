@@ -1,7 +1,7 @@
 """A sidecar's real engine; the simulation moves its jobs, clock, leadership and brokers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from unittest.mock import patch
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -15,7 +15,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.engine import Engine
 from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.workers import Outcome
+from sidetier.uploader.running.workers import Outcome, WorkerPool
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
@@ -93,40 +93,39 @@ class Sidecar:
             "max_deleted_bytes": world.max_deleted_bytes,
             "spool": [beside.spool] if world.spool else [],
         }
-        with patch("sidetier.uploader.components.WorkerPool", self._pool):
-            self.engine = Engine(
-                uploader_config(
-                    rescue=_PROMPT_RESCUE,
-                    pins=pins,
-                    offset_reset=world.offset_reset,
-                    on_gap=world.on_gap,
-                ),
-                DaemonContext(
-                    log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
-                    leadership=LeadershipByHand(),
-                    places=lambda _: place,
-                    high_watermarks=self.brokers,
-                    topic_configs=self.brokers,
-                    broker_id=BrokerId(broker),
-                    cluster=LAYOUT.cluster,
-                    metrics=_METRICS,
-                    clock=Clock(now, lambda: WALL_START + now() + beside.skew),
-                ),
-            )
-        # Its watcher's board, its rounds, its spool and its partitions: the simulation is the file
-        # system's events, the passing of time, and the kernel that closes what a dead process had
-        # open.
+        self.engine = Engine(
+            uploader_config(
+                rescue=_PROMPT_RESCUE,
+                pins=pins,
+                offset_reset=world.offset_reset,
+                on_gap=world.on_gap,
+            ),
+            DaemonContext(
+                log_dirs=LogDirs(map(str, beside.log_dirs), lambda _: True),
+                leadership=LeadershipByHand(),
+                places=lambda _: place,
+                high_watermarks=self.brokers,
+                topic_configs=self.brokers,
+                broker_id=BrokerId(broker),
+                cluster=LAYOUT.cluster,
+                metrics=_METRICS,
+                clock=Clock(now, lambda: WALL_START + now() + beside.skew),
+            ),
+            self._pool,
+        )
+        # The simulation reaches into the engine: it stands for the file system's events, for the
+        # passing of time, and for the kernel, which closes the files of a dead process.
         self._board = self.engine._board
-        self._rounds = self.engine._rounds
+        self._tasks = self.engine._tasks
         self._leads = self.engine._leads
         self.engine._open_spool()
         self.engine.begin_to_follow()
         self.hear_of_leadership()
 
-    def _pool(self, _: str, size: int, deliver: Callable[[Outcome], None]) -> SteppedPool:
+    def _pool(self, _: str, size: int, deliver: Callable[[Outcome], None]) -> WorkerPool:
         pool = SteppedPool(size, deliver)
         self._pools.append(pool)
-        return pool
+        return cast("WorkerPool", pool)
 
     def hear_of_leadership(self) -> None:
         """The present view arrives; until the next one it is what this sidecar believes."""
@@ -175,7 +174,7 @@ class Sidecar:
 
     def _would_sleep(self) -> bool:
         """Nothing is due. While a disk fails, each step counts: a fault ends after some calls."""
-        return self.machine.fault is None and self._rounds.wait_seconds() > 0
+        return self.machine.fault is None and self._tasks.wait_seconds() > 0
 
     def halted(self, tp: TopicPartition) -> str | None:
         """Why nothing of a partition goes on until an operator acts."""

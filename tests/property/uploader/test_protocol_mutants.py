@@ -93,9 +93,9 @@ def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
 
 def _forgets_the_gap_halt(partition: Any, *more: Any) -> Any:
     """The gap is noted, and passed."""
-    steps = real_mind_gap(partition, *more)
+    actions = real_mind_gap(partition, *more)
     partition.halted = None
-    return steps
+    return actions
 
 
 def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any, ____: Any) -> Any:
@@ -214,7 +214,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "pins are let go though no bound is reached": (
         Plain,
-        {f"{UPLOADER}.periodic_tasks.enforce_bounds": _let_go},
+        {f"{UPLOADER}.engine.enforce_bounds": _let_go},
     ),
     "a gap does not halt the partition": (
         Halting,

@@ -325,7 +325,7 @@ def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) ->
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn whenever the pool is free, not once per minute."""
     monkeypatch.setattr(cluster_snapshots, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
 
 
 def shown(running: RunningDaemon, kind: SnapshotKind) -> ClusterSnapshotStatus:

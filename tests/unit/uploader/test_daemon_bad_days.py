@@ -246,7 +246,7 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     recorded the gap. The log begins later by then.
     """
     log.closed_segments(2)
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
     bounds = {"min_free_disk": "0", "max_deleted_bytes": 0}  # a deleted file is not held
     with site.running(on_gap=on_gap, pins=bounds, rescan_interval=0.1) as running:
         running.wait(lambda: running.status(log.tp), "the partition to be looked at")
@@ -621,7 +621,7 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
     free = threading.Event()
     monkeypatch.setattr(
         bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
@@ -750,7 +750,7 @@ def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
     site, first, second = two
     second.path.parent.rename(tmp_path / "away")
     with site.running() as running:

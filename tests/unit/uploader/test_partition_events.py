@@ -30,7 +30,10 @@ from sidetier.uploader.errors import (
 )
 from sidetier.uploader.state.events import (
     Action,
+    AskBroker,
     Asked,
+    AskStore,
+    LookAt,
     Release,
     Request,
     RequestFailed,
@@ -41,25 +44,17 @@ from sidetier.uploader.state.events import (
     TellHalted,
     TellOutdated,
     TellRequestFailed,
+    TellRescue,
     TellStoodBy,
     TellUnexpected,
     TellUploaded,
     TellUploadFailed,
+    Upload,
     UploadFailed,
     UploadSucceeded,
 )
 from sidetier.uploader.state.following import FollowerRules, follow, notice_watermark
-from sidetier.uploader.state.leading import (
-    AskBroker,
-    AskStore,
-    Knowledge,
-    LeaderRules,
-    LookAt,
-    Step,
-    TellRescue,
-    Upload,
-    lead,
-)
+from sidetier.uploader.state.leading import Knowledge, LeaderRules, lead
 from sidetier.uploader.state.next_request import asked
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
@@ -126,7 +121,7 @@ def begin(partition: Partition, request: Request) -> Asked:
     return begun
 
 
-def kinds(actions: list[Action] | list[Step]) -> list[type]:
+def kinds(actions: list[Action]) -> list[type]:
     return [type(action) for action in actions]
 
 
@@ -343,7 +338,7 @@ def followed() -> Partition:
     return partition
 
 
-def steps_of(partition: Partition, now: float, risk: Risk) -> list[Step]:
+def steps_of(partition: Partition, now: float, risk: Risk) -> list[Action]:
     notice_watermark(partition)
     return follow(partition, now, WALL, FOLLOWER_RULES, risk, ALL_COMMITTED)
 

@@ -609,7 +609,7 @@ def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a partition that is led elsewhere now: the broker deletes it after the start."""
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
     spool_and_stop(spooling_site, log_dir, log, 2)
     spooling_site.leadership = LeadershipByHand({})
     pins = {"min_free_disk": "0", "spool": [str(home)], "max_deleted_bytes": 0}

@@ -158,7 +158,7 @@ def test_another_retention_changes_which_segments_are_held_open(
     site: Site, log_dir: LogDir, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three closed segments two can be held open: those that the broker deletes first."""
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.05)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     other = log_dir.create("other")
     for one in (log, other):
@@ -195,7 +195,7 @@ def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does it make the sidecar unready. Its directory has not changed since it was refused."""
-    monkeypatch.setattr(periodic_tasks, "_ENFORCE_SECONDS", 0.05)
+    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     good = log_dir.create("good")
     log.closed_segments(3)

@@ -231,7 +231,7 @@ class FaultyConfigs(ConfigsByHand):
 def test_a_strange_answer_about_topics_is_asked_for_again(
     site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidetier.uploader.periodic_tasks._ENFORCE_SECONDS", 0.02)
+    monkeypatch.setattr("sidetier.uploader.periodic_tasks._HOUSEKEEPING_SECONDS", 0.02)
     site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
     log.closed_segments(1)
     with site.running() as running:
