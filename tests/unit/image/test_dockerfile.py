@@ -96,7 +96,8 @@ def test_the_dependencies_are_those_of_the_lock_file_that_is_asked_for(tmp_path:
 
 def pinned(lock: str) -> set[str]:
     text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
-    return set(re.findall(r"^(\S+==\S+)", text, re.MULTILINE))
+    pins = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", text, re.MULTILINE)  # without extras
+    return {f"{name}=={version}" for name, version in pins}
 
 
 def test_what_reads_records_back_is_added_to_what_the_sidecar_needs() -> None:
