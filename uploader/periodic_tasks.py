@@ -1,4 +1,4 @@
-"""What is done again and again: at its time, whatever the hints say."""
+"""The periodic tasks of the daemon, which do not depend on hints."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -21,7 +21,7 @@ _SLOWLY_SECONDS: Final = 0.25
 
 
 class PartitionSweep:
-    """Looks at partitions in turn: 50 per step of the daemon, or 200 a second where it is busy."""
+    """Calls `look` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
 
     def __init__(self, look: Callable[[Partition], None], now: Callable[[], float]) -> None:
         self._look = look
@@ -31,16 +31,16 @@ class PartitionSweep:
 
     @property
     def next_at(self) -> float:
-        """When to go on, in monotonic seconds; infinity when all have been looked at."""
+        """When to continue, in monotonic seconds; infinity if no partition is left."""
         return self._not_before if self._left else float("inf")
 
     def begin(self, partitions: Iterable[Partition]) -> None:
-        """Look at these; those of an earlier round that are left keep their turn."""
+        """Add partitions. Those left from an earlier round keep their turn."""
         for partition in partitions:
             self._left[partition.topic_partition] = partition
 
     def go_on(self, *, slowly: bool) -> None:
-        """The next few, if it is time."""
+        """Call `look` for the next partitions if that is due."""
         now = self._now()
         if not self._left or now < self._not_before:
             return
@@ -54,8 +54,15 @@ _NOW: Final = float("-inf")
 
 
 class PeriodicTasks:
-    """Lists directories again, keeps what is held open within its bounds, and asks brokers for what
-    is waited for. `touch` is told of each partition that was looked at.
+    """Lists directories again, enforces the limits of pins, and asks brokers.
+
+    Args:
+        config: The configuration of the uploader.
+        parts: The parts of the daemon.
+        log_dirs: The log dirs.
+        clock: The clocks.
+        metrics: Gets the numbers of pins.
+        touch: Called with each partition that was examined.
     """
 
     def __init__(
@@ -77,17 +84,17 @@ class PeriodicTasks:
         self._followed = PartitionSweep(self._look_at_followed, now)
         self._next_rescan = self._next_enforce = self._next_ask = _NOW
         self.followed_pins = 0
-        """Segments that are held open for partitions of others, when they were counted last."""
+        """Number of pins for followed partitions at the last count, every 5 s."""
 
     def wait_seconds(self) -> float:
-        """Until the next of them is due."""
+        """Return the seconds until the next task is due."""
         moments = [self._next_rescan, self._next_enforce, self._followed.next_at]
         if self._parts.scheduler.waiting:
             moments.append(self._next_ask)
         return min(self._parts.timers.next_in(), *(moment - self._now() for moment in moments))
 
     def keep(self) -> None:
-        """Do what is due."""
+        """Run the tasks that are due."""
         parts = self._parts
         for tp in parts.timers.due():
             partition = parts.leads.get(tp)
@@ -104,11 +111,11 @@ class PeriodicTasks:
         self._followed.go_on(slowly=bool(parts.requests.waiting))
 
     def rescan_soon(self) -> None:
-        """Events were lost: look at everything at the next step."""
+        """List everything at the next step, because events were lost."""
         self._next_rescan = _NOW
 
     def look_at_all_followed(self) -> None:
-        """Begin a round over those that others lead; some may be new, or gone."""
+        """Begin a round over all followed partitions, after an update of which these are."""
         self._parts.leads.find_followed()
         self._followed.begin(self._parts.leads.followed())
         self._ask_topic_configs()
@@ -122,7 +129,7 @@ class PeriodicTasks:
         self._touch(partition)
 
     def _rescan(self) -> None:
-        """The listing is the truth, whatever the events said."""
+        """List all log dirs and partitions, because events may be missing."""
         polling = self._parts.watcher.polling
         interval = self._config.poll_interval if polling else self._config.rescan_interval
         self._log_dirs.rescan()
@@ -132,7 +139,7 @@ class PeriodicTasks:
         self._next_rescan = self._now() + interval
 
     def enforce_bounds(self) -> None:
-        """Hold open, and keep in the spool, no more than the bounds allow."""
+        """Release pins and files in the spool that exceed the limits."""
         leads, spool = self._parts.leads, self._parts.scheduler.spool
         untaken = [] if spool is None else spool.untaken.values()
         enforce_bounds(
@@ -145,13 +152,13 @@ class PeriodicTasks:
         )
 
     def _look_after_pins(self) -> None:
-        """Hints go on coming, and what is held open stays within its bounds."""
+        """Run the tasks of every 5 s, such as keeping the watch alive and limiting the pins."""
         leads = self._parts.leads
         self._next_enforce = self._now() + _ENFORCE_SECONDS
         if self._parts.watcher.keep_alive():
             self.rescan_soon()
         leads.release_parked()
-        self._parts.unresolved.read_if_due(one.topic_partition.topic for one in leads)
+        self._parts.unresolved.read_if_due(led.topic_partition.topic for led in leads)
         self._parts.cluster_snapshots.take_if_due()
         self._parts.chapters.write_if_due()
         self._ask_topic_configs()
@@ -168,7 +175,7 @@ class PeriodicTasks:
         rules.ask(topics)
 
     def _ask_high_watermarks(self) -> None:
-        """A checkpoint may have been written since; for those that still wait, ask the brokers."""
+        """Compare waiting partitions with a newer checkpoint, and ask the brokers for the rest."""
         scheduler = self._parts.scheduler
         self._next_ask = self._now() + self._config.high_watermark.poll_interval
         for partition in list(scheduler.waiting.values()):
