@@ -1,3 +1,5 @@
-"""What is stored, for those who read it: what an archive holds, where an offset lies, and (in
-`reading`) ranges fetched ahead and decoded. A partition at a time, without Kafka and without Spark.
+"""Reading an archive: what it holds, where an offset is stored, and how ranges are fetched ahead
+and decoded (`reading`).
+
+The package reads one partition at a time and needs neither Kafka nor Spark.
 """

@@ -1,4 +1,7 @@
-"""From the configuration to open stores: the same places for uploader, consumer and pipeline."""
+"""Open the stores that the configuration names.
+
+Uploader, consumer and pipeline use the same code.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,10 +35,14 @@ from sidetier.storage.store_calls import StoreCalls
 
 @dataclass(frozen=True, slots=True)
 class ArchiveAccess:
-    """The archive of one cluster: open stores by topic, and how keys are made.
+    """The archive of one cluster: its open stores by topic, and its key layout.
 
-    `watermarks` hold instead of the stored `offset.wm`, for archives that were moved to a folder
-    without one.
+    Attributes:
+        provider: Maps each topic to its storage endpoint.
+        stores: The open stores, one per endpoint.
+        layout: How object keys are made.
+        watermarks: Archive end offsets that replace the stored `offset.wm`, for archives that were
+            moved to a folder without one.
     """
 
     provider: PatternEndpointProvider
@@ -45,23 +52,27 @@ class ArchiveAccess:
 
     @property
     def default_store(self) -> RemoteStorage:
-        """The store of what belongs to no topic."""
+        """The store of objects that belong to no topic."""
         return self.stores.at(self.provider.default)
 
     def store(self, topic: str) -> RemoteStorage:
-        """The store of a topic."""
+        """Return the store of a topic."""
         return self.stores.of_topic(topic)
 
     def url(self, topic: str) -> str:
-        """Where that store's keys begin, without a slash at its end: for errors."""
+        """Return the URL of a topic's store, without a trailing slash. For error messages."""
         return self.provider.endpoint(topic).url
 
 
 def endpoint_provider(storage: StorageConfig, connections: int = 16) -> PatternEndpointProvider:
-    """Where each topic is stored; `connections` is how many requests one store takes at once.
+    """Map each topic to its storage endpoint.
+
+    Args:
+        storage: The storage configuration.
+        connections: Maximum number of concurrent requests to one store.
 
     Raises:
-        ConfigurationError: a secret cannot be read, or the plug-in cannot be loaded.
+        ConfigurationError: A secret cannot be read, or the plug-in cannot be loaded.
     """
     default = _endpoint(storage, storage.at(storage.url), connections)
     overrides = [
@@ -89,11 +100,18 @@ def open_archive(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> Iterator[ArchiveAccess]:
-    """The archive of the cluster of this name, closed at the end; `stop` ends pauses between tries,
-    `calls` shows the requests that are under way.
+    """Open the archive of a cluster, and close its stores at the end.
+
+    Args:
+        cluster: The cluster's name, as in `cluster.name`.
+        storage: The storage configuration.
+        connections: Maximum number of concurrent requests to one store.
+        observer: Receives the outcome of each request.
+        stop: Ends the pauses between retries when it is set.
+        calls: Collects the requests that are in progress.
 
     Raises:
-        ConfigurationError: a secret cannot be read, or a name that cannot be part of a key.
+        ConfigurationError: A secret cannot be read, or a name cannot be part of a key.
     """
     provider = endpoint_provider(storage, connections)
     stores = OpenStores(

@@ -1,4 +1,4 @@
-"""From where to where a partition's archive can be read."""
+"""The range of offsets that can be read from a partition's archive."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,14 @@ from sidetier.segments.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBounds:
-    """What the newest look at an archive has shown.
+    """The readable range of an archive, by its newest snapshot. The range may contain gaps.
 
-    `start_offset` is the first offset that is stored, `next_offset` one past the last that may be
-    handed out: equal where nothing is. Gaps may lie between them. Where Pinterest's uploader fills
-    the archive `is_pinterest` is True: nothing then says that what is stored was ever committed.
-    `looked_at` is the reader's clock at that look, in seconds.
+    Attributes:
+        start_offset: First stored offset. Equal to `next_offset` if nothing is stored.
+        next_offset: One past the last readable offset.
+        is_pinterest: Whether Pinterest's uploader fills the archive. Then nothing proves that the
+            stored records were ever committed.
+        looked_at: The reader's clock when the snapshot was taken, in seconds.
     """
 
     start_offset: Offset

@@ -1,15 +1,15 @@
-"""What a reader of an archive can meet.
+"""Errors that a reader of an archive raises.
 
 ::
 
     ArchiveError
-    ├── NoArchiveError          nothing is stored of the partition where it was looked for
-    └── ArchiveReplacedError    what was read is not this partition's history any more
+    ├── NoArchiveError          nothing is stored of the partition at the configured place
+    └── ArchiveReplacedError    records that were read are no longer this partition's history
     ConfigurationError
     └── WrongPlaceError         nothing is stored here, but something is under other settings
     SegmentError
     └── DamagedSegmentError
-        └── DamagedArchiveError     a stored segment is cut short, or holds what no broker serves
+        └── DamagedArchiveError     a stored segment is cut short, or no broker would serve it
 """
 
 from sidetier.segments.errors import ArchiveError, ConfigurationError, DamagedSegmentError
@@ -17,19 +17,25 @@ from sidetier.segments.offsets import Offset
 
 
 class NoArchiveError(ArchiveError):
-    """Nothing is stored of the partition; the text says where it was looked for."""
+    """Nothing is stored of the partition. The message names the place that was read."""
 
 
 class WrongPlaceError(ConfigurationError):
-    """Nothing is stored here, but under other entropy bits; the text says where."""
+    """Nothing is stored here, but something is under another number of entropy bits.
+
+    The message names that place.
+    """
 
 
 class ArchiveReplacedError(ArchiveError):
-    """The topic was deleted and created again, its archive was retired, or what was read lies
-    behind a fork and was set aside.
+    """The records that were read are no longer this partition's history.
 
-    `first` is the first offset that may have been handed out and is of another history: 0 where all
-    is.
+    The topic was deleted and recreated, its archive was retired, or the records are above a
+    divergence and were moved to quarantine.
+
+    Attributes:
+        first: First offset that the reader may have returned and that belongs to another history; 0
+            if all of them do.
     """
 
     def __init__(self, message: str, first: Offset) -> None:
@@ -37,15 +43,18 @@ class ArchiveReplacedError(ArchiveError):
         self.first = first
 
     def __reduce__(self) -> tuple[type["ArchiveReplacedError"], tuple[str, Offset]]:
-        """So that it can be sent from executors."""
+        """Support pickling: Spark executors send this error to the driver."""
         return ArchiveReplacedError, (str(self), self.first)
 
 
 class DamagedArchiveError(DamagedSegmentError):
-    """A stored segment cannot be read on: the text names key, byte position and offset.
+    """A stored segment cannot be read further. The message names key, byte position and offset.
 
-    The offsets from `first` up to, not including, `end` are missing; nothing else that is stored
-    holds them.
+    Attributes:
+        key: Key of the segment's `.log`.
+        position: Byte position in the `.log` where reading stopped.
+        first: First missing offset.
+        end: End of the missing offsets, exclusive. No other stored segment holds them.
     """
 
     def __init__(self, message: str, key: str, position: int, first: Offset, end: Offset) -> None:

@@ -1,8 +1,8 @@
-"""Part of an archive as somebody has seen it, handed on to who reads it without another look.
+"""A part of an archive as one process has seen it, for another process that reads it.
 
-What is read is asked for in the version that was seen, so another one in its place is noticed; the
-archive itself is looked at only where something is not as it was, or where more is needed than was
-handed on.
+The reader does not take its own snapshot of the archive. It reads each object in the version that
+was seen, so it notices an object that was replaced. It takes a snapshot only if an object has
+changed, or if it needs more than the extract holds.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,14 @@ class Extract:
     """Neighbouring segments of one partition.
 
     Attributes:
-        topic_id: the topic's, None where it is not known.
-        is_peers: whether Pinterest's uploader has filled the archive.
-        logs: the segments, by rising base, at least one.
-        end: up to here they are read.
-        begins: the offset that is wanted first, and the byte of the first segment at which its
-            batch, or one before it, begins.
-        ends: of the segments that are wanted in part only, the byte behind which they are not.
+        topic_id: Kafka's topic id; None if it is not known.
+        is_pinterest: Whether Pinterest's uploader has filled the archive.
+        logs: The segments, by ascending base offset; at least one.
+        end: Offset up to which they are read, exclusive.
+        begins: First wanted offset, and a byte position in the first segment where the batch of
+            this offset, or a batch before it, begins.
+        ends: For segments that are wanted in part only: the byte position up to which they are
+            wanted, exclusive.
     """
 
     topic_id: str | None
@@ -36,7 +37,7 @@ class Extract:
     ends: Mapping[Version, int] = field(default_factory=dict)
 
     def view(self, where: str) -> ArchiveView:
-        """As a look at the archive at this place shows it."""
+        """Return the extract as a view of the archive at `where`."""
         last = BaseOffset(self.logs[-1].base_offset)
         watermark = Watermark(last, None if self.is_pinterest else self.end, topic_id=self.topic_id)
         start = Offset(self.logs[0].base_offset)

@@ -1,7 +1,7 @@
-"""Archives that were moved away, each in a folder of its own: quarantined segments, retired topics.
+"""Archives that were moved to folders of their own: quarantined segments, retired topics.
 
-A folder has the objects that the partition's prefix had, and below `gaps/` the records of gaps, but
-no `offset.wm`. Who reads one says which watermark holds.
+A folder has the objects that the partition's prefix had, and the records of gaps below `gaps/`, but
+no `offset.wm`. The caller passes the archive end offset of each folder.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from sidetier.segments.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFolder:
-    """One folder.
+    """One folder of moved objects.
 
     Attributes:
-        prefix: What the keys of its objects begin with; ends in a slash.
-        watermark: What can be read of it.
+        prefix: Prefix of the keys of its objects. Ends with a slash.
+        watermark: The readable range of the folder, in place of an `offset.wm`.
     """
 
     prefix: str
@@ -28,33 +28,34 @@ class ArchiveFolder:
 
 @dataclass(frozen=True, slots=True)
 class FolderLayout(ArchiveLayout):
-    """The layout of a cluster, but with some partitions in other folders.
+    """The key layout of a cluster in which some partitions are in other folders.
 
-    `folders` has the prefix of each of these partitions; it ends in a slash.
+    Attributes:
+        folders: Key prefix of each of these partitions. Ends with a slash.
     """
 
     folders: Mapping[TopicPartition, str]
 
     def partition_prefix(self, tp: TopicPartition) -> str:
-        """What the keys of all objects of a partition begin with; ends in a slash."""
+        """Return the prefix of the keys of all objects of a partition. It ends with a slash."""
         return self.folders.get(tp) or ArchiveLayout.partition_prefix(self, tp)
 
     def gap_prefix(self, tp: TopicPartition) -> str:
-        """What the keys of a partition's gap records begin with; ends in a slash."""
+        """Return the prefix of the keys of a partition's gap records. It ends with a slash."""
         if tp in self.folders:
             return f"{self.folders[tp]}gaps/"
         return ArchiveLayout.gap_prefix(self, tp)
 
 
 def layout_of_folders(layout: ArchiveLayout, folders: Mapping[TopicPartition, str]) -> FolderLayout:
-    """The layout for partitions whose objects have these prefixes."""
+    """Return the layout in which these partitions have these key prefixes."""
     return FolderLayout(layout.cluster, layout.bits, folders)
 
 
 def access_to_folders(
     archive: ArchiveAccess, folders: Mapping[TopicPartition, ArchiveFolder]
 ) -> ArchiveAccess:
-    """The same archive, in which these partitions are what their folders hold."""
+    """Return the archive with these partitions read from their folders."""
     prefixes = {tp: folder.prefix for tp, folder in folders.items()}
     return replace(
         archive,

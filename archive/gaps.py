@@ -1,4 +1,4 @@
-"""Why offsets are not there: pure."""
+"""Reasons why the archive lacks offsets. Pure functions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,27 +8,28 @@ from sidetier.segments.offsets import Offset
 
 
 class GapReason(StrEnum):
-    """Why offsets are not there."""
+    """Why offsets are missing."""
 
     RECORDED_GAP = "recorded_gap"
-    """The broker had deleted them before they were stored; a sidecar has recorded it."""
+    """The broker deleted the records before they were archived, and a sidecar recorded the gap."""
     NOT_STORED = "not_stored"
-    """No segment holds them, and nothing on the store says why."""
+    """No segment holds them, and no gap is recorded."""
     BELOW_START = "below_start"
-    """They lie below the archive's start: never stored, or deleted from the store since. What
-    Kafka calls offset out of range."""
+    """They are below the archive's start: never stored, or deleted from the store since. Kafka
+    calls this offset out of range.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The offsets from `first` up to, not including, `end`, and one reason for all of them."""
+    """Missing offsets from `first` up to `end`, exclusive, with one reason for all of them."""
 
     first: Offset
     end: Offset
     reason: GapReason
 
     def detail(self, where: str) -> str:
-        """In words."""
+        """Describe the missing offsets in words, for messages."""
         return f"{where}: offsets [{self.first}, {self.end}) {_WORDS[self.reason]}"
 
 
@@ -42,13 +43,13 @@ _WORDS = {
 def first_missing(
     first: Offset, end: Offset, gaps: Iterable[tuple[Offset, Offset]], start: Offset
 ) -> Missing:
-    """The beginning of what is missing from `first` up to `end`, as far as it has one reason.
+    """Return the first part of the missing offsets from `first` up to `end` that has one reason.
 
     Args:
-        first: the offset that nothing holds.
-        end: the next offset that is stored, or the readable end.
-        gaps: start and end of each recorded gap, in any order.
-        start: the archive's start offset.
+        first: The first missing offset.
+        end: The next stored offset, or the end of the readable range.
+        gaps: Start and end of each recorded gap, in any order.
+        start: The archive's start offset.
     """
     if first < start:
         return Missing(first, min(end, start), GapReason.BELOW_START)

@@ -1,7 +1,7 @@
-"""The indexes of a stored segment, searched without a Python object per entry.
+"""Search in the indexes of a stored segment, without a Python object for each entry.
 
-The index of a segment of 1 GiB has a quarter of a million entries. The formats are described in
-`sidetier.segments.indexes`.
+The index of a 1 GiB segment has about 250,000 entries. `sidetier.segments.indexes` describes the
+formats.
 """
 
 import struct
@@ -21,10 +21,11 @@ Entries = npt.NDArray[np.void]
 
 
 def offset_entries(data: bytes, log_size: int, name: str) -> Entries:
-    """The entries of an `.index`; zeros at its end are left out.
+    """Parse an `.index`, without the zeros at its end.
 
     Raises:
-        DamagedSegmentError: half an entry, entries that do not rise, or that point beyond the log.
+        DamagedSegmentError: The file ends within an entry, entries do not ascend, or an entry
+            points beyond the log.
     """
     entries = _entries(data, _INDEX, name)
     _check_rising(entries["relative"], name, strictly=True)
@@ -37,10 +38,10 @@ def offset_entries(data: bytes, log_size: int, name: str) -> Entries:
 
 
 def time_entries(data: bytes, name: str) -> Entries:
-    """The entries of a `.timeindex`; zeros at its end are left out.
+    """Parse a `.timeindex`, without the zeros at its end.
 
     Raises:
-        DamagedSegmentError: half an entry, or entries that do not rise.
+        DamagedSegmentError: The file ends within an entry, or entries do not ascend.
     """
     entries = _entries(data, _TIMEINDEX, name)
     _check_rising(entries["timestamp"], name, strictly=True)
@@ -49,8 +50,11 @@ def time_entries(data: bytes, name: str) -> Entries:
 
 
 def last_timestamp(data: bytes) -> int | None:
-    """The largest timestamp of a segment, in ms, by the last bytes of its `.timeindex`; None where
-    they are no entry, or zeros: what was sent before it was trimmed need not have the largest.
+    """Return the largest timestamp of a segment, in ms, from the last 12 bytes of its `.timeindex`.
+
+    Returns:
+        None if the bytes are not an entry, or are zeros: an index that was uploaded before the
+        broker trimmed it need not have the entry with the largest timestamp.
     """
     if len(data) != TIME_ENTRY_BYTES or not any(data):
         return None
@@ -59,23 +63,27 @@ def last_timestamp(data: bytes) -> int | None:
 
 
 def position_of(entries: Entries, relative: int) -> int:
-    """A byte position at or before the batch that holds the offset, relative to the base."""
+    """Return a byte position at or before the batch of an offset, given relative to the base
+    offset.
+    """
     at = int(np.searchsorted(entries["relative"].astype(np.int64), relative, side="right")) - 1
     return int(entries["position"][at]) if at >= 0 else 0
 
 
 def position_behind(entries: Entries, relative: int, log_size: int) -> int:
-    """A byte position at or behind the end of the batch that holds the offset.
-
-    An entry has the last offset of what was appended at its position: the next one lies behind.
-    """
-    at = int(np.searchsorted(entries["relative"].astype(np.int64), relative, side="left")) + 1
-    return int(entries["position"][at]) if at < len(entries) else log_size
+    """Return a byte position at or after the end of the batch that holds the relative offset."""
+    # An entry has the last offset of the batches that were appended at its position. So only the
+    # position of the next entry is certain to be after the batch.
+    after = int(np.searchsorted(entries["relative"].astype(np.int64), relative, side="left")) + 1
+    return int(entries["position"][after]) if after < len(entries) else log_size
 
 
 def relatives_of(entries: Entries, timestamp: int) -> tuple[int, int | None]:
-    """Relative offsets in or before the batch with the first record of at least this time, and in
-    or behind it; None where no entry is as late.
+    """Bound the position of the first record with at least this timestamp.
+
+    Returns:
+        Two relative offsets: one in or before the batch of that record, and one in or after it. The
+        second is None if no entry has so high a timestamp.
     """
     at = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp, side="left"))
     before = int(entries["relative"][at - 1]) if at > 0 else 0

@@ -1,7 +1,7 @@
-"""The listing of one partition: of a long one on a store that lets wait, several parts at once.
+"""List one partition. A long listing on a slow store is read in several parts at the same time.
 
-An object store hands out 1,000 objects at a time, and the next ones when these have come. The names
-of segments are their base offsets, so that a part can begin anywhere among them.
+An object store returns 1,000 objects per page, and a page can be requested only after the one
+before it. Names of segments are their base offsets, so a part can begin at any base offset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,38 +16,48 @@ from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 
 _PARTS: Final = 4
 _PATIENCE: Final = 0.02
-"""Seconds; of a store that is nearer, threads would take turns at Python's lock."""
+"""Seconds. On a store that answers faster, parallel threads would only wait for Python's GIL."""
 
 
 def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> list[ObjectSummary]:
-    """All objects below a partition's prefix, as `RemoteStorage.list_objects` has them; `newest` is
-    a base offset near the end of the partition.
+    """List all objects below a partition's prefix, in the order of `RemoteStorage.list_objects`.
+
+    Args:
+        store: The partition's store.
+        prefix: The partition's key prefix. Ends with a slash.
+        newest: A base offset near the end of the partition.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     rows = iter(store.list_objects(prefix))
     begin, before = perf_counter(), thread_time()
     first = list(islice(rows, LISTED_AT_ONCE))
+    # Time without CPU time: how long the store, and not the parsing of its answer, took.
     waited = perf_counter() - begin - (thread_time() - before)
     bounds = part_bounds(first, prefix, newest) if waited > _PATIENCE else []
     if not bounds:
         return [*first, *rows]
     with ThreadPoolExecutor(len(bounds), "archive-list") as helpers:
-        others = [
+        parts = [
             helpers.submit(_until, store.list_objects(prefix, start_after=after), end)
             for after, end in zip(bounds, [*bounds[1:], None], strict=True)
         ]
-        found = [*first, *_until(rows, bounds[0])]
-        for other in others:
-            found += other.result()
-    return found
+        listed = [*first, *_until(rows, bounds[0])]
+        for part in parts:
+            listed += part.result()
+    return listed
 
 
 def part_bounds(first: Sequence[ObjectSummary], prefix: str, newest: BaseOffset) -> list[str]:
-    """Where to cut what comes behind the first page, in the order of keys. Nowhere where it is not
-    worth it: no page for each of two parts is left, as far as segments are alike; or where the page
-    does not tell.
+    """Return the keys at which to cut the listing behind its first page, in ascending order.
+
+    The number of further pages is estimated from the distance between base offsets on the first
+    page.
+
+    Returns:
+        No keys if fewer than two further pages are expected, or if the first page is not full or
+        has no segments.
     """
     bases = [parsed[0] for row in first if (parsed := parse_object_key(row.key, prefix))]
     if len(first) < LISTED_AT_ONCE or not bases:

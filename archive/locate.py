@@ -1,7 +1,8 @@
-"""Where an offset lies in a stored segment: by its index, or, without one, from its first byte on.
+"""Find the byte position of an offset in a stored segment.
 
-An index is read whole, in one ranged request, and searched in memory: 2 MiB at most for a segment
-of 1 GiB. What was read last is kept within a bound.
+The position comes from the segment's index. Without a usable index, the segment is read from its
+first byte. An index is read whole, in one ranged request, and searched in memory: at most 2 MiB for
+a segment of 1 GiB. A bounded cache keeps the indexes that were read last.
 """
 
 import logging
@@ -27,13 +28,17 @@ from sidetier.segments.errors import (
 from sidetier.storage.port import ObjectSummary
 
 ReadRange = Callable[[ObjectSummary, int, int], bytes]
-"""An object as it was listed, first byte, and the byte behind the last: the bytes that are there.
-Raises PreconditionFailedError where another version is there now."""
+"""Reads a range of a listed object: arguments are the object's row, the first byte, and the end
+byte, exclusive. Returns the bytes that exist. Raises PreconditionFailedError if the store has
+another version now.
+"""
 FellBack = Callable[[str, str], None]
-"""Hears once of each key whose index is of no use, and why."""
+"""Called once for each `.log` key whose index cannot be used, with the key and the reason."""
 
 _SMALL_LOG: Final = 64 * 1024
-"""A log up to this size may have an empty index, and need none."""
+"""Bytes. The index of a log up to this size may be empty: the broker adds an entry only every
+`index.interval.bytes`.
+"""
 _MOST_FOUND: Final = 64
 
 log = logging.getLogger("sidetier.consumer")
@@ -41,14 +46,14 @@ log = logging.getLogger("sidetier.consumer")
 
 @dataclass(frozen=True, slots=True)
 class SegmentPosition:
-    """A byte of a segment where a batch begins."""
+    """A byte position in a segment where a batch begins."""
 
     log: StoredLog
     position: int
 
 
 class IndexCache:
-    """The indexes read last, up to so many bytes; may be used from many threads."""
+    """The most recently used indexes, up to `most_bytes` bytes. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -58,11 +63,11 @@ class IndexCache:
 
     @property
     def held(self) -> int:
-        """Bytes that are kept now."""
+        """Bytes in the cache now."""
         return self._bytes
 
     def get(self, row: ObjectSummary, load: Callable[[], Entries]) -> Entries:
-        """The entries of an index in this version; raises what `load` raises."""
+        """Return the entries of an index in this version. Raises what `load` raises."""
         version = (row.key, row.etag, row.size)
         with self._guard:
             if version in self._kept:
@@ -80,7 +85,7 @@ class IndexCache:
 
 
 class Locator:
-    """Finds offsets in the segments of all partitions; may be used from many threads."""
+    """Finds offsets in the segments of all partitions. Thread-safe."""
 
     def __init__(self, cache: IndexCache, fell_back: FellBack) -> None:
         self._cache = cache
@@ -90,24 +95,24 @@ class Locator:
         self._found: OrderedDict[tuple[Version, int], int] = OrderedDict()
 
     def found(self, stored: StoredLog, offset: int, position: int) -> None:
-        """Remember the byte where the batch with this offset begins: no index is needed for it."""
+        """Remember the byte position of the batch with this offset, so that it needs no index."""
         with self._guard:
             self._found[stored.version, offset] = position
             while len(self._found) > _MOST_FOUND:
                 self._found.popitem(last=False)
 
     def segment_position(self, read: ReadRange, stored: StoredLog, offset: int) -> SegmentPosition:
-        """A spot at or before the batch that holds the offset; one request, or none.
+        """Return a position at or before the batch that holds the offset. At most one request.
 
         Raises:
-            StorageError: as the port says.
+            StorageError: As `RemoteStorage` says.
         """
         if offset <= stored.base_offset:
             return SegmentPosition(stored, 0)
         with self._guard:
-            found = self._found.get((stored.version, int(offset)))
-        if found is not None:
-            return SegmentPosition(stored, found)
+            known_position = self._found.get((stored.version, int(offset)))
+        if known_position is not None:
+            return SegmentPosition(stored, known_position)
         entries = self.offsets(read, stored)
         if entries is None:
             return SegmentPosition(stored, 0)
@@ -116,8 +121,15 @@ class Locator:
     def extent(
         self, read: ReadRange, stored: StoredLog, first: int, last: int
     ) -> tuple[int, int] | None:
-        """Bytes between which the batches with these offsets lie; None where no index says; one
-        request, or none. Raises as `segment_position`.
+        """Return the byte range that contains the batches with the offsets from `first` to `last`.
+
+        Needs at most one request.
+
+        Returns:
+            Start byte and end byte, exclusive; None if the segment has no usable index.
+
+        Raises:
+            StorageError: As `RemoteStorage` says.
         """
         entries = self.offsets(read, stored)
         if entries is None:
@@ -126,7 +138,7 @@ class Locator:
         return position_of(entries, first - base), position_behind(entries, last - base, size)
 
     def offsets(self, read: ReadRange, stored: StoredLog) -> Entries | None:
-        """The index; None where it is missing, empty or damaged."""
+        """Return the offset index; None if it is missing, empty or damaged."""
         return self._usable(
             stored.index,
             "index",
@@ -135,7 +147,7 @@ class Locator:
         )
 
     def times(self, read: ReadRange, stored: StoredLog) -> Entries | None:
-        """The time index; None where it is missing, empty or damaged."""
+        """Return the time index; None if it is missing, empty or damaged."""
         return self._usable(
             stored.timeindex,
             "time index",

@@ -1,9 +1,9 @@
-"""Stored segments that are no part of an archive of ours.
+"""Orphan segments: stored segments that are not part of an archive that Sidetier writes.
 
-A request of a former leader may arrive, or be found, after others have stored and committed the
-same offsets in segments with other bases. Nothing on a store prevents that, and what it brings may
-have been thrown away by an unclean election since. `_metadata` tells: every segment is named there
-before the watermark moves over it.
+A request of a former leader's sidecar may reach the store after other sidecars have stored and
+committed the same offsets in segments with other base offsets. A store cannot prevent that, and the
+cluster may have discarded the records of that request in an unclean election. `_metadata` tells
+them apart: the sidecar adds every segment to it before it moves `offset.wm` over the segment.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +21,16 @@ def without_orphans(
     named: AbstractSet[BaseOffset],
     end_of: Callable[[StoredLog], Offset | None],
 ) -> tuple[StoredLog, ...]:
-    """The segments, by rising base, but those unnamed ones that begin within a named one before
-    them. What covers nothing that is named stays: it may be all that there is.
+    """Drop segments that `_metadata` does not name and that begin within a named segment before
+    them.
 
-    `end_of` tells a segment's next offset, or None; it is asked only where one is not named.
+    An unnamed segment that overlaps no named one stays: it may be the only copy of its records.
+
+    Args:
+        logs: The segments, by ascending base offset.
+        named: Base offsets in `_metadata`.
+        end_of: Returns a segment's next offset, or None. Called only when an unnamed segment
+            follows a named one.
     """
     kept: list[StoredLog] = []
     before: StoredLog | None = None
@@ -38,7 +44,7 @@ def without_orphans(
 
 
 def readable_names(store: RemoteStorage, key: str) -> AbstractSet[BaseOffset]:
-    """As `named_segments`, and empty where `_metadata` does not parse."""
+    """Return the base offsets in `_metadata`; none if it does not parse."""
     try:
         return named_segments(store, key)
     except MalformedObjectError:

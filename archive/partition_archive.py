@@ -1,10 +1,10 @@
-"""One partition's archive: looked at when needed, and never for more than has changed.
+"""Snapshots of one partition's archive, taken when they are needed. Only changes are read again.
 
-A look at an archive of ours reads `offset.wm`: one request while it stands still, and a listing of
-what is new and `_metadata` when it has moved. At Pinterest's it is the listing, which shows whether
-`offset.wm` has changed. The whole listing (a request for every 1,000 objects) is read first, and
-again when there is a reason to doubt it: a new leader epoch, a watermark that went back, or an
-object that is not as it was listed.
+A snapshot of an archive that Sidetier writes reads `offset.wm`: one request while it does not
+change; when it has moved, also a listing of the new objects and `_metadata`. A snapshot of an
+archive of Pinterest's uploader reads the listing, which shows whether `offset.wm` has changed. The
+whole listing (one request per 1,000 objects) is read first, and again when it may be wrong: a new
+leader epoch, an archive end offset that went back, or an object that is not as it was listed.
 """
 
 import threading
@@ -37,15 +37,17 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 _LISTING_SECONDS: Final = 60.0
-"""How old the listing may be from which an archive's start is told."""
+"""Maximum age of the full listing that gives the archive's start offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSnapshot:
-    """What is known of an archive: `view` is None where there is none.
+    """What is known of an archive at one time.
 
-    `changes` are all that were noticed since the first look, in order; `looked_at` is the clock at
-    the newest look, in seconds.
+    Attributes:
+        view: The readable segments; None if there is no archive.
+        changes: All changes since the first snapshot, in order.
+        looked_at: The reader's clock when the snapshot was taken, in seconds.
     """
 
     view: ArchiveView | None
@@ -54,7 +56,9 @@ class ArchiveSnapshot:
 
 
 class PartitionArchive:
-    """May be called from many threads; one of them looks, the others wait for what it sees."""
+    """The archive of one partition. Thread-safe: one thread reads the store, the others wait for
+    its snapshot.
+    """
 
     def __init__(
         self,
@@ -79,17 +83,17 @@ class PartitionArchive:
 
     @property
     def latest(self) -> ArchiveSnapshot | None:
-        """The newest look, without a request; None before the first."""
+        """The newest snapshot, without a request; None before the first."""
         return self._look
 
     @property
     def store(self) -> RemoteStorage:
-        """Where it lies."""
+        """The partition's store."""
         return self._archive.store(self.tp.topic)
 
     @property
     def where(self) -> str:
-        """Url and prefix, for errors."""
+        """URL and key prefix of the partition, for errors."""
         return f"{self._archive.url(self.tp.topic)}/{self._prefix}"
 
     @property
@@ -97,13 +101,19 @@ class PartitionArchive:
         return self._archive.layout.partition_prefix(self.tp)
 
     def look(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
-        """The newest look, or an older one of at most so many seconds; a `thorough` one lists all.
-        An extract that was handed on does not age.
+        """Return a snapshot of the archive that is younger than `max_age` seconds; take a new one
+        if needed.
+
+        A snapshot from an extract does not age.
+
+        Args:
+            max_age: Maximum age in seconds; 0 always takes a new snapshot.
+            thorough: List all objects again.
 
         Raises:
-            WrongPlaceError: nothing is here, but under other entropy bits.
+            WrongPlaceError: Nothing is here, but something is under another number of entropy bits.
             MalformedObjectError: `offset.wm` does not parse.
-            StorageError: as the port says.
+            StorageError: As `RemoteStorage` says.
         """
         with self._guard:
             known = self._look
@@ -120,28 +130,35 @@ class PartitionArchive:
             return self._look
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
-        """From where to where it can be read; raises as `look`.
+        """Return the readable range; None if there is no archive. Raises as `look`.
 
-        What a store has deleted at the start shows in a listing alone: that is made anew after a
-        while.
+        Only a listing shows that the store has deleted segments at the start. So all objects are
+        listed again when the last full listing is older than `max_age` and 60 s.
         """
         age = self._clock() - self._listed_at
-        look = self.look(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
-        if look.view is not None and look.view.is_part:
-            look = self.look()
-        view = look.view
+        snapshot = self.look(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
+        if snapshot.view is not None and snapshot.view.is_part:
+            snapshot = self.look()
+        view = snapshot.view
         if view is None:
             return None
-        return ArchiveBounds(view.start, view.end, view.is_pinterest, look.looked_at)
+        return ArchiveBounds(view.start, view.end, view.is_pinterest, snapshot.looked_at)
 
     def end_of(self, log: StoredLog) -> Offset:
-        """One past the last offset of a segment, from its bytes; raises StorageError."""
+        """Return the offset after the last one of a segment, from the segment's bytes. Raises
+        StorageError.
+        """
         with self._guard:
             return self._end_of(log)
 
     def noted_end(self, log: StoredLog) -> Offset | None:
-        """What is noted of a segment's end, with no look at its bytes; None of Pinterest's, and of
-        one that is gone. One request; raises StorageError.
+        """Return the next offset in the metadata of a segment's `.log`. One request.
+
+        Returns:
+            None for a segment of Pinterest's uploader, and for one that is no longer stored.
+
+        Raises:
+            StorageError: As `RemoteStorage` says.
         """
         try:
             return noted_next_offset(self.store.head_object(log.key))
@@ -149,11 +166,11 @@ class PartitionArchive:
             return None
 
     def gaps(self) -> Gaps:
-        """Those that are recorded; one request."""
+        """Read the recorded gaps. One request."""
         return recorded_gaps(self.store, self._archive.layout, [self.tp])[self.tp]
 
     def missing(self) -> NoArchiveError:
-        """The error for a partition without a watermark; one request."""
+        """Return the error for a partition without an `offset.wm`. One request."""
         row = next(iter(self.store.list_objects(self._prefix)), None)
         if row is None:
             return NoArchiveError(f"nothing of {self.tp} is stored at {self.where}")
@@ -167,18 +184,18 @@ class PartitionArchive:
         return 0.0 if is_part else self._clock() - known.looked_at
 
     def _see(self, old: ArchiveView | None) -> ArchiveView | None:
-        """Look, on the ground of what is known if it is given."""
+        """Read the archive, starting from `old` if it is given."""
         if old is not None and old.is_part:
             return self._see_more(old)
         if old is not None and old.is_pinterest:
             return self._see_peers_again(old)
-        found = self._watermark()
-        if found is None:
+        stored_watermark = self._watermark()
+        if stored_watermark is None:
             self._listed = ()
             if self._look is None or self._look.view is None:
                 self._elsewhere.check(self.tp)
             return None
-        watermark, etag = found
+        watermark, etag = stored_watermark
         if old is not None and etag == old.etag:
             return old
         if old is None or not continues(old.watermark, watermark):
@@ -188,24 +205,24 @@ class PartitionArchive:
         return self._view(watermark, etag)
 
     def _see_more(self, old: ArchiveView) -> ArchiveView | None:
-        """From the last segment that was handed on."""
-        found = self._watermark()
-        if found is None:
+        """List from the last segment of the extract on."""
+        stored_watermark = self._watermark()
+        if stored_watermark is None:
             self._listed = ()
             return None
         self._extend(old)
-        return self._view(*found)
+        return self._view(*stored_watermark)
 
     def _see_peers_again(self, old: ArchiveView) -> ArchiveView | None:
-        """The listing from the last segment on has the row of the watermark, too."""
+        """Read the listing from the last segment on. It also has the row of `offset.wm`."""
         etag = self._extend(old)
         if etag == old.etag:
             return self._view(old.watermark, old.etag)
-        found = self._watermark()
-        if found is None:
+        stored_watermark = self._watermark()
+        if stored_watermark is None:
             self._listed = ()
             return None
-        watermark, etag = found
+        watermark, etag = stored_watermark
         if watermark.next_offset is not None or watermark.base_offset < old.watermark.base_offset:
             self._listed = self._list(watermark)
         return self._view(watermark, etag)
@@ -233,7 +250,7 @@ class PartitionArchive:
         return stored_logs(rows, self._prefix)
 
     def _extend(self, old: ArchiveView) -> str | None:
-        """List from the last readable segment on; returns the etag of the watermark there."""
+        """List from the last readable segment on. Return the etag of `offset.wm` there."""
         last = old.logs[-1].base_offset if old.logs else 0
         after = f"{self._prefix}{last:020d}"  # sorts before every file of that segment
         rows = list(self.store.list_objects(self._prefix, start_after=after))

@@ -1,15 +1,16 @@
-"""How far an archive of Pinterest's uploader can be read.
+"""The readable end of an archive that Pinterest's uploader fills.
 
-Its `offset.wm` proves nothing: it was seen to go back, to lie behind a gap, and to name a segment
-that is not there. What its consumer goes by, `_metadata`, loses entries. So neither is believed:
-what is stored is read.
+Its `offset.wm` proves nothing: it has been seen to go back, to be above a gap, and to name a
+segment that is not stored. `_metadata`, which Pinterest's consumer uses, loses entries. So the
+reader believes neither, and reads what is stored.
 
-The end is that of the segment which the watermark names, or of the nearest one below, and then of
-those that follow on it without a gap, told from their bytes: a watermark that lags hides nothing.
-Behind the first gap above the named segment nothing is read: uploads run side by side, and what
-fills it may be under way. A gap below is told as such.
+The readable end is the end of the segment that `offset.wm` names, or of the nearest one below it,
+extended by the segments that follow without a gap. Ends are read from the segments' bytes, so an
+`offset.wm` that lags hides nothing. Nothing is read behind the first gap above the named segment:
+uploads run in parallel, and the upload that fills the gap may be in progress. A gap below the named
+segment is reported.
 
-That what is stored was ever committed nobody can tell: Pinterest's uploader does not ask.
+Nothing shows whether the stored records were ever committed: Pinterest's uploader does not check.
 """
 
 import contextlib
@@ -24,14 +25,21 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import RemoteStorage
 
 MOST_TAILS: Final = 64
-"""How many segments above the watermark one look asks for their ends."""
+"""Maximum number of segments above `offset.wm` whose ends one snapshot reads."""
 _PIECE: Final = 1 << 20
 
 
 def readable_end(
     logs: Sequence[StoredLog], named: BaseOffset, end_of: Callable[[StoredLog], Offset]
 ) -> Offset:
-    """See above; `end_of` may make requests, and is asked for `MOST_TAILS` segments and one."""
+    """Return the readable end of the archive, exclusive, as the module describes it.
+
+    Args:
+        logs: The stored segments, by ascending base offset.
+        named: Base offset in `offset.wm`.
+        end_of: Returns a segment's next offset, and may make requests. Called for at most
+            `MOST_TAILS` + 1 segments.
+    """
     below = [log for log in logs if log.base_offset <= named]
     end = end_of(below[-1]) if below else Offset(0)
     above = logs[len(below) :]
@@ -46,16 +54,16 @@ def readable_end(
 
 @dataclass(slots=True)
 class Ends:
-    """Where segments end; asked once of each version of each. Not thread-safe."""
+    """Ends of segments. Each version of each segment is read once. Not thread-safe."""
 
     store: RemoteStorage
     known: dict[Version, Offset] = field(default_factory=dict)
 
     def __call__(self, log: StoredLog) -> Offset:
-        """One past the last offset: two ranged requests as a rule.
+        """Return the offset after the last one of a segment. Usually two ranged requests.
 
-        Where the segment is cut short or damaged: one past the first offset that cannot be read,
-        so that whoever reads up to here meets the damage, and tells.
+        If the segment is cut short or damaged, return one past the first offset that cannot be
+        read. A reader that reads up to there meets the damage and reports it.
         """
         if log.version not in self.known:
             self.known[log.version] = self._look(log)
@@ -70,7 +78,7 @@ class Ends:
 
 
 def _walked_end(store: RemoteStorage, log: StoredLog) -> Offset:
-    """The end without an index: reads the whole object once, in one request."""
+    """Find the end without an index: read the whole object once, in one request."""
     last: BatchHeader | None = None
     is_whole = False
     with (
@@ -86,14 +94,14 @@ def _walked_end(store: RemoteStorage, log: StoredLog) -> Offset:
 
 
 class _Forward:
-    """A stream as something that can be read at a position, as long as positions do not fall."""
+    """Positional reads on a stream. Positions must not decrease."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._window, self._start = b"", 0
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to so many bytes; what lies before the position is forgotten."""
+        """Return up to `length` bytes. Bytes before `position` are discarded."""
         self._skip(position)
         missing = length - len(self._window)
         if missing > 0:

@@ -1,4 +1,4 @@
-"""Ranges of stored objects, in the version that was listed."""
+"""Read ranges of stored objects in the version that was listed."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from sidetier.storage.settings import AttemptDeadline
 
 
 def range_reader(archive: ArchiveAccess, topic: str) -> ReadRange:
-    """Reads ranges of a topic's objects."""
+    """Return a function that reads ranges of a topic's objects."""
     deadline = archive.provider.endpoint(topic).deadline
     return partial(_read, archive.store(topic), deadline)
 

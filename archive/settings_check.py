@@ -1,4 +1,4 @@
-"""Nothing is stored where it was looked for: is it under other settings?"""
+"""Find an archive that is stored under another number of prefix entropy bits."""
 
 import threading
 from typing import Final
@@ -12,16 +12,18 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 
 _MOST_BITS: Final = 16
-"""Other numbers of entropy bits that are tried: 0 to this one."""
+"""Highest number of entropy bits that is tried. The first is 0."""
 _MOST_PARTITIONS: Final = 8
-"""For so many partitions without an archive; with wrong bits none of them has one."""
+"""Maximum number of partitions without an archive that are checked. With wrong bits, every
+partition has none.
+"""
 
 
 class SettingsCheck:
-    """Looks once for each store and partition; may be called from many threads.
+    """Checks each store and each partition once. Thread-safe.
 
-    A sidecar leaves a note of its entropy bits. Pinterest's uploader leaves none: then the
-    watermark is looked for under other numbers of bits, a request for each.
+    A sidecar writes `layout.json` with its entropy bits. Pinterest's uploader does not: then the
+    check looks for `offset.wm` under other numbers of bits, with one request for each.
     """
 
     def __init__(self, archive: ArchiveAccess) -> None:
@@ -31,11 +33,11 @@ class SettingsCheck:
         self._tried: set[TopicPartition] = set()
 
     def check(self, tp: TopicPartition) -> None:
-        """Called when a partition has no watermark.
+        """Check a partition that has no `offset.wm`.
 
         Raises:
-            WrongPlaceError: something is there under another number of entropy bits.
-            StorageError: as the port says.
+            WrongPlaceError: The partition is stored under another number of entropy bits.
+            StorageError: As `RemoteStorage` says.
         """
         store, url = self._archive.store(tp.topic), self._archive.url(tp.topic)
         with self._guard:

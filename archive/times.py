@@ -1,9 +1,9 @@
-"""The first record of at least a timestamp, as Kafka's ListOffsets finds it.
+"""Find the first record with at least a given timestamp, as Kafka's ListOffsets does.
 
-Source: `UnifiedLog.fetchOffsetByTimestamp`: the first segment whose largest timestamp is not below,
-in it the first such record, markers and aborted ones included. Timestamps need not rise from
-segment to segment, so each segment below the answer is asked for its largest: the last entry of its
-time index, 12 bytes, read once.
+Source: `UnifiedLog.fetchOffsetByTimestamp` takes the first segment whose largest timestamp is not
+below the given one, and in it the first such record, control records and aborted ones included.
+Timestamps need not ascend from segment to segment, so the largest timestamp of each segment below
+the answer is read: the last entry of its time index, 12 bytes, once.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedErro
 
 SMALL_INDEX: Final = 256 * 1024
 _WHOLE: Final = 4096
-"""Bytes of a time index that is read as a whole: of some stores a part takes longer."""
+"""Bytes. A time index up to this size is read whole: on some stores a ranged read takes longer."""
 _AT_ONCE: Final = 8
 _UNKNOWN: Final = 2**63 - 1
-"""A segment that does not say its largest timestamp is searched."""
+"""Stands for the largest timestamp of a segment that has none stored, so that it is searched."""
 
 Largest = dict[Version, int]
 """The largest timestamp of each version of each segment, in ms."""
@@ -30,33 +30,44 @@ Largest = dict[Version, int]
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """Asks segments for their timestamps; `known` keeps what does not change."""
+    """Reads timestamps of segments.
+
+    Attributes:
+        locator: Reads and caches time indexes.
+        read: Reads a range of an object.
+        known: Largest timestamps that were read. A version of a segment never changes.
+    """
 
     locator: Locator
     read: ReadRange
     known: Largest
 
     def not_below(self, view: ArchiveView, timestamp: int) -> Iterator[StoredLog]:
-        """The segments that may hold a record of at least this time, by rising base.
+        """Yield the segments that may hold a record with at least this timestamp, by ascending base
+        offset.
 
         Raises:
-            StorageError: as the port says.
+            StorageError: As `RemoteStorage` says.
         """
         logs = view.logs
-        first, count = 0, 1  # what is found in the first few is not asked for behind them
+        first, count = 0, 1  # small batches first: an early match saves the requests
         while first < len(logs):
-            some = logs[first : first + count]
+            batch = logs[first : first + count]
             first, count = first + count, min(count * 2, _AT_ONCE)
-            for log, largest in zip(some, self._largest(some, len(logs)), strict=True):
+            for log, largest in zip(batch, self._largest(batch, len(logs)), strict=True):
                 if largest >= timestamp:
                     yield log
 
     def largest(self, log: StoredLog) -> int:
-        """The largest timestamp of a segment, in ms, or more than any where nothing says it: the
-        last entry of its time index, in one request. May be called from many threads.
+        """Return the largest timestamp of a segment, in ms, from the last entry of its time index.
+
+        Needs one request. Thread-safe.
+
+        Returns:
+            A value above every timestamp if the segment has no usable time index.
 
         Raises:
-            StorageError: as the port says.
+            StorageError: As `RemoteStorage` says.
         """
         known = self.known.get(log.version)
         if known is None:
@@ -64,8 +75,11 @@ class SegmentTimes:
         return known
 
     def around(self, log: StoredLog, timestamp: int) -> tuple[int, int | None]:
-        """Offsets in the segment that lie at or before the first such record, and at or behind it,
-        None where that is not known.
+        """Bound the first record of a segment with at least this timestamp.
+
+        Returns:
+            An offset at or before that record, and an offset at or after it; the second is None if
+            it is not known.
         """
         entries = self.locator.times(self.read, log)
         before, behind = (0, None) if entries is None else relatives_of(entries, timestamp)
@@ -104,8 +118,10 @@ class SegmentTimes:
 
 
 def _last(entries: Entries | None, size: int) -> int:
-    """Zeros behind the last entry: it was sent before the broker had trimmed it, so the entry with
-    the largest timestamp, which closing a segment adds right before, need not be there.
+    """Return the largest timestamp of a time index.
+
+    Zeros after the last entry mean that the index was uploaded before the broker trimmed it. The
+    broker adds the entry with the largest timestamp right before that, so it may be missing.
     """
     if entries is None or not len(entries) or len(entries) * TIME_ENTRY_BYTES < size:
         return _UNKNOWN

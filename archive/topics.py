@@ -1,8 +1,8 @@
-"""Which partitions of a cluster are stored, without listing what each of them holds.
+"""Find the stored partitions of a cluster, without a listing of their objects.
 
-With N entropy bits a cluster lies under up to 2**N prefixes: each is listed by itself, so that
-other clusters' objects are not read through. Where N is too high for that, the prefixes that exist
-are looked for.
+With N entropy bits a cluster's keys are below up to 2**N prefixes. Each prefix is listed
+separately, so that objects of other clusters are not listed. If N is too high for that, the
+existing prefixes are listed first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,21 +17,21 @@ _MOST_LISTED_BITS: Final = 8
 
 
 def cluster_prefixes(store: RemoteStorage, layout: ArchiveLayout) -> Iterable[str]:
-    """What the keys of a cluster's partitions can begin with, up to its name: `01011/prod-a/`."""
+    """Return the key prefixes of a cluster's partitions, up to its name: `01011/prod-a/`."""
     if layout.bits <= 0:
         return [f"{layout.cluster}/"]
     if layout.bits <= _MOST_LISTED_BITS:
-        every = (f"{number:0{layout.bits}b}" for number in range(2**layout.bits))
-        return (f"{bits}/{layout.cluster}/" for bits in every)
+        all_bits = (f"{number:0{layout.bits}b}" for number in range(2**layout.bits))
+        return (f"{bits}/{layout.cluster}/" for bits in all_bits)
     return (f"{bits}/{layout.cluster}/" for bits in _existing_bits(store, layout.bits))
 
 
 def stored_partitions(
     store: RemoteStorage, layout: ArchiveLayout, cluster_prefix: str, topic: str | None = None
 ) -> Iterator[TopicPartition]:
-    """The partitions below one of `cluster_prefixes`, of one topic only where it is given.
+    """Yield the partitions below one of `cluster_prefixes`; only those of `topic` if it is given.
 
-    What lies in their directories is not listed.
+    The contents of their directories are not listed.
     """
     wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
     for directory in store.list_directories(wanted):
@@ -44,8 +44,10 @@ def stored_partitions(
 def live_partition(
     directory: str, layout: ArchiveLayout, cluster_prefix: str
 ) -> TopicPartition | None:
-    """The partition whose objects lie in this directory; None where it is no partition's, or not
-    where this layout has it.
+    """Return the partition whose objects are in this directory.
+
+    Returns:
+        None if the directory is not a partition's, or not where this layout puts that partition.
     """
     parsed = parse_partition_directory(directory)
     if parsed is None or parsed.state is not DirectoryState.LIVE:
@@ -55,7 +57,7 @@ def live_partition(
 
 
 def _existing_bits(store: RemoteStorage, length: int) -> Iterator[str]:
-    """The first components of keys that are so many bits."""
+    """Yield the first components of keys that are `length` bits."""
     for directory in store.list_directories(""):
         first = directory.removesuffix("/")
         if len(first) == length and set(first) <= {"0", "1"}:

@@ -1,9 +1,9 @@
-"""What the files beside segments tell of transactions, without reading a `.log`.
+"""Read a segment's transactions from the files beside it, without reading its `.log`.
 
-The `.txnindex` of a segment has what was aborted in it, the producer snapshot of the next one which
-transactions were open at its end. Together they say all that the segment's markers do. Each is
-believed only where its checksum is the one that is noted with its `.log`; of Pinterest's, and of
-slices, nothing is.
+The `.txnindex` of a segment has its aborted transactions. The producer snapshot of the next segment
+has the transactions that were open at its end. Together they say the same as the segment's control
+records. A file is used only if its checksum equals the one in the metadata of its `.log`. Segments
+of Pinterest's uploader and slices of segments have no such checksum.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,13 @@ from sidetier.storage.port import ObjectHead, RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class SegmentTransactions:
-    """The transactions of one segment, up to, not including, the offset `below`."""
+    """The transactions of one segment.
+
+    Attributes:
+        below: End of the segment, exclusive.
+        aborted: The aborted transactions.
+        still_open: The transactions that are open at `below`.
+    """
 
     below: Offset
     aborted: tuple[AbortedTxn, ...]
@@ -35,11 +41,15 @@ class SegmentTransactions:
 def transactions_of(
     store: RemoteStorage, log: StoredLog, following: StoredLog
 ) -> SegmentTransactions | None:
-    """What is known of a segment from the files beside it and its successor; None where they do not
-    say, and its markers must be read. Two requests, and one for each file.
+    """Read a segment's transactions from the files beside it and beside its successor.
+
+    Needs two requests, and one for each file.
+
+    Returns:
+        None if the files are not usable. Then the segment's control records must be read.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     try:
         head, successor = store.head_object(log.key), store.head_object(following.key)
@@ -58,11 +68,13 @@ def transactions_of(
 
 
 def open_at_base(store: RemoteStorage, log: StoredLog) -> tuple[OpenTransaction, ...] | None:
-    """The transactions that were open where a segment begins; None where nothing says. Two requests
-    at most.
+    """Read the transactions that were open at a segment's base offset. At most two requests.
+
+    Returns:
+        None if no usable producer snapshot is stored.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     try:
         producers = _noted(store, store.head_object(log.key), FileKind.SNAPSHOT)
@@ -74,7 +86,7 @@ def open_at_base(store: RemoteStorage, log: StoredLog) -> tuple[OpenTransaction,
 
 
 def _noted(store: RemoteStorage, head: ObjectHead, kind: FileKind) -> bytes | None:
-    """The bytes of a file that only some segments have; empty where the broker had none."""
+    """Read an optional file of a segment; empty if the broker had none, None if not usable."""
     noted = head.metadata.get(NOTE_KEYS[kind])
     if noted == NONE:
         return b""

@@ -1,14 +1,14 @@
-"""What one look at an archive has shown, and what two looks differ in: pure.
+"""The readable part of an archive in one snapshot, and the difference between two. Pure functions.
 
-What may be read of an archive of ours ends at the watermark's next offset, and consists of the
-segments up to the one that the watermark names: what lies above was not committed, or not yet.
-`start_offset` of the watermark is where it begins; a segment below is no part of it.
+The readable part of an archive that Sidetier writes ends at the `next_offset` of `offset.wm`, and
+consists of the segments up to the one that `offset.wm` names. Segments above it are not committed,
+or not yet. It begins at the `start_offset` of `offset.wm`; a segment below is not part of it.
 
-Of Pinterest's archive the watermark proves nothing: see `pinterest`.
+The `offset.wm` of Pinterest's uploader proves nothing: see `pinterest`.
 
-Segments may overlap. Then the one with the higher base offset holds from its base on: it was stored
-later, perhaps by a later leader, and so is nearer to what the cluster kept. A lower one that
-reaches farther holds again behind its end.
+Segments may overlap. Then the one with the higher base offset is read from its base offset on: it
+was stored later, perhaps by a later leader, and so is closer to the records that the cluster kept.
+A lower segment that reaches further is read again after the end of the higher one.
 """
 
 from bisect import bisect_right
@@ -25,10 +25,16 @@ _BASE = attrgetter("base_offset")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveView:
-    """The readable segments, by rising base, and the offsets from where to where they can be read.
+    """The readable segments of an archive, and the range of offsets that can be read from them.
 
-    `where` is the place in words: url and prefix. `etag` is that of `offset.wm`. `is_part` where
-    somebody else has looked, and has handed on a part of what was seen: there is more behind `end`.
+    Attributes:
+        where: The place in words: URL and prefix.
+        watermark: The contents of `offset.wm`.
+        etag: The etag of `offset.wm`.
+        logs: The segments, by ascending base offset.
+        start: First readable offset.
+        end: End of the readable range, exclusive.
+        is_part: Whether the view comes from an extract. Then the archive continues after `end`.
     """
 
     where: str
@@ -41,41 +47,47 @@ class ArchiveView:
 
     @property
     def is_pinterest(self) -> bool:
-        """Pinterest's uploader has written the watermark."""
+        """Whether Pinterest's uploader wrote `offset.wm`."""
         return self.watermark.next_offset is None
 
     def holder(self, offset: int) -> StoredLog | None:
-        """The segment that holds the offset, if any does: the highest base at or below it."""
+        """Return the segment that may hold the offset: the one with the highest base at or below
+        it.
+        """
         at = bisect_right(self.logs, offset, key=_BASE) - 1
         return self.logs[at] if at >= 0 else None
 
     def after(self, base: int) -> StoredLog | None:
-        """The segment with the next higher base."""
+        """Return the segment with the next higher base offset."""
         at = bisect_right(self.logs, base, key=_BASE)
         return self.logs[at] if at < len(self.logs) else None
 
     def below(self, base: int) -> Sequence[StoredLog]:
-        """The segments with lower bases, the nearest first."""
+        """Return the segments with lower base offsets, in descending order."""
         at = bisect_right(self.logs, base - 1, key=_BASE)
         return self.logs[:at][::-1]
 
     def until(self, offset: int) -> Offset:
-        """Up to where whoever holds the offset is read: the next base, or the readable end."""
+        """Return the offset up to which the holder of `offset` is read: the next base, or the
+        readable end.
+        """
         following = self.after(offset)
         return self.end if following is None else min(Offset(following.base_offset), self.end)
 
     def has(self, log: StoredLog) -> bool:
-        """Whether the segment is there in this very version."""
-        found = self.holder(log.base_offset)
-        return found is not None and found.version == log.version
+        """Return whether the archive has the segment in this version."""
+        stored = self.holder(log.base_offset)
+        return stored is not None and stored.version == log.version
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From `first` on the archive is no longer what it was.
+    """A change of the archive's contents from offset `first` on.
 
-    `message` says what has happened where what was read there is not this partition's history; None
-    where the same records lie elsewhere now.
+    Attributes:
+        first: First offset that is affected.
+        message: What happened, if the records that were read are no longer this partition's
+            history; None if the same records are stored in other segments now.
     """
 
     first: Offset
@@ -85,7 +97,11 @@ class Change:
 def view_of_ours(
     where: str, watermark: Watermark, etag: str, logs: Sequence[StoredLog]
 ) -> ArchiveView:
-    """What may be read of an archive of ours: `watermark` has its next offset."""
+    """Return the readable part of an archive that Sidetier writes.
+
+    Raises:
+        ValueError: The watermark has no `next_offset`: Pinterest's uploader wrote it.
+    """
     end = watermark.next_offset
     if end is None:
         raise ValueError(f"{where}: Pinterest's watermark")
@@ -102,14 +118,14 @@ def view_of_ours(
 def view_of_pinterest(
     where: str, watermark: Watermark, etag: str, logs: Sequence[StoredLog], end: Offset
 ) -> ArchiveView:
-    """What may be read of an archive of Pinterest's, up to `end`."""
+    """Return the readable part of an archive of Pinterest's uploader, up to `end`."""
     stored = tuple(log for log in logs if log.base_offset < end)
     start = Offset(stored[0].base_offset) if stored else end
     return ArchiveView(where, watermark, etag, stored, min(start, end), end)
 
 
 def continues(old: Watermark, new: Watermark) -> bool:
-    """Whether nothing but growth lies between two watermarks of ours, as far as they can tell."""
+    """Return whether the archive has only grown between two versions of Sidetier's `offset.wm`."""
     return (
         old.next_offset is not None
         and new.next_offset is not None
@@ -122,7 +138,11 @@ def continues(old: Watermark, new: Watermark) -> bool:
 
 
 def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
-    """What is not as it was; None where the archive has only grown, or has lost its oldest part."""
+    """Return the change between two views.
+
+    Returns:
+        None if the archive has only grown, or has lost its oldest part.
+    """
     if old is None:
         return None
     if new is None:
@@ -155,14 +175,17 @@ def _is_another_topic(old: Watermark, new: Watermark) -> bool:
 
 
 def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
-    """The lowest offset at which something else is stored; retention at the start is none."""
-    there = {log.base_offset: log.version for log in new.logs}
-    # Of a part, what is not there any more is told as missing by who reads it.
+    """Return the lowest offset at which another segment is stored. Retention at the start is no
+    change.
+    """
+    version_by_base = {log.base_offset: log.version for log in new.logs}
+    # A segment of an extract that is no longer stored is no change: reading it reports the loss.
     lost = [
         Offset(log.base_offset)
         for log in old.logs
         if log.base_offset >= new.start
-        and there.get(log.base_offset, log.version if old.is_part else None) != log.version
+        and version_by_base.get(log.base_offset, log.version if old.is_part else None)
+        != log.version
     ]
     if new.end < old.end and not (old.is_pinterest or new.is_pinterest):
         lost.append(new.end)

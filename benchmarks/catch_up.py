@@ -1,4 +1,4 @@
-"""Catch-up: processor time and speed of the sidecar against parallel curl, over HTTP and HTTPS."""
+"""Catch-up: CPU time and speed of the sidecar against parallel curl, over HTTP and HTTPS."""
 
 import os
 import subprocess
@@ -31,27 +31,27 @@ takes its share of the same cores, and more of it for the sidecar's checksums, w
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One upload of everything."""
+    """One upload of all segments."""
 
     cpu_seconds: float
     seconds: float
     size: int
     first: float = 0.0
-    """Seconds to the first object; curl sends one at once."""
+    """Seconds to the first object; 0 for curl, which starts to send at once."""
 
     @property
     def cpu_per_gib(self) -> float:
-        """The client's processor seconds per GiB."""
+        """CPU seconds of the client per GiB."""
         return self.cpu_seconds / self.size * _GIB
 
     @property
     def megabytes_per_second(self) -> float:
-        """MB/s, from the first object on."""
+        """MB/s, measured from the first object."""
         return self.size / (self.seconds - self.first) / 1e6
 
 
 def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -> Run:
-    """One catch-up by the sidecar."""
+    """Measure one catch-up of the sidecar."""
     setup = Setup(directory, [log_dir.path], store.storage, environment=store.environment)
     sidecar = Sidecar(setup)
     with stopwatch() as watch, sidecar:
@@ -65,7 +65,7 @@ def sidecar_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -
 
 
 def curl_run(directory: Path, store: RealStore, log_dir: LogDir, size: int) -> Run:
-    """The same files by as many curl processes as the sidecar has upload threads."""
+    """Upload the same files with as many curl processes as the sidecar has upload threads."""
     files = log_dir.closed_files()
     lists = [_curl_config(store, files[number::_AT_ONCE]) for number in range(_AT_ONCE)]
     paths = [directory / f"curl-{number}" for number in range(_AT_ONCE)]
@@ -98,50 +98,52 @@ def _curl_config(store: RealStore, files: Sequence[Path]) -> str:
 
 
 def measure(directory: Path, log_dir: LogDir, runs: int, *, https: bool) -> list[tuple[Run, Run]]:
-    """Pairs of the sidecar's and curl's run; which of them comes first alternates."""
+    """Measure pairs of a sidecar run and a curl run, in alternating order."""
     size, pairs = log_dir.closed_bytes(), []
     with real_store(directory / "store", https=https) as store:
-        curl_run(directory, store, log_dir, size)  # the segments come into the page cache
+        curl_run(directory, store, log_dir, size)  # fills the page cache with the segments
         for number in range(runs):
-            found = {}
+            runs_by_name = {}
             for name in ("curl", "sidecar") if number % 2 else ("sidecar", "curl"):
                 store.clear()
-                os.sync()  # no run writes another's data back
+                os.sync()  # no run writes back another run's data
                 run = sidecar_run if name == "sidecar" else curl_run
-                found[name] = run(directory, store, log_dir, size)
-                print(f"{'https' if https else 'http'} {name}: {found[name]}", file=sys.stderr)
-            pairs.append((found["sidecar"], found["curl"]))
+                runs_by_name[name] = run(directory, store, log_dir, size)
+                print(
+                    f"{'https' if https else 'http'} {name}: {runs_by_name[name]}", file=sys.stderr
+                )
+            pairs.append((runs_by_name["sidecar"], runs_by_name["curl"]))
         store.clear()
     return pairs
 
 
 def report_on(report: Report, scheme: str, pairs: list[tuple[Run, Run]]) -> None:
-    """A table and two targets."""
+    """Fill the report with a table and two targets."""
     rows = []
     for name, column in (("sidecar", 0), ("curl", 1)):
-        found = [pair[column] for pair in pairs]
+        column_runs = [pair[column] for pair in pairs]
         rows.append(
             [
                 name,
-                Spread.of(run.cpu_per_gib for run in found).text(),
-                Spread.of(run.megabytes_per_second for run in found).text(0),
-                Spread.of(run.first for run in found).text() if column == 0 else "",
+                Spread.of(run.cpu_per_gib for run in column_runs).text(),
+                Spread.of(run.megabytes_per_second for run in column_runs).text(0),
+                Spread.of(run.first for run in column_runs).text() if column == 0 else "",
             ]
         )
-    cpu = Spread.of(ours.cpu_per_gib / theirs.cpu_per_gib for ours, theirs in pairs)
+    cpu = Spread.of(sidecar.cpu_per_gib / curl.cpu_per_gib for sidecar, curl in pairs)
     speed = Spread.of(
-        ours.megabytes_per_second / theirs.megabytes_per_second for ours, theirs in pairs
+        sidecar.megabytes_per_second / curl.megabytes_per_second for sidecar, curl in pairs
     )
     rows.append(["ratio", cpu.text(), speed.text(), ""])
     columns = [scheme.upper(), "client CPU s/GiB", "MB/s", "s to the first object"]
     report.table(columns, rows)
-    what = f"over {scheme.upper()}, against curl in the same run"
+    comparison = f"over {scheme.upper()}, against curl in the same run"
     report.targets += [
-        Target(f"CPU seconds per GiB {what}", cpu.middle, 2.0),
-        Target(f"MB/s {what}", speed.middle, 0.9, at_least=True),
+        Target(f"CPU seconds per GiB {comparison}", cpu.middle, 2.0),
+        Target(f"MB/s {comparison}", speed.middle, 0.9, at_least=True),
     ]
     report.raw[scheme] = [
-        {"sidecar": asdict(ours), "curl": asdict(theirs)} for ours, theirs in pairs
+        {"sidecar": asdict(sidecar), "curl": asdict(curl)} for sidecar, curl in pairs
     ]
 
 
@@ -160,11 +162,11 @@ def main(
     only: str | None,
     store_directory: Path | None,
 ) -> None:
-    """4 GiB in 64 closed segments to versitygw, in turns with curl."""
+    """Upload 4 GiB in 64 closed segments to versitygw, alternating with curl."""
     shape = Shape(4, 2, 16 << 20) if quick else Shape(8, 8, 64 << 20)
     times = runs or (1 if quick else 5)
     log_dir = cached_log_dir(shape)
-    where = f"in {store_directory}" if store_directory else "on this disk"
+    location = f"in {store_directory}" if store_directory else "on this disk"
     how = _HOW.format(
         gib=log_dir.closed_bytes() / _GIB,
         segments=shape.closed_segments,
@@ -172,7 +174,7 @@ def main(
         files=len(log_dir.closed_files()),
         at_once=_AT_ONCE,
         runs=times,
-        where=where,
+        where=location,
     )
     report = Report("catch_up", "Catch-up", how)
     for scheme in (only,) if only else ("http", "https"):

@@ -1,4 +1,4 @@
-"""Consuming: the store by `TieredConsumer` beside the broker by confluent-kafka."""
+"""Consume: the store with `TieredConsumer` against the broker with confluent-kafka."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _WAYS = (
 _NAMES = {"poll": "poll()", "consume": "consume(500)", "arrow": "consume_arrow(10_000)"}
 _SEEKS = 10
 _POLL_PART = 4
-"""One part in so many is read by `poll`, which takes long; rates are told."""
+"""`poll` is slow, so it reads only this fraction of the records (1/N); results are rates."""
 _HOW = """\
 Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression;
 the sidecar has stored the closed segments on versitygw, and both sides read these, from offset 0 to
@@ -53,7 +53,7 @@ up to the range that holds the record, with one thread. {runs} runs in turns."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes in MiB."""
+    """Topic sizes in MiB."""
 
     runs: int
     large: int
@@ -62,20 +62,20 @@ class Plan:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Records of 1 KiB and of 100 B, in batches of 16 KiB and of 1 MiB."""
+        """Shapes with records of 1 KiB and of 100 B, in batches of 16 KiB and of 1 MiB."""
         sizes = ((_KIB, self.large), (100, self.small))
-        made = [
+        combinations = [
             Shape(record, batch, min(self.segment, size) * _MIB, size * _MIB)
             for record, size in sizes
             for batch in (16 * _KIB, _MIB)
         ]
-        first = made[0]
-        return [Shape(first.record, first.batch, self.large * _MIB, first.size), *made[1:]]
+        first = combinations[0]
+        return [Shape(first.record, first.batch, self.large * _MIB, first.size), *combinations[1:]]
 
 
 @dataclass(slots=True)
 class Found:
-    """Everything that was measured."""
+    """All measured values."""
 
     reads: dict[str, dict[str, list[Read]]]
     batches: dict[str, tuple[float, float]]
@@ -84,7 +84,7 @@ class Found:
 
 
 def measure(directory: Path, plan: Plan) -> Found:
-    """Write, store, and read in turns."""
+    """Write and store the topics, and read them in alternating order."""
     with ExitStack() as stack:
         cluster = stack.enter_context(broker(directory / "kafka"))
         real = stack.enter_context(real_store(directory / "store"))
@@ -99,39 +99,39 @@ def measure(directory: Path, plan: Plan) -> Found:
         }
         first = plan.shapes[0].topic
         place = {"topic": first, "end": ends[first], "storage": real.storage}
-        told = _run(seeking.__file__, {**place, "seeks": _SEEKS}, real)
-        held = [
+        seek_rows = _run(seeking.__file__, {**place, "seeks": _SEEKS}, real)
+        memory_runs = [
             Held(**_run(holding.__file__, {**place, "budget": size * _MIB}, real))
             for size in (16, 64, 128)
         ]
         batches = {shape.topic: mean_batch(real, shape.topic) for shape in plan.shapes}
-        return Found(reads, batches, [Seek(**seek) for seek in told], held)
+        return Found(reads, batches, [Seek(**seek) for seek in seek_rows], memory_runs)
 
 
 def _reads(
     shape: Shape, end: int, configs: Mapping[str, Any], real: RealStore, runs: int
 ) -> dict[str, list[Read]]:
-    found: dict[str, list[Read]] = {f"{side} {method}": [] for side, method in _WAYS}
+    reads_by_way: dict[str, list[Read]] = {f"{side} {method}": [] for side, method in _WAYS}
     for number in range(runs):
         for side, method in _WAYS if number % 2 == 0 else reversed(_WAYS):
             last = end // _POLL_PART if method == "poll" else end
-            asked = {
+            parameters = {
                 "side": side,
                 "method": method,
                 "topic": shape.topic,
                 "end": last,
                 "config": configs[side],
             }
-            read = Read(**_run(reading.__file__, asked, real))
+            read = Read(**_run(reading.__file__, parameters, real))
             print(f"{shape.topic} {side} {method}: {read}", file=sys.stderr)
             if read.records < last - 1:
                 raise RuntimeError(f"{shape.topic} {side} {method}: {read.records} of {last} came")
-            found[f"{side} {method}"].append(read)
-    return found
+            reads_by_way[f"{side} {method}"].append(read)
+    return reads_by_way
 
 
 def _run(script: str, asked: Mapping[str, Any], real: RealStore) -> Any:  # noqa: ANN401 - JSON
-    """A program of `lib` in a process of its own; what it prints."""
+    """Run a program of `lib` in a separate process, and return its JSON output."""
     line = [sys.executable, script, json.dumps(asked)]
     path = str(Path(__file__).parent)
     environment = {**os.environ, **real.environment, "PYTHONPATH": path}
@@ -169,28 +169,32 @@ def _store(real: RealStore) -> dict[str, Any]:
 
 
 def report_on(report: Report, plan: Plan, found: Found) -> None:
-    """A table per topic, one of seeks, one of memory, and what is asked."""
+    """Fill the report: a table per topic, tables of seeks and memory, and the targets."""
     for shape in plan.shapes:
         _table(report, shape, found)
     _targets_of_reading(report, plan.shapes, found.reads)
     _report_seeks(report, found.seeks, plan.large)
     rows = [
-        [one.budget >> 20, f"{one.held / _MIB:.1f}", f"{one.grown / _MIB:.0f}"]
-        for one in found.held
+        [memory_run.budget >> 20, f"{memory_run.held / _MIB:.1f}", f"{memory_run.grown / _MIB:.0f}"]
+        for memory_run in found.held
     ]
     report.table(["budget, MiB", "held at most, MiB", "the process grew by, MiB"], rows)
     report.targets += [
-        Target(f"MiB held with a budget of {one.budget >> 20}", one.held / _MIB, one.budget / _MIB)
-        for one in found.held
+        Target(
+            f"MiB held with a budget of {memory_run.budget >> 20}",
+            memory_run.held / _MIB,
+            memory_run.budget / _MIB,
+        )
+        for memory_run in found.held
     ]
     report.raw = {
         "reads": {
-            topic: {way: [asdict(read) for read in some] for way, some in ways.items()}
+            topic: {way: [asdict(read) for read in way_reads] for way, way_reads in ways.items()}
             for topic, ways in found.reads.items()
         },
         "batches": found.batches,
         "seeks": [asdict(seek) for seek in found.seeks],
-        "memory": [asdict(one) for one in found.held],
+        "memory": [asdict(memory_run) for memory_run in found.held],
     }
 
 
@@ -223,25 +227,29 @@ def _targets_of_reading(
             shape = next(s for s in shapes if (s.record, s.batch) == (record, batch))
             ways = reads[shape.topic]
             ratio = Spread.of(
-                ours.records_per_second / theirs.records_per_second
-                for ours, theirs in zip(ways[f"store {method}"], ways["kafka consume"], strict=True)
+                archived.records_per_second / consumed.records_per_second
+                for archived, consumed in zip(
+                    ways[f"store {method}"], ways["kafka consume"], strict=True
+                )
             )
-            what = f"{_NAMES[method]} of {record} B in {batch >> 10} KiB, against confluent-kafka's"
-            what += " consume(500)"
-            report.targets.append(Target(what, ratio.middle, limit, at_least=True))
+            comparison = (
+                f"{_NAMES[method]} of {record} B in {batch >> 10} KiB, against confluent-kafka's"
+            )
+            comparison += " consume(500)"
+            report.targets.append(Target(comparison, ratio.middle, limit, at_least=True))
 
 
 def _report_seeks(report: Report, seeks: Sequence[Seek], size: int) -> None:
     rows = []
     for kind in ("offset", "timestamp"):
-        some = [seek for seek in seeks if seek.kind == kind]
-        seconds = Spread.of(seek.seconds * 1000 for seek in some)
-        requests = Spread.of(float(len(seek.requests)) for seek in some)
+        seeks_of_kind = [seek for seek in seeks if seek.kind == kind]
+        seconds = Spread.of(seek.seconds * 1000 for seek in seeks_of_kind)
+        requests = Spread.of(float(len(seek.requests)) for seek in seeks_of_kind)
         rows.append([kind, seconds.text(0), requests.text(0)])
-        what = f"a seek by {kind} into the middle of a segment of {size} MiB"
+        description = f"a seek by {kind} into the middle of a segment of {size} MiB"
         report.targets += [
-            Target(f"ms to the first record of {what}", seconds.middle, 100.0),
-            Target(f"requests of {what}", requests.high, 3.0),
+            Target(f"ms to the first record of {description}", seconds.middle, 100.0),
+            Target(f"requests of {description}", requests.high, 3.0),
         ]
     report.table(["seek by", "ms to the first record", "requests"], rows)
 
@@ -259,7 +267,7 @@ def main(
     large: int | None,
     small: int | None,
 ) -> None:
-    """The store by poll, consume and consume_arrow, in turns with confluent-kafka."""
+    """Read the store with poll, consume and consume_arrow, alternating with confluent-kafka."""
     plan = Plan(
         runs or (1 if quick else 3),
         large or (64 if quick else 1024),
@@ -267,12 +275,12 @@ def main(
         16 if quick else 128,
     )
     with work_directory() as directory:
-        found = measure(directory, plan)
+        results = measure(directory, plan)
     how = _HOW.format(
         large=plan.large, small=plan.small, segment=min(plan.segment, plan.small), runs=plan.runs
     )
     report = Report("consume", "Consuming", how)
-    report_on(report, plan, found)
+    report_on(report, plan, results)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

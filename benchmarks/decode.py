@@ -1,4 +1,4 @@
-"""Decoding: record batches into Arrow, records per CPU second, by size of record and batch."""
+"""Decode record batches into Arrow: records per CPU second, by size of record and batch."""
 
 import random
 import sys
@@ -31,7 +31,7 @@ of work. "Even" are records all of one size."""
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the log is made of; sizes in bytes."""
+    """Contents of the log; sizes in bytes."""
 
     record: int
     batch: int
@@ -80,20 +80,20 @@ def _size(size: int) -> str:
 
 
 def make_log(shape: Shape, size: int) -> bytes:
-    """Batches up to about this size: a few of them, again and again under other offsets."""
+    """Return a log of about this size: a few distinct batches, repeated under other offsets."""
     generator = random.Random(f"{shape}")
     kinds = [_batch(shape, generator) for _ in range(max(1, min(8, size // shape.batch)))]
     parts, total, offset = [], 0, 0
     while total < size:
         count, batch = kinds[len(parts) % len(kinds)]
-        parts.append(offset.to_bytes(8) + batch[8:])  # which the CRC does not cover
+        parts.append(offset.to_bytes(8) + batch[8:])  # the CRC does not cover the base offset
         offset += count
         total += len(batch)
     return b"".join(parts)
 
 
 def _batch(shape: Shape, generator: random.Random) -> tuple[int, bytes]:
-    """The number of records, and a batch that its codec has not been applied to but in name."""
+    """Return the number of records, and a batch compressed with the shape's codec."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -122,11 +122,11 @@ def _compressed(batch: bytes, codec: Compression) -> bytes:
     if codec is Compression.NONE:
         return batch
     body = bytes(_CODECS[codec](batch[HEADER_BYTES:]))
-    made = bytearray(batch[:HEADER_BYTES] + body)
-    made[8:12] = (len(made) - LENGTH_PREFIX_BYTES).to_bytes(4)
-    made[22] |= codec.value
-    made[17:21] = crc32c(memoryview(made)[21:]).to_bytes(4)
-    return bytes(made)
+    encoded = bytearray(batch[:HEADER_BYTES] + body)
+    encoded[8:12] = (len(encoded) - LENGTH_PREFIX_BYTES).to_bytes(4)
+    encoded[22] |= codec.value
+    encoded[17:21] = crc32c(memoryview(encoded)[21:]).to_bytes(4)
+    return bytes(encoded)
 
 
 _CODECS: dict[Compression, Callable[[bytes], cramjam.Buffer]] = {
@@ -138,13 +138,13 @@ _CODECS: dict[Compression, Callable[[bytes], cramjam.Buffer]] = {
 
 
 def decode_all(log: bytes) -> int:
-    """Every column of every record; returns how many there are."""
+    """Decode every column of every record, and return the number of records."""
     headers = scan_headers(log)
     return sum(piece.num_rows for piece in decode_in_pieces(log, headers))
 
 
 def decode_by_peer(log: bytes) -> int:
-    """kafka-python's objects."""
+    """Decode into objects with kafka-python."""
     count, records = 0, MemoryRecords(log)
     while (batch := records.next_batch()) is not None:
         for record in batch:
@@ -155,22 +155,22 @@ def decode_by_peer(log: bytes) -> int:
 
 
 def measure(shape: Shape, decoder: str, decode: Callable[[bytes], int], log: bytes) -> Found:
-    """One run over the whole log."""
+    """Measure one run over the whole log."""
     began = process_time()
     records = decode(log)
     seconds = process_time() - began
-    found = Found(str(shape), decoder, records / seconds, len(log) / seconds)
-    print(found, file=sys.stderr)
-    return found
+    result = Found(str(shape), decoder, records / seconds, len(log) / seconds)
+    print(result, file=sys.stderr)
+    return result
 
 
 def _report(found: list[Found], how: str, *, quick: bool) -> Report:
     report = Report("decode", "Decoding record batches into Arrow", how)
     rates = {
         (run.shape, run.decoder): Spread.of(
-            one.records / 1e3
-            for one in found
-            if (one.shape, one.decoder) == (run.shape, run.decoder)
+            result.records / 1e3
+            for result in found
+            if (result.shape, result.decoder) == (run.shape, run.decoder)
         )
         for run in found
     }
@@ -209,20 +209,20 @@ def _times(rates: dict[tuple[str, str], Spread], shape: str) -> str:
 @click.command()
 @benchmark_options
 def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
-    """Record batches into Arrow, beside kafka-python's decoder."""
+    """Decode record batches into Arrow, against kafka-python's decoder."""
     times = runs or (1 if quick else 5)
     size, part = (16, 4) if quick else (256, 16)
-    found = []
+    results = []
     for shape in _SHAPES:
         log = make_log(shape, size * _MIB)
         less = make_log(shape, part * _MIB)
-        decode_all(less)  # what is imported and allocated for the first time
+        decode_all(less)  # warm-up: imports and first allocations
         for _ in range(times):
-            found.append(measure(shape, "sidetier", decode_all, log))
+            results.append(measure(shape, "sidetier", decode_all, log))
             if shape.codec is Compression.NONE:
-                found.append(measure(shape, "kafka-python", decode_by_peer, less))
+                results.append(measure(shape, "kafka-python", decode_by_peer, less))
     how = _HOW.format(size=size, part=f"{part} MiB", piece=PIECE_BYTES // _MIB, runs=times)
-    sys.exit(_report(found, how, quick=quick).finish(record=record, json_path=json_path))
+    sys.exit(_report(results, how, quick=quick).finish(record=record, json_path=json_path))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run of an export that finds nothing new: what a schedule costs."""
+"""Repeat an export that finds nothing new: the cost of a scheduled run."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ counts one row, and ends. An export of files without Spark is a Python process a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A command, and with it the session that Spark needs in any case; None without Spark."""
+    """An export command, and its Spark session; None without Spark."""
 
     python: Path
     command: Sequence[str]
@@ -49,24 +49,24 @@ class Way:
 
     @property
     def line(self) -> list[str]:
-        """The export."""
+        """Command line of the export."""
         conf = () if self.conf is None else self.conf.items()
         more = [f"--spark-conf={name}={value}" for name, value in conf]
         return [str(self.python), "-m", "sidetier.cli", "export", *self.command, *more]
 
     @property
     def floor(self) -> list[str]:
-        """The session alone."""
+        """Command line of an empty session."""
         conf = [f"{name}={value}" for name, value in (self.conf or {}).items()]
         return [str(self.python), "-c", _SESSION, *conf]
 
 
 Found = dict[str, list[float]]
-"""Seconds of each process, by its kind."""
+"""Seconds of each process, by kind of process."""
 
 
 def measure(directory: Path, shape: Shape, runs: int) -> Found:
-    """Each way once to export, then in turns."""
+    """Export once in each way, and then measure them in alternating order."""
     config = directory / "sidetier.yaml"
     config.write_text(
         yaml.safe_dump(
@@ -84,13 +84,19 @@ def measure(directory: Path, shape: Shape, runs: int) -> Found:
         "TMPDIR": str(directory),
     }
     ways = _ways(directory, config)
-    found: Found = {f"{name}, the first": [_timed(way.line, environment)] for name, way in ways}
+    seconds_by_kind: Found = {
+        f"{name}, the first": [_timed(way.line, environment)] for name, way in ways
+    }
     for _ in range(runs):
         for name, way in ways:
-            found.setdefault(f"{name}, nothing new", []).append(_timed(way.line, environment))
+            seconds_by_kind.setdefault(f"{name}, nothing new", []).append(
+                _timed(way.line, environment)
+            )
             if way.conf is not None:
-                found.setdefault(f"{name}, Spark alone", []).append(_timed(way.floor, environment))
-    return found
+                seconds_by_kind.setdefault(f"{name}, Spark alone", []).append(
+                    _timed(way.floor, environment)
+                )
+    return seconds_by_kind
 
 
 def _ways(directory: Path, config: Path) -> list[tuple[str, Way]]:
@@ -123,7 +129,7 @@ def _timed(line: Sequence[str], environment: Mapping[str, str]) -> float:
 
 
 def report_on(report: Report, found: Found) -> None:
-    """A row for each kind of process."""
+    """Fill the report with a row for each kind of process."""
     report.table(
         ["a process", "seconds"],
         [[name, Spread.of(seconds).text()] for name, seconds in found.items()],
@@ -134,14 +140,14 @@ def report_on(report: Report, found: Found) -> None:
 @click.command()
 @benchmark_options
 def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
-    """An export that finds nothing new, by files, Iceberg and Hudi, beside an empty session."""
+    """Run exports that find nothing new to files, Iceberg and Hudi, against an empty session."""
     runs = runs or (1 if quick else 5)
     shape = Shape(10, 2 if quick else 100, 48 << 10, 6 << 10)
     with work_directory() as directory:
-        found = measure(directory, shape, runs)
+        seconds_by_kind = measure(directory, shape, runs)
     how = _HOW.format(partitions=shape.partitions, segments=shape.segments, runs=runs)
     report = Report("export_again", "An export that finds nothing new", how)
-    report_on(report, found)
+    report_on(report, seconds_by_kind)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

@@ -1,4 +1,4 @@
-"""Hydrating: `hydrate place` and `hydrate verify` against reading the store to disk."""
+"""Hydrate: `hydrate place` and `hydrate verify` against copying the store's objects to disk."""
 
 import json
 import os
@@ -28,11 +28,13 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _SEGMENT_BYTES = 64 * _MIB
 _PARTITIONS = 8
 _AT_ONCE = 12
-"""Ranges: `hydrate place` reads 3 of each of 4 partitions at once."""
+"""Ranges; `hydrate place` reads 3 of each of 4 partitions at the same time."""
 _TIMEOUT = 1800.0
 _SETTLE_SECONDS = 10.0
-"""A virtual machine gives free memory back to its host after two seconds. To write to it again
-costs 2 s per GiB: whoever runs right after a large deletion would be twice as fast as others."""
+"""Pause after a large deletion, in seconds. A virtual machine returns freed memory to its host
+after two seconds, and writing to it again costs 2 s per GiB. Without a pause, a run right after a
+large deletion would be twice as fast as the others.
+"""
 _PLACE_SHARE, _VERIFY_SHARE = 0.7, 0.5
 _HOW = """\
 {gib:.2f} GiB in {segments} segments of {size} MiB ({partitions} partitions, batches of {batch} KiB,
@@ -49,7 +51,7 @@ turns; ratios are of neighbours."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process: seconds from its start to its end, its processor seconds, its memory."""
+    """One process: seconds from start to end, CPU seconds, memory."""
 
     size: int
     seconds: float
@@ -58,18 +60,18 @@ class Run:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Of archived bytes."""
+        """MB/s of archived bytes."""
         return self.size / self.seconds / 1e6
 
     @property
     def cpu_per_gib(self) -> float:
-        """Of the process alone."""
+        """CPU seconds of the process per GiB."""
         return self.cpu_seconds * _GIB / self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What the measurements need."""
+    """Everything that the measurements need."""
 
     directory: Path
     store: RealStore
@@ -79,11 +81,11 @@ class Bench:
 
     @property
     def size(self) -> int:
-        """Bytes of all `.log`s."""
+        """Bytes of all `.log` files."""
         return sum(size for _, size in self.objects)
 
     def hydrate(self, step: str, plan: Path, *options: str) -> list[str]:
-        """The command line of a step."""
+        """Return the command line of a step."""
         program = str(Path(sys.executable).with_name("sidetier"))
         return [program, "--config", str(self.config), "hydrate", step, str(plan), *options]
 
@@ -91,9 +93,9 @@ class Bench:
         """Run a process with this standard input, and measure it.
 
         Raises:
-            RuntimeError: it ended with another exit code than 0.
+            RuntimeError: The exit code is not 0.
         """
-        os.sync()  # no run writes another's data back
+        os.sync()  # no run writes back another run's data
         Event().wait(_SETTLE_SECONDS)
         log = self.directory / "process.log"
         began = monotonic()
@@ -114,17 +116,17 @@ class Bench:
 
     @property
     def output(self) -> Path:
-        """What the last process has printed."""
+        """Output of the last process."""
         return self.directory / "output.txt"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the processes: the store's keys."""
+        """Environment of the processes, with the store's keys."""
         return {**os.environ, **self.store.environment, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def archive(directory: Path, store: RealStore, shape: Shape) -> list[tuple[str, int]]:
-    """Let the sidecar store a log dir; key and size of every `.log`."""
+    """Let the sidecar store a log dir, and return key and size of every `.log`."""
     log_dir = make_log_dir(directory / "log-dir", shape)
     setup = Setup(
         directory / "sidecar",
@@ -150,27 +152,29 @@ def archive(directory: Path, store: RealStore, shape: Shape) -> list[tuple[str, 
 
 
 def measure(directory: Path, shape: Shape, runs: int) -> list[dict[str, Run]]:
-    """Store the archive once; fetch, place and verify it in turns."""
+    """Store the archive once; download, place and verify it in alternating order."""
     with real_store(directory / "store") as store:
         objects = archive(directory, store, shape)
         config = directory / "sidetier.yaml"
         settings = {"cluster": {"name": CLUSTER}, "storage": store.storage}
         config.write_text(json.dumps({**settings, "log_dirs": [str(directory)]}))
         bench = Bench(directory, store, objects, config)
-        found = []
+        all_runs = []
         for number in range(runs):
             ways = (_fetched, _hydrated) if number % 2 == 0 else (_hydrated, _fetched)
             run: dict[str, Run] = {}
             for way in ways:
                 run |= way(bench)
-            for name, one in run.items():
-                print(f"{name}: {one.megabytes_per_second:.0f} MB/s, {one}", file=sys.stderr)
-            found.append(run)
-        return found
+            for name, process in run.items():
+                print(
+                    f"{name}: {process.megabytes_per_second:.0f} MB/s, {process}", file=sys.stderr
+                )
+            all_runs.append(run)
+        return all_runs
 
 
 def _fetched(bench: Bench) -> dict[str, Run]:
-    """The limit: the objects fetched by boto3."""
+    """Measure the upper limit: the download of the objects with boto3."""
     files = bench.directory / "fetched"
     files.mkdir()
     server = bench.store.server
@@ -185,7 +189,7 @@ def _fetched(bench: Bench) -> dict[str, Run]:
 
 
 def _hydrated(bench: Bench) -> dict[str, Run]:
-    """All steps on a new cluster; place and verify are measured."""
+    """Run all steps on a new cluster, and measure place and verify."""
     home = bench.directory / "kafka"
     plan = home / "plan.json"
     home.mkdir()
@@ -199,7 +203,7 @@ def _hydrated(bench: Bench) -> dict[str, Run]:
         bench.timed(bench.hydrate("replicate", plan, *servers))
         verified = bench.timed(bench.hydrate("verify", plan, *servers, "--output", "json"))
         outcome = json.loads(bench.output.read_text())
-    compared = {one["compared"] for one in outcome["partitions"]}
+    compared = {row["compared"] for row in outcome["partitions"]}
     if not outcome["equal"] or compared != {"bytes"}:
         raise RuntimeError(f"the restored topics were not equal byte by byte: {outcome}")
     shutil.rmtree(home)
@@ -207,16 +211,16 @@ def _hydrated(bench: Bench) -> dict[str, Run]:
 
 
 def report_on(report: Report, runs: Sequence[dict[str, Run]]) -> None:
-    """A table and two targets."""
+    """Fill the report with a table and two targets."""
     rows = []
     for name in ("boto3", "place", "verify"):
-        some = [run[name] for run in runs]
+        step_runs = [run[name] for run in runs]
         rows.append(
             [
                 name,
-                Spread.of(one.megabytes_per_second for one in some).text(0),
-                Spread.of(one.cpu_per_gib for one in some).text(),
-                f"{max(one.peak_resident_bytes for one in some) / _MIB:.0f}",
+                Spread.of(process.megabytes_per_second for process in step_runs).text(0),
+                Spread.of(process.cpu_per_gib for process in step_runs).text(),
+                f"{max(process.peak_resident_bytes for process in step_runs) / _MIB:.0f}",
             ]
         )
     report.table(["process", "MB/s", "CPU s/GiB", "MiB at most"], rows)
@@ -224,9 +228,9 @@ def report_on(report: Report, runs: Sequence[dict[str, Run]]) -> None:
         ratio = Spread.of(
             run[name].megabytes_per_second / run["boto3"].megabytes_per_second for run in runs
         )
-        what = f"MB/s of {name}, against reading the store to disk"
-        report.targets.append(Target(what, ratio.middle, share, at_least=True))
-    report.raw["runs"] = [{name: asdict(one) for name, one in run.items()} for run in runs]
+        comparison = f"MB/s of {name}, against reading the store to disk"
+        report.targets.append(Target(comparison, ratio.middle, share, at_least=True))
+    report.raw["runs"] = [{name: asdict(process) for name, process in run.items()} for run in runs]
 
 
 @click.command()
@@ -242,26 +246,26 @@ def main(
     gib: float | None,
     batch_kib: int,
 ) -> None:
-    """Plain ranged GETs, `hydrate place` and `hydrate verify` of the same archive."""
+    """Compare plain ranged GETs, `hydrate place` and `hydrate verify` on the same archive."""
     size = round((gib or (0.25 if quick else 2)) * _GIB)
     segment = min(_SEGMENT_BYTES, size // _PARTITIONS)
     each = max(1, round(size / _PARTITIONS / segment))
-    # The segments of all partitions are the same: that makes the archive eight times as fast.
+    # All partitions have the same segments, which makes the archive eight times as fast to create.
     shape = Shape(_PARTITIONS, each, segment, batch_kib << 10, shared=True)
     with work_directory() as directory:
-        found = measure(directory, shape, runs or 1)
+        results = measure(directory, shape, runs or 1)
     how = _HOW.format(
-        gib=found[0]["place"].size / _GIB,
+        gib=results[0]["place"].size / _GIB,
         segments=shape.closed_segments,
         size=segment // _MIB,
         partitions=_PARTITIONS,
         batch=batch_kib,
         at_once=_AT_ONCE,
         settle=_SETTLE_SECONDS,
-        runs=len(found),
+        runs=len(results),
     )
     report = Report("hydrate", "Hydrating", how)
-    report_on(report, found)
+    report_on(report, results)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

@@ -1,4 +1,4 @@
-"""Many partitions: start, requests, idle cost and memory at 200, 2,000 and 10,000 partitions."""
+"""Many partitions: start, requests, idle cost and memory with 200, 2,000 and 10,000 partitions."""
 
 import contextlib
 import subprocess
@@ -25,7 +25,7 @@ _SEGMENT_BYTES = 24 << 10
 _TARGET = 2000
 _READY_LIMITS = {2000: 8, 10_000: 35}
 _IDLE_REQUESTS = 10
-"""In a run, not by partition: looks at unresolved cases and at cluster snapshots, now and then."""
+"""Requests per run, not per partition: periodic reads of unresolved cases and cluster snapshots."""
 _WRITTEN, _APPENDS = 500, 20_000
 _READY_TIMEOUT = 180.0
 _ONCE = ("get layout.json", "put layout.json", "get offset.wm", "list")
@@ -43,7 +43,7 @@ one core, over the window. {runs} runs."""
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How long things are looked at, in seconds."""
+    """Durations of the observations, in seconds."""
 
     drain: float
     idle: float
@@ -51,7 +51,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """Nothing was stored."""
+    """Result of a start over an empty store."""
 
     ready_seconds: float
     closed_segments: int
@@ -63,17 +63,19 @@ class FirstStart:
 
     @property
     def requests_per_segment(self) -> float:
-        """All requests per segment, if all were stored; else what a partition costs once is spread
-        over all of its segments, and the rest over those that were stored.
+        """Requests per segment.
+
+        If all segments were stored, it is the average. Otherwise the one-time requests of a
+        partition are spread over all of its segments, and the others over those that were stored.
         """
         once = sum(count for kind, count in self.requests.items() if kind in _ONCE)
-        rest = sum(self.requests.values()) - once
-        return once / self.closed_segments + rest / max(1, self.stored_segments)
+        other_requests = sum(self.requests.values()) - once
+        return once / self.closed_segments + other_requests / max(1, self.stored_segments)
 
 
 @dataclass(slots=True)
 class Restart:
-    """All was stored."""
+    """Result of a start with everything stored."""
 
     ready_seconds: float = 0.0
     start_requests: int = 0
@@ -85,7 +87,7 @@ class Restart:
 
 
 def first_start(setup: Setup, store: StandIn, log_dir: LogDir, windows: Windows) -> FirstStart:
-    """Start over an empty store, and store all, or as much as there is time for."""
+    """Start over an empty store, and store everything, or as much as the time allows."""
     store.clear()
     store.reset()
     with Sidecar(setup) as sidecar:
@@ -97,7 +99,7 @@ def first_start(setup: Setup, store: StandIn, log_dir: LogDir, windows: Windows)
                 lambda: committed(sidecar) >= wanted, windows.drain, "all is stored", poll=1.0
             )
         seconds = monotonic() - began
-        # A request that is under way is counted, its segment is not: this errs on the wrong side.
+        # Requests in flight are counted, but their segments are not, so the result is pessimistic.
         return FirstStart(
             ready,
             wanted,
@@ -110,34 +112,34 @@ def first_start(setup: Setup, store: StandIn, log_dir: LogDir, windows: Windows)
 
 
 def committed(sidecar: Sidecar) -> int:
-    """Segments that watermarks were moved over."""
+    """Return the number of segments that moves of `offset.wm` have covered."""
     return sum(row["segments"] for row in sidecar.events("watermark.moved"))
 
 
 def restart(setup: Setup, store: StandIn, log_dir: LogDir, windows: Windows) -> Restart:
-    """Start with everything stored; then do nothing; then have others append."""
+    """Start with everything stored, then stay idle, then run beside appends by another process."""
     store.set_delay(0)
     store.clear()
     store.put_all(watermarks(log_dir))
     store.set_delay(_DELAY)
     store.reset()
-    found = Restart()
+    result = Restart()
     with Sidecar(setup) as sidecar:
-        found.ready_seconds = sidecar.wait_until_ready(_READY_TIMEOUT)
+        result.ready_seconds = sidecar.wait_until_ready(_READY_TIMEOUT)
         pause(_SETTLE_SECONDS)
-        found.start_requests = sum(store.counts().values())
+        result.start_requests = sum(store.counts().values())
         store.reset()
-        found.idle_cpu_percent = _cpu_percent(sidecar, windows.idle)
-        found.idle_requests = store.counts()
+        result.idle_cpu_percent = _cpu_percent(sidecar, windows.idle)
+        result.idle_requests = store.counts()
         with appending(log_dir) as appends:
-            found.append_cpu_percent = _cpu_percent(sidecar, windows.idle)
-        found.appends_per_second = appends.rate
-        found.peak_bytes = sidecar.peak_resident_bytes
-    return found
+            result.append_cpu_percent = _cpu_percent(sidecar, windows.idle)
+        result.appends_per_second = appends.rate
+        result.peak_bytes = sidecar.peak_resident_bytes
+    return result
 
 
 def watermarks(log_dir: LogDir) -> Iterator[tuple[str, bytes]]:
-    """The objects that say that every closed segment is stored."""
+    """Yield the `offset.wm` objects of partitions with every closed segment stored."""
     last = BaseOffset(log_dir.shape.bases[-1])
     watermark = Watermark(last, Offset(log_dir.shape.next_offset), broker_id=BrokerId(1), nonce="0")
     for tp in log_dir.shape.topic_partitions():
@@ -153,14 +155,14 @@ def _cpu_percent(sidecar: Sidecar, seconds: float) -> float:
 
 @dataclass(slots=True)
 class Appends:
-    """How many a second there were; known at the end."""
+    """Number of appends per second; known after the end."""
 
     rate: float = 0.0
 
 
 @contextlib.contextmanager
 def appending(log_dir: LogDir) -> Iterator[Appends]:
-    """Others append meanwhile."""
+    """Let another process append while the context is entered."""
     arguments = [str(log_dir.path), str(log_dir.shape.next_offset), str(_WRITTEN), str(_APPENDS)]
     process = subprocess.Popen(
         [sys.executable, appender.__file__, *arguments], stdout=subprocess.PIPE, text=True
@@ -177,7 +179,7 @@ def appending(log_dir: LogDir) -> Iterator[Appends]:
 def measure(
     partitions: int, directory: Path, runs: int, windows: Windows
 ) -> list[tuple[FirstStart, Restart]]:
-    """All runs with one number of partitions."""
+    """Measure all runs with one number of partitions."""
     shape = Shape(
         partitions,
         _SEGMENTS,
@@ -187,7 +189,7 @@ def measure(
         shared=True,
     )
     log_dir = make_log_dir(directory / f"log-dir-{partitions}", shape)
-    found = []
+    pairs = []
     with StandIn(directory, _DELAY) as store:
         for _ in range(runs):
             setup = Setup(directory, [log_dir.path], store.storage, environment=store.environment)
@@ -196,8 +198,8 @@ def measure(
                 restart(setup, store, log_dir, windows),
             )
             print(partitions, *pair, sep="\n  ", file=sys.stderr)
-            found.append(pair)
-    return found
+            pairs.append(pair)
+    return pairs
 
 
 def _report(report: Report, found: dict[int, list[tuple[FirstStart, Restart]]]) -> None:
@@ -280,7 +282,7 @@ def main(
     partitions: tuple[int, ...],
     drain: float | None,
 ) -> None:
-    """200, 2,000 and 10,000 partitions before a slow store."""
+    """Measure 200, 2,000 and 10,000 partitions in front of a slow store."""
     windows = Windows(drain or (20.0 if quick else 420.0), 5.0 if quick else 35.0)
     times = runs or 1
     how = _HOW.format(
@@ -292,11 +294,11 @@ def main(
         runs=times,
     )
     report = Report("many_partitions", "Many partitions", how)
-    found = {}
+    results = {}
     with work_directory() as directory:
         for number in partitions or ((200,) if quick else (200, 2000, 10_000)):
-            found[number] = measure(number, directory, times, windows)
-    _report(report, found)
+            results[number] = measure(number, directory, times, windows)
+    _report(report, results)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

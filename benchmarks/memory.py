@@ -1,4 +1,4 @@
-"""Memory: what is resident while sixteen segments go up through eight workers, by their size."""
+"""Memory: resident memory while sixteen segments are uploaded by eight workers, by segment size."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ raise ImportError(__name__ + " is not wanted here")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One run."""
+    """Result of one run."""
 
     store: str
     segment_bytes: int
@@ -46,7 +46,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A running store, and how to know that all is there."""
+    """A running store, and a check that everything is stored."""
 
     name: str
     storage: dict[str, Any]
@@ -56,7 +56,7 @@ class Place:
 
 
 class Marks:
-    """Stand-ins of modules that nobody should import."""
+    """Fake modules that record whether a module was imported that must not be."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "imported"
@@ -66,12 +66,12 @@ class Marks:
             (self.directory / f"{name}.py").write_text(_MARK.format(path=str(self._path)))
 
     def imported(self) -> list[str]:
-        """Which of them somebody has imported."""
+        """Return the names of the modules that were imported."""
         return sorted(set(self._path.read_text().split())) if self._path.exists() else []
 
 
 def _is_moved_everywhere(sidecar: Sidecar, log_dir: LogDir) -> bool:
-    """The stand-in keeps no segment: its watermarks are known from the sidecar's log."""
+    """Return whether every archive end has moved, from the log: the stand-in keeps no segments."""
     if not log_dir.shape.segments:
         return True
     moved = {row["partition"]: row["next_offset"] for row in sidecar.events("watermark.moved")}
@@ -102,7 +102,7 @@ def _versitygw(directory: Path) -> Iterator[Place]:
 
 
 def measure(directory: Path, marks: Marks, place: Place, log_dir: LogDir) -> Found:
-    """One catch-up from an empty store."""
+    """Measure one catch-up from an empty store."""
     place.clear()
     environment = {**place.environment, "PYTHONPATH": str(marks.directory)}
     setup = Setup(directory, [log_dir.path], place.storage, environment=environment)
@@ -111,13 +111,13 @@ def measure(directory: Path, marks: Marks, place: Place, log_dir: LogDir) -> Fou
         sidecar.wait_until(lambda: place.done(sidecar, log_dir), _TIMEOUT, "the catch-up")
         peak, cpu = sidecar.peak_resident_bytes, sidecar.cpu_seconds
     size = log_dir.shape.segment_bytes if log_dir.shape.segments else 0
-    found = Found(place.name, size, peak, cpu)
-    print(found, file=sys.stderr)
-    return found
+    result = Found(place.name, size, peak, cpu)
+    print(result, file=sys.stderr)
+    return result
 
 
 def _inputs(*, quick: bool) -> list[LogDir]:
-    """Nothing closed; then sixteen segments, of rising size."""
+    """Return an input without closed segments, and inputs of sixteen segments of rising size."""
     sizes = (4, 16) if quick else (64, 256, 1024)
     shapes = [Shape(_SEGMENTS, 0, 1, shared=True)]
     shapes += [Shape(_SEGMENTS, 1, size * _MIB, shared=True) for size in sizes]
@@ -155,22 +155,22 @@ def _report(found: list[Found], imported: list[str], how: str) -> Report:
 @click.command()
 @benchmark_options
 def main(*, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
-    """Sixteen segments through eight workers: how much memory is resident."""
+    """Measure resident memory while sixteen segments are uploaded by eight workers."""
     times = runs or (1 if quick else 3)
     log_dirs = _inputs(quick=quick)
     with ExitStack() as stack:
         directory = stack.enter_context(work_directory())
         marks = Marks(directory)
         discarding = stack.enter_context(_discarding(directory))
-        found = [
+        results = [
             measure(directory, marks, discarding, log_dir)
             for _ in range(times)
             for log_dir in log_dirs
         ]
         real = stack.enter_context(_versitygw(directory))
-        found.append(measure(directory, marks, real, log_dirs[-1]))
+        results.append(measure(directory, marks, real, log_dirs[-1]))
         imported = marks.imported()
-    report = _report(found, imported, _HOW.format(runs=times))
+    report = _report(results, imported, _HOW.format(runs=times))
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

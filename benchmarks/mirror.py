@@ -1,4 +1,4 @@
-"""Mirroring: `sidetier mirror` with and without transactions, in turns with MirrorMaker 2."""
+"""Mirror: `sidetier mirror` with and without transactions, alternating with MirrorMaker 2."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,12 +40,12 @@ each record of the source once, in order and equal. {runs} runs in turns; ratios
 neighbours."""
 
 Runs = list[dict[str, Copied]]
-"""What each contender did, for each run."""
+"""Result of each contender, for each run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """Extent of the measurement."""
 
     shapes: Sequence[Shape]
     contenders: Sequence[str]
@@ -53,35 +53,35 @@ class Plan:
 
 
 def measure(directory: Path, plan: Plan) -> dict[str, Runs]:
-    """Fill the source, and let the contenders copy it in turns, shape by shape."""
+    """Fill the source, and let the contenders copy it in alternating order, shape by shape."""
     with (
         mirror_clusters.cluster(directory / "source") as source,
         mirror_clusters.cluster(directory / "target") as target,
     ):
         pair = Pair(source, target)
-        found: dict[str, Runs] = {}
+        runs_by_shape: dict[str, Runs] = {}
         for shape in plan.shapes:
             mirror_clusters.fill(source, shape)
             size, records = mirror_clusters.mean_batch(source, shape.name)
             _tell(f"{shape.name}: batches of {size:.0f} bytes, {records:.0f} records")
-            found[shape.name] = [
+            runs_by_shape[shape.name] = [
                 _run(directory, pair, shape, plan.contenders, number) for number in range(plan.runs)
             ]
             mirror_clusters.delete_topics(source, shape.name)
-        return found
+        return runs_by_shape
 
 
 def _run(
     directory: Path, pair: Pair, shape: Shape, contenders: Sequence[str], number: int
 ) -> dict[str, Copied]:
-    found = {}
+    copies = {}
     for name in contenders if number % 2 == 0 else reversed(contenders):
         contender = _CONTENDERS[name](directory, pair, shape, f"{name}-{shape.name}-{number}")
-        found[name] = copy_once(contender, pair, shape)
+        copies[name] = copy_once(contender, pair, shape)
         mirror_clusters.check_copy(pair.target, contender.topic, shape)
         mirror_clusters.delete_topics(pair.target, contender.topic)
-        _tell(f"{shape.name} {name}: {found[name].megabytes_per_second:.0f} MB/s, {found[name]}")
-    return found
+        _tell(f"{shape.name} {name}: {copies[name].megabytes_per_second:.0f} MB/s, {copies[name]}")
+    return copies
 
 
 def _tell(text: str) -> None:
@@ -89,26 +89,26 @@ def _tell(text: str) -> None:
 
 
 def report_on(report: Report, found: Mapping[str, Runs], contenders: Sequence[str]) -> None:
-    """A table for each shape, and what is asked."""
+    """Fill the report with a table for each shape, and the targets."""
     for shape, runs in found.items():
         rows = []
         for name in contenders:
-            some = [run[name] for run in runs]
+            copies = [run[name] for run in runs]
             rows.append(
                 [
                     "MirrorMaker 2" if name == "mirror-maker" else f"mirror, {name}",
-                    Spread.of(one.megabytes_per_second for one in some).text(0),
-                    Spread.of(one.cpu_per_gib for one in some).text(),
-                    Spread.of(one.brokers_cpu_per_gib for one in some).text(),
-                    Spread.of(one.start_seconds for one in some).text(1),
-                    f"{max(one.peak_resident_bytes for one in some) / _MIB:.0f}",
+                    Spread.of(copied.megabytes_per_second for copied in copies).text(0),
+                    Spread.of(copied.cpu_per_gib for copied in copies).text(),
+                    Spread.of(copied.brokers_cpu_per_gib for copied in copies).text(),
+                    Spread.of(copied.start_seconds for copied in copies).text(1),
+                    f"{max(copied.peak_resident_bytes for copied in copies) / _MIB:.0f}",
                 ]
             )
         columns = [f"{shape} batches", "MB/s", "CPU s/GiB", "brokers' CPU s/GiB", "start, s"]
         report.table([*columns, "MiB at most"], rows)
         report.targets += _targets(shape, runs, contenders)
     report.raw = {
-        shape: [{name: asdict(one) for name, one in run.items()} for run in runs]
+        shape: [{name: asdict(copied) for name, copied in run.items()} for run in runs]
         for shape, runs in found.items()
     }
 
@@ -122,9 +122,9 @@ def _targets(shape: str, runs: Runs, contenders: Sequence[str]) -> list[Target]:
 
     targets = []
     if {"exactly-once", "at-least-once"} <= set(contenders):
-        what = f"{shape}: MB/s with transactions, against without"
+        comparison = f"{shape}: MB/s with transactions, against without"
         targets.append(
-            Target(what, speed("at-least-once").middle, _TRANSACTIONS_COST, at_least=True)
+            Target(comparison, speed("at-least-once").middle, _TRANSACTIONS_COST, at_least=True)
         )
     if {"exactly-once", "mirror-maker"} <= set(contenders):
         cpu = Spread.of(
@@ -158,7 +158,7 @@ def _targets(shape: str, runs: Runs, contenders: Sequence[str]) -> list[Target]:
     multiple=True,
     help="Only these.",
 )
-def main(  # noqa: PLR0913 - an option each
+def main(  # noqa: PLR0913 - one parameter for each option
     *,
     quick: bool,
     runs: int | None,
@@ -168,7 +168,7 @@ def main(  # noqa: PLR0913 - an option each
     shapes: tuple[str, ...],
     contenders: tuple[str, ...],
 ) -> None:
-    """Two clusters, four kinds of batches, three contenders in turns."""
+    """Compare three contenders on two clusters with four kinds of batches, in alternating order."""
     small, large = ((256, 256) if quick else (512, 1536)) if mib is None else (mib, mib)
     plan = Plan(
         [_shape(name, small, large) for name in shapes or (_SHAPES[:1] if quick else _SHAPES)],
@@ -176,17 +176,17 @@ def main(  # noqa: PLR0913 - an option each
         runs or 1,
     )
     with work_directory() as directory:
-        found = measure(directory, plan)
+        results = measure(directory, plan)
     how = _HOW.format(
         partitions=PARTITIONS, small=small, large=large, record=RECORD_BYTES, runs=plan.runs
     )
     report = Report("mirror", "Mirroring", how)
-    report_on(report, found, plan.contenders)
+    report_on(report, results, plan.contenders)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 
 def _shape(name: str, small: int, large: int) -> Shape:
-    """Large batches are copied faster: their topics have more MiB."""
+    """Return a shape. Topics with large batches have more MiB, because they are copied faster."""
     batch, codec = name.split("-")
     return Shape(_BATCHES[batch], codec, (large if batch == "1m" else small) * _MIB)
 

@@ -1,4 +1,4 @@
-"""Planning reads: 10,000 stored segments, of one partition and of a hundred."""
+"""Plan reads of 10,000 stored segments, in one partition and in a hundred."""
 
 import os
 import sys
@@ -57,7 +57,7 @@ Requests are what an object store would be asked: a list is a page of 1,000 obje
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run: seconds, and what came of it."""
+    """One run: seconds, CPU seconds, splits and requests."""
 
     seconds: float
     cpu_seconds: float
@@ -79,25 +79,25 @@ class Requests(NullObserver):
             self._counts[operation] += 1
 
     def taken(self) -> dict[str, int]:
-        """What was counted since the last time."""
+        """Return the counts since the last call."""
         with self._guard:
             counts, self._counts = self._counts, Counter()
         return dict(sorted(counts.items()))
 
 
 Places = Callable[[Requests], ArchiveAccess]
-"""Opens an archive anew; requests are counted."""
+"""Opens an archive anew, with counted requests."""
 
 
 @contextmanager
 def in_files(shape: Shape) -> Iterator[Places]:
-    """An archive in the cache, made when it is not there; it is not changed."""
+    """Yield an archive in the cache, created if missing; it must not be changed."""
     yield partial(_opened, PatternEndpointProvider(StorageEndpoint(f"file://{stored(shape)}")))
 
 
 @contextmanager
 def in_s3(shape: Shape) -> Iterator[Places]:
-    """The same archive in a bucket of an S3 server that runs meanwhile."""
+    """Yield the same archive in a bucket of a running S3 server."""
     with work_directory() as directory, real_store(directory) as server:
         os.environ.update(server.environment)
         places = partial(_opened, endpoint_provider(StorageConfig(**server.storage)))
@@ -107,13 +107,13 @@ def in_s3(shape: Shape) -> Iterator[Places]:
             closing(places(Requests()).stores) as target,
             ThreadPoolExecutor(_PUTS_AT_ONCE) as putters,
         ):
-            here, there = source.of_topic("bench0"), target.of_topic("bench0")
+            source_store, target_store = source.of_topic("bench0"), target.of_topic("bench0")
 
             def copy(key: str) -> None:
-                found = here.get_object(key)
-                there.put_object(key, BytesBody(found.data), metadata=found.head.metadata)
+                stored = source_store.get_object(key)
+                target_store.put_object(key, BytesBody(stored.data), metadata=stored.head.metadata)
 
-            for _ in putters.map(copy, [row.key for row in here.list_objects("")]):
+            for _ in putters.map(copy, [row.key for row in source_store.list_objects("")]):
                 """Wait, and let errors show."""
         yield places
 
@@ -124,7 +124,7 @@ def _opened(provider: PatternEndpointProvider, requests: Requests) -> ArchiveAcc
 
 
 def requests(shape: Shape) -> dict[str, ReadRequest]:
-    """What is planned."""
+    """Return the planned reads."""
     topic = Topics(("bench0",))
     middle = FIRST_TIMESTAMP + shape.next_offset // 2
     return {
@@ -136,46 +136,47 @@ def requests(shape: Shape) -> dict[str, ReadRequest]:
 
 
 def measure(shape: Shape, places: Places, *, chapters: bool) -> dict[str, Figures]:
-    """Each once; with `chapters`, the last one once more when there are chapters."""
-    found: dict[str, Figures] = {}
+    """Measure each plan once; with `chapters`, repeat the last one after chapters were written."""
+    figures: dict[str, Figures] = {}
     counted = Requests()
     access = places(counted)
     with closing(access.stores):
         for name, request in requests(shape).items():
             with Planner(access) as planner:
                 plan = partial(planner.plan, request)
-                found[name] = _timed(plan, counted)
+                figures[name] = _timed(plan, counted)
                 if name == "all of it":
-                    found["again"] = _timed(plan, counted)
+                    figures["again"] = _timed(plan, counted)
         if chapters and shape.segments >= SEGMENTS:
             for partition in range(shape.partitions):
                 tp = TopicPartition("bench0", partition)
                 store = access.store(tp.topic)
                 key = LAYOUT.watermark_key(tp)
-                mark = decode_watermark(store.get_object(key).data, key)
+                watermark = decode_watermark(store.get_object(key).data, key)
                 archive = LongArchive(
-                    store, LAYOUT, tp, mark.topic_id, mark.base_offset, shape.segments
+                    store, LAYOUT, tp, watermark.topic_id, watermark.base_offset, shape.segments
                 )
                 write_chapters(archive, lambda: False)
             counted.taken()
             with Planner(access) as planner:
                 request = requests(shape)["since a time"]
-                found[_CHAPTERS] = _timed(partial(planner.plan, request), counted)
-            for partition in range(shape.partitions):  # the next run begins without them
+                figures[_CHAPTERS] = _timed(partial(planner.plan, request), counted)
+            # so that the next run starts without chapters
+            for partition in range(shape.partitions):
                 tp = TopicPartition("bench0", partition)
                 store = access.store(tp.topic)
-                mark = decode_watermark(store.get_object(LAYOUT.watermark_key(tp)).data, "")
-                for row in list(store.list_objects(LAYOUT.chapters_prefix(tp, mark.topic_id))):
+                watermark = decode_watermark(store.get_object(LAYOUT.watermark_key(tp)).data, "")
+                for row in list(store.list_objects(LAYOUT.chapters_prefix(tp, watermark.topic_id))):
                     store.delete_object(row.key)
-    return found
+    return figures
 
 
 def _timed(plan: Callable[[], Plan], counted: Requests) -> Figures:
     begin, cpu = monotonic(), os.times()
-    made = plan()
-    now, seconds = os.times(), monotonic() - begin
-    busy = now.user + now.system - cpu.user - cpu.system
-    return Figures(seconds, busy, len(made.splits), counted.taken())
+    plan_result = plan()
+    cpu_end, seconds = os.times(), monotonic() - begin
+    busy = cpu_end.user + cpu_end.system - cpu.user - cpu.system
+    return Figures(seconds, busy, len(plan_result.splits), counted.taken())
 
 
 def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments: int) -> None:
@@ -222,13 +223,13 @@ def _report(report: Report, found: dict[int, list[dict[str, Figures]]], segments
         for name in runs[0]
     ]
     report.raw = {
-        str(number): [{name: asdict(one) for name, one in run.items()} for run in runs]
+        str(number): [{name: asdict(figures) for name, figures in run.items()} for run in runs]
         for number, runs in found.items()
     }
 
 
 def _spread(runs: list[dict[str, Figures]], name: str, figure: str) -> str:
-    """Nothing where it was not measured: short archives have no chapters."""
+    """Return the spread; empty if not measured, because short archives have no chapters."""
     if name not in runs[0]:
         return ""
     return Spread.of(getattr(run[name], figure) for run in runs).text()
@@ -246,18 +247,18 @@ def _partitions_text(number: int) -> str:
 @click.option("--s3", is_flag=True, help="On an S3 server of this machine.")
 @benchmark_options
 def main(*, s3: bool, quick: bool, runs: int | None, record: bool, json_path: Path | None) -> None:
-    """10,000 segments of 1 and of 100 partitions."""
+    """Plan reads of 10,000 segments in 1 and in 100 partitions."""
     segments, times = (500, 1) if quick else (10_000, 5)
     times = runs or times
     how = _HOW.format(segments=segments, size=_SEGMENT_BYTES >> 10, runs=times, place=_PLACES[s3])
     name, title = ("planning_s3", "Planning reads on S3") if s3 else ("planning", "Planning reads")
     report = Report(name, title, how)
-    found: dict[int, list[dict[str, Figures]]] = {}
+    results: dict[int, list[dict[str, Figures]]] = {}
     for partitions in (1, 100):
         shape = Shape(partitions, segments // partitions, _SEGMENT_BYTES, _BATCH_BYTES, shared=True)
         with (in_s3 if s3 else in_files)(shape) as places:
-            found[partitions] = [measure(shape, places, chapters=s3) for _ in range(times)]
-    _report(report, found, segments)
+            results[partitions] = [measure(shape, places, chapters=s3) for _ in range(times)]
+    _report(report, results, segments)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

@@ -1,4 +1,4 @@
-"""Produce latency: what the broker's own users notice of a catch-up beside it."""
+"""Produce latency: the effect of a catch-up on the broker's clients."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ a stand-in that throws data away, at the least priority: in service it would be 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how much, and with which cap."""
+    """Duration, amount of data, and bandwidth cap."""
 
     rounds: int
     window: float
@@ -71,7 +71,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When, and what was done meanwhile."""
+    """A time span, and the work done in it."""
 
     kind: str
     began: float
@@ -94,7 +94,7 @@ class Bench:
         }
 
     def round(self, number: int) -> list[Window]:
-        """Each kind once, while the producer runs."""
+        """Run each kind once beside the producer."""
         kinds = list(_KINDS)
         turn = number % len(kinds)
         arguments = [
@@ -128,7 +128,7 @@ class Bench:
 
     @contextmanager
     def _curls(self) -> Iterator[None]:
-        """The closed segments, again and again, by as many processes as the sidecar has threads."""
+        """Upload the closed segments repeatedly, with one curl process per sidecar thread."""
         files = sorted(self._cluster.log_dirs(1)[0].glob(f"{_BACKLOG}-*/*.log"))
         started = []
         for number in range(_CURLS):
@@ -150,7 +150,7 @@ class Bench:
                 process.wait()
 
     def _catch_up(self, kind: str, uploader: Mapping[str, Any]) -> Span:
-        """Only time in which something goes up is counted."""
+        """Run a catch-up. Only time with uploads counts."""
         more = {
             "broker": {"bootstrap_servers": self._cluster.bootstrap_servers},
             "leadership": {"source": "auto"},
@@ -174,7 +174,7 @@ class Bench:
             return Span(kind, began, ended, self._store.received_bytes() - before, cpu)
 
     def _is_nearly_done(self) -> bool:
-        """The last segments would leave workers idle, and so would not count."""
+        """Return whether few segments are left: idle workers would distort the result."""
         last = 2 * _BACKLOG_PARTITIONS * _SEGMENT_BYTES
         return self._store.received_bytes() >= self._plan.backlog_bytes - last
 
@@ -182,7 +182,7 @@ class Bench:
 def _window(span: Span, rows: Sequence[tuple[float, ...]]) -> Window:
     latencies = [latency for due, latency in rows if span.began <= due < span.ended]
     cuts = quantiles(latencies, n=100, method="inclusive")
-    found = Window(
+    window = Window(
         span.kind,
         span.ended - span.began,
         len(latencies),
@@ -192,19 +192,19 @@ def _window(span: Span, rows: Sequence[tuple[float, ...]]) -> Window:
         span.uploaded_bytes,
         span.cpu_seconds,
     )
-    print(found, file=sys.stderr)
-    return found
+    print(window, file=sys.stderr)
+    return window
 
 
 def measure(directory: Path, plan: Plan) -> list[list[Window]]:
-    """All rounds."""
+    """Measure all rounds."""
     with ExitStack() as stack:
         cluster = stack.enter_context(broker(directory / "kafka"))
         store = stack.enter_context(StandIn(directory, gives_way=True))
         create_topic(cluster, _STEADY, _STEADY_PARTITIONS, 1 << 30)
         create_topic(cluster, _BACKLOG, _BACKLOG_PARTITIONS, _SEGMENT_BYTES)
         fill(cluster, _BACKLOG, _BACKLOG_PARTITIONS, plan.backlog_bytes)
-        os.sync()  # the disk is not to be busy with the backlog
+        os.sync()  # finish writing the backlog to disk before the measurement
         bench = Bench(directory, cluster, store, plan)
         return [bench.round(number) for number in range(plan.rounds)]
 
@@ -217,8 +217,8 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
     }
     ratios = {
         kind: Spread.of(
-            ours.p99 / base.p99
-            for ours, base in zip(by_kind[kind], by_kind["without"], strict=True)
+            compared.p99 / base.p99
+            for compared, base in zip(by_kind[kind], by_kind["without"], strict=True)
         )
         for kind in by_kind
     }
@@ -250,7 +250,7 @@ def _report(rounds: list[list[Window]], how: str) -> Report:
 @click.option("--window", type=float, help="Seconds per kind and round; 10 by default.")
 @click.option("--backlog", type=float, help="GiB to catch up; 8 by default.")
 @click.option("--cap", default="50MB", show_default=True, help="The bandwidth cap.")
-def main(  # noqa: PLR0913 - the options of a command line
+def main(  # noqa: PLR0913 - one parameter for each option
     *,
     quick: bool,
     runs: int | None,
@@ -260,7 +260,7 @@ def main(  # noqa: PLR0913 - the options of a command line
     backlog: float | None,
     cap: str,
 ) -> None:
-    """The 99th percentile of produce latency, with a catch-up against without."""
+    """Compare the 99th percentile of produce latency with and without a catch-up."""
     plan = Plan(
         runs or (1 if quick else 7),
         window or (3.0 if quick else 10.0),

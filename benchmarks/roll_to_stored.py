@@ -1,4 +1,4 @@
-"""Roll to stored: how soon after its roll a segment is stored, and what took the time."""
+"""Roll to stored: the time from a segment's roll until it is stored, by stage."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ within a bucket. What was rolled in the last 5 s is left out."""
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A histogram's summary, in seconds."""
+    """Summary of a histogram, in seconds."""
 
     name: str
     count: float
@@ -40,18 +40,18 @@ class Stage:
 def stage(
     samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float], name: str, labels: set[str]
 ) -> Stage:
-    """Of a histogram among the samples; `labels` are the values of its labels but `le`."""
+    """Summarize a histogram among the samples; `labels` are its label values without `le`."""
     buckets: list[tuple[float, float]] = []
     facts: dict[str, float] = {}
-    for (found, pairs), value in samples.items():
+    for (sample_name, pairs), value in samples.items():
         values = dict(pairs)
         edge = values.pop("le", None)
-        if set(values.values()) != labels or not found.startswith(name):
+        if set(values.values()) != labels or not sample_name.startswith(name):
             continue
         if edge is not None:
             buckets.append((float(edge), value))
         else:
-            facts[found.removeprefix(name)] = value
+            facts[sample_name.removeprefix(name)] = value
     count = facts.get("_count", 0)
     mean = facts.get("_sum", 0) / count if count else 0
     middle, late = (_within(sorted(buckets), count * share) for share in (0.5, 0.99))
@@ -82,11 +82,11 @@ def measure(directory: Path, seconds: float) -> tuple[list[Passage], list[Stage]
         setup = Setup(directory, [log_dir], store.storage, more, store.environment)
         with Sidecar(setup) as sidecar:
             sidecar.wait_until_ready(60)
-            found = observe(sidecar, log_dir, store, _TRAFFIC, servers, seconds)
+            passages = observe(sidecar, log_dir, store, _TRAFFIC, servers, seconds)
             samples = sidecar.samples()
     stages = [stage(samples, "sidetier_stage_seconds", {name}) for name in _STAGES]
     stages.append(stage(samples, "sidetier_roll_to_stored_seconds", set()))
-    return found, stages
+    return passages, stages
 
 
 def _report(found: Sequence[Passage], stages: Sequence[Stage], how: str) -> Report:
@@ -97,21 +97,21 @@ def _report(found: Sequence[Passage], stages: Sequence[Stage], how: str) -> Repo
         ("the upload's own time", [passage.upload for passage in found]),
         ("what the upload does not explain", [passage.excess for passage in found]),
     ):
-        shown = [f"{percentile(values, percent):.3f}" for percent in (50, 90, 99)]
-        rows.append([name, *shown, f"{max(values):.3f}"])
+        percentiles = [f"{percentile(values, percent):.3f}" for percent in (50, 90, 99)]
+        rows.append([name, *percentiles, f"{max(values):.3f}"])
     columns = [f"from outside, {len(found)} segments, s", "median", "p90", "p99", "most"]
     report.table(columns, rows)
     report.table(
         ["from inside, s", "segments", "mean", "median, about", "p99, about"],
         [
             [
-                one.name,
-                f"{one.count:.0f}",
-                f"{one.mean:.3f}",
-                f"{one.median:.3f}",
-                f"{one.p99:.3f}",
+                stage_row.name,
+                f"{stage_row.count:.0f}",
+                f"{stage_row.mean:.3f}",
+                f"{stage_row.median:.3f}",
+                f"{stage_row.p99:.3f}",
             ]
-            for one in stages
+            for stage_row in stages
         ],
     )
     excess = [passage.excess for passage in found]
@@ -121,7 +121,7 @@ def _report(found: Sequence[Passage], stages: Sequence[Stage], how: str) -> Repo
     ]
     report.raw = {
         "segments": [asdict(passage) for passage in found],
-        "stages": [asdict(one) for one in stages],
+        "stages": [asdict(stage_row) for stage_row in stages],
     }
     return report
 
@@ -132,16 +132,16 @@ def _report(found: Sequence[Passage], stages: Sequence[Stage], how: str) -> Repo
 def main(
     *, quick: bool, runs: int | None, record: bool, json_path: Path | None, seconds: float | None
 ) -> None:
-    """30 MB/s over eight partitions; segments of 16 MiB; versitygw."""
+    """Produce 30 MB/s to eight partitions with segments of 16 MiB, stored on versitygw."""
     length = seconds or (15.0 if quick else 90.0)
-    found: list[Passage] = []
+    passages: list[Passage] = []
     stages: list[Stage] = []
     for _ in range(runs or 1):
         with work_directory() as directory:
             more, stages = measure(directory, length)
-            found += more
+            passages += more
     how = _HOW.format(rate=_TRAFFIC.rate_bytes / 1e6, seconds=length)
-    report = _report(found, stages, how)
+    report = _report(passages, stages, how)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

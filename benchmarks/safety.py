@@ -1,4 +1,4 @@
-"""What safety costs: catch-up and roll to stored, with and without its checks."""
+"""Cost of safety: catch-up and roll to stored, with and without the checks."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ and round, as in the section "Roll to stored"; {rolls} rounds."""
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """One catch-up of everything."""
+    """One catch-up of all segments."""
 
     seconds: float
     size: int
@@ -63,17 +63,17 @@ class CatchUp:
 
     @property
     def cpu_per_gib(self) -> float:
-        """The sidecar's processor seconds per GiB."""
+        """CPU seconds of the sidecar per GiB."""
         return self.cpu_seconds / self.size * _GIB
 
     @property
     def server_cpu_per_gib(self) -> float:
-        """The server's."""
+        """CPU seconds of the server per GiB."""
         return self.server_cpu_seconds / self.size * _GIB
 
     @property
     def requests_per_segment(self) -> float:
-        """Of all kinds."""
+        """Requests of all kinds per segment."""
         return self.requests / self.segments
 
 
@@ -87,7 +87,11 @@ class Rolls:
 
     @classmethod
     def of(cls, passages: Sequence[Passage]) -> "Rolls":
-        """Raises RuntimeError with fewer than two segments: the window was too short."""
+        """Summarize a window.
+
+        Raises:
+            RuntimeError: Fewer than two segments were stored; the window was too short.
+        """
         values = [passage.rolled_to_stored for passage in passages]
         if len(values) < 2:
             raise RuntimeError(f"{len(values)} segments were rolled: --window must be longer")
@@ -96,7 +100,7 @@ class Rolls:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often, and how long."""
+    """Number of rounds, and duration."""
 
     runs: int
     rolls: int
@@ -104,22 +108,22 @@ class Plan:
 
 
 def tampered(setup: Setup, kind: str) -> Setup:
-    """The same sidecar, started by the script that takes things out."""
+    """Return the setup of a sidecar that a script starts without some checks."""
     script = unchecked_sidecar.__file__
     return replace(setup, program=(sys.executable, "-P", script, _KINDS[kind]))
 
 
 def rounds_of(count: int) -> Iterator[list[str]]:
-    """The kinds in turn, forwards and backwards."""
+    """Yield the kinds for each round, alternately forwards and backwards."""
     for number in range(count):
         kinds = list(_KINDS)
         yield kinds[::-1] if number % 2 else kinds
 
 
 def catch_up(directory: Path, store: RealStore, log_dir: LogDir, kind: str) -> CatchUp:
-    """From the start of the process to the last watermark."""
+    """Measure from the start of the process until the last `offset.wm` has moved."""
     store.clear()
-    os.sync()  # no run writes another's data back
+    os.sync()  # no run writes back another run's data
     setup = Setup(directory, [log_dir.path], store.storage, environment=store.environment)
     before = processes.cpu_seconds(store.server.process.pid)
     sidecar = Sidecar(tampered(setup, kind))
@@ -132,26 +136,26 @@ def catch_up(directory: Path, store: RealStore, log_dir: LogDir, kind: str) -> C
     store.check_objects(log_dir)
     requests = sum(value for (name, _), value in samples.items() if name == _REQUESTS)
     size, segments = log_dir.closed_bytes(), log_dir.shape.closed_segments
-    found = CatchUp(watch.seconds, size, cpu, served, requests, segments)
-    print(f"{kind}: {found}", file=sys.stderr)
-    return found
+    result = CatchUp(watch.seconds, size, cpu, served, requests, segments)
+    print(f"{kind}: {result}", file=sys.stderr)
+    return result
 
 
 def measure_catch_up(log_dir: LogDir, runs: int) -> list[dict[str, CatchUp]]:
-    """All rounds; a first run brings the segments into the page cache, and is not counted."""
+    """Measure all rounds. A first run, which fills the page cache, is not counted."""
     with work_directory() as directory, real_store(directory / "store") as store:
         catch_up(directory, store, log_dir, _AS_IT_IS)
-        found = [
+        results = [
             {kind: catch_up(directory, store, log_dir, kind) for kind in kinds}
             for kinds in rounds_of(runs)
         ]
         store.clear()
-    return found
+    return results
 
 
 def measure_rolls(plan: Plan) -> list[dict[str, Rolls]]:
-    """All rounds, each window with a topic of its own."""
-    found: list[dict[str, Rolls]] = []
+    """Measure all rounds; each window has its own topic."""
+    results: list[dict[str, Rolls]] = []
     with (
         work_directory() as directory,
         broker(directory / "kafka") as cluster,
@@ -180,14 +184,14 @@ def measure_rolls(plan: Plan) -> list[dict[str, Rolls]]:
             return rolls
 
         for number, kinds in enumerate(rounds_of(plan.rolls)):
-            found.append(
+            results.append(
                 {kind: window(kind, f"rolls-{number}-{at}") for at, kind in enumerate(kinds)}
             )
-    return found
+    return results
 
 
 def report_on_catch_up(report: Report, rounds: list[dict[str, CatchUp]]) -> None:
-    """Figures, ratios and targets."""
+    """Fill the report with values, ratios and targets."""
     figures: Mapping[str, tuple[Callable[[CatchUp], float], int]] = {
         "MB/s": (lambda run: run.megabytes_per_second, 0),
         "CPU s/GiB": (lambda run: run.cpu_per_gib, 2),
@@ -197,7 +201,7 @@ def report_on_catch_up(report: Report, rounds: list[dict[str, CatchUp]]) -> None
     rows: list[list[object]] = []
     for kind in _KINDS:
         spreads = [
-            Spread.of(value(found[kind]) for found in rounds).text(digits)
+            Spread.of(value(runs_by_kind[kind]) for runs_by_kind in rounds).text(digits)
             for value, digits in figures.values()
         ]
         rows.append([kind, *spreads])
@@ -207,7 +211,8 @@ def report_on_catch_up(report: Report, rounds: list[dict[str, CatchUp]]) -> None
     report.table(["catch-up", *figures], rows)
     bare = "without either"
     saved = Spread.of(
-        found[_AS_IT_IS].requests_per_segment - found[bare].requests_per_segment for found in rounds
+        runs_by_kind[_AS_IT_IS].requests_per_segment - runs_by_kind[bare].requests_per_segment
+        for runs_by_kind in rounds
     )
     report.targets += [
         Target(
@@ -224,15 +229,15 @@ def report_on_catch_up(report: Report, rounds: list[dict[str, CatchUp]]) -> None
         Target("requests per segment that either costs", saved.middle, 0.5),
     ]
     report.raw["catch_up"] = [
-        {kind: asdict(run) for kind, run in found.items()} for found in rounds
+        {kind: asdict(run) for kind, run in runs_by_kind.items()} for runs_by_kind in rounds
     ]
 
 
 def report_on_rolls(report: Report, rounds: list[dict[str, Rolls]]) -> None:
-    """Figures, ratios and a target."""
+    """Fill the report with values, ratios and a target."""
     rows: list[list[object]] = []
     for kind in _KINDS:
-        windows = [found[kind] for found in rounds]
+        windows = [rolls_by_kind[kind] for rolls_by_kind in rounds]
         rows.append(
             [
                 kind,
@@ -251,13 +256,15 @@ def report_on_rolls(report: Report, rounds: list[dict[str, Rolls]]) -> None:
         Target("median roll to stored as it is, against without either", 1 / bare, 1.1)
     )
     report.raw["roll_to_stored"] = [
-        {kind: asdict(window) for kind, window in found.items()} for found in rounds
+        {kind: asdict(window) for kind, window in rolls_by_kind.items()} for rolls_by_kind in rounds
     ]
 
 
 def ratio(rounds: Sequence[Mapping[str, Run]], kind: str, value: Callable[[Run], float]) -> Spread:
-    """Of a kind to the sidecar as it is, round by round."""
-    return Spread.of(value(found[kind]) / value(found[_AS_IT_IS]) for found in rounds)
+    """Return the ratio of a kind to the unmodified sidecar, round by round."""
+    return Spread.of(
+        value(runs_by_kind[kind]) / value(runs_by_kind[_AS_IT_IS]) for runs_by_kind in rounds
+    )
 
 
 @click.command()
@@ -273,7 +280,7 @@ def main(
     window: float | None,
     only: str | None,
 ) -> None:
-    """2 GiB in 32 closed segments, and 30 MB/s over eight partitions, each kind in turn."""
+    """Measure 2 GiB in 32 closed segments, and 30 MB/s over eight partitions, kind by kind."""
     shape = Shape(4, 4, 8 << 20) if quick else Shape(8, 4, 64 << 20)
     rounds = runs or (1 if quick else 5)
     plan = Plan(rounds, min(rounds, 3), window or (15.0 if quick else 25.0))

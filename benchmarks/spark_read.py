@@ -1,4 +1,4 @@
-"""Reading on Spark: the archive by `sidetier`, beside the broker by Spark's own Kafka source."""
+"""Read on Spark: the archive with `sidetier` against the broker with Spark's Kafka source."""
 
 import json
 import os
@@ -57,7 +57,7 @@ byte is read."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes in MiB."""
+    """Topic sizes in MiB."""
 
     runs: int
     large: int
@@ -66,36 +66,40 @@ class Plan:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Records of 1 KiB and of 100 B, and of 1 KiB compressed."""
+        """Shapes with records of 1 KiB and of 100 B, and of 1 KiB compressed."""
         large, small = (
             Shape(record, _BATCH, min(size, 128) * _MIB, size * _MIB)
             for record, size in ((_KIB, self.large), (100, self.small))
         )
-        segment = min(self.large // 16, 128) * _MIB  # several of them, though compressed
-        return [large, small, *(replace(large, codec=one, segment=segment) for one in _CODECS)]
+        segment = min(self.large // 16, 128) * _MIB  # several segments, even if compressed
+        return [large, small, *(replace(large, codec=codec, segment=segment) for codec in _CODECS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Reads by the number of slots, and how many records each topic has."""
+    """Reads by number of slots, and the number of records of each topic."""
 
     reads: Mapping[int, Sequence[SparkRead]]
     ends: Mapping[str, int]
 
     def seconds(self, slots: int, topic: str, way: str) -> list[float]:
-        """Of each run."""
-        return [one.seconds for one in self._of(slots, topic, way)]
+        """Return the seconds of each run."""
+        return [spark_read.seconds for spark_read in self._of(slots, topic, way)]
 
     def cpu(self, slots: int, topic: str, way: str) -> list[float]:
-        """Processor seconds of each run."""
-        return [one.cpu_seconds for one in self._of(slots, topic, way)]
+        """Return the CPU seconds of each run."""
+        return [spark_read.cpu_seconds for spark_read in self._of(slots, topic, way)]
 
     def _of(self, slots: int, topic: str, way: str) -> list[SparkRead]:
-        return [one for one in self.reads[slots] if (one.topic, one.way) == (topic, way)]
+        return [
+            spark_read
+            for spark_read in self.reads[slots]
+            if (spark_read.topic, spark_read.way) == (topic, way)
+        ]
 
 
 def measure(directory: Path, plan: Plan) -> Found:
-    """Write, store, and read in turns."""
+    """Write and store the topics, and read them in alternating order."""
     with ExitStack() as stack:
         cluster = stack.enter_context(broker(directory / "kafka"))
         real = stack.enter_context(real_store(directory / "store"))
@@ -105,7 +109,7 @@ def measure(directory: Path, plan: Plan) -> Found:
         ends = store(cluster, real, plan.shapes, directory / "sidecar")
         store(cluster, files, plan.shapes, directory / "sidecar-files")
         os.sync()
-        asked = {
+        parameters = {
             "runs": plan.runs,
             "tasks": plan.tasks,
             "topics": ends,
@@ -117,7 +121,7 @@ def measure(directory: Path, plan: Plan) -> Found:
             "output": str(directory / "parquet"),
         }
         reads = {
-            slots: _run({**asked, **_spark(slots, directory)}, real, directory)
+            slots: _run({**parameters, **_spark(slots, directory)}, real, directory)
             for slots in _MASTERS
         }
         return Found(reads, ends)
@@ -148,14 +152,14 @@ def _run(asked: Mapping[str, Any], real: RealStore, directory: Path) -> list[Spa
         "JAVA_HOME": str(find_java_for_spark().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    found = directory / "found.json"
-    line = [sys.executable, spark_reading.__file__, json.dumps({**asked, "found": str(found)})]
+    output = directory / "found.json"
+    line = [sys.executable, spark_reading.__file__, json.dumps({**asked, "found": str(output)})]
     log = directory / "spark.log"
     with ManagedProcess(Command("Spark", line, log, environment)) as process:
         process.start()
         if process.wait(_TIMEOUT) != 0:
             raise RuntimeError(f"Spark has failed\n{process.log_tail()}")
-    return [SparkRead(**one) for one in json.loads(found.read_text())]
+    return [SparkRead(**row) for row in json.loads(output.read_text())]
 
 
 def _place(storage: Mapping[str, Any]) -> dict[str, str]:
@@ -181,7 +185,7 @@ def _s3(real: RealStore) -> dict[str, str]:
 
 
 def report_on(report: Report, plan: Plan, found: Found) -> None:
-    """A table for each topic and number of slots, and what is asked."""
+    """Fill the report: a table for each topic and number of slots, and the targets."""
     for shape in plan.shapes:
         for slots in _MASTERS:
             _table(report, shape, slots, found)
@@ -189,7 +193,10 @@ def report_on(report: Report, plan: Plan, found: Found) -> None:
         _targets(report, shape, found)
     report.raw = {
         "ends": dict(found.ends),
-        "reads": {slots: [asdict(one) for one in some] for slots, some in found.reads.items()},
+        "reads": {
+            slots: [asdict(spark_read) for spark_read in slot_reads]
+            for slots, slot_reads in found.reads.items()
+        },
     }
 
 
@@ -205,9 +212,9 @@ def _table(report: Report, shape: Shape, slots: int, found: Found) -> None:
             rows.append(
                 [
                     f"{name}: {side}",
-                    Spread.of(records / one / 1000 for one in seconds).text(0),
-                    Spread.of(records * shape.record / one / 1e6 for one in seconds).text(0),
-                    Spread.of(one / records * 1e6 for one in cpu).text(),
+                    Spread.of(records / value / 1000 for value in seconds).text(0),
+                    Spread.of(records * shape.record / value / 1e6 for value in seconds).text(0),
+                    Spread.of(value / records * 1e6 for value in cpu).text(),
                 ]
             )
     head = f"{_name(shape)}, local[{slots}]"
@@ -222,22 +229,24 @@ def _targets(report: Report, shape: Shape, found: Found) -> None:
     large = shape.record == _KIB
     for slots in _MASTERS:
         for face in ("s3 format", "s3 read"):
-            what = f"{face}, {_name(shape)}, local[{slots}], against Kafka's source"
+            description = f"{face}, {_name(shape)}, local[{slots}], against Kafka's source"
             faster = _ratio(found.seconds, slots, shape, ("kafka noop", f"{face} noop"))
             limit = 1.3 if large else 2.0
-            report.targets.append(Target(f"records/s of {what}", faster, limit, at_least=True))
+            report.targets.append(
+                Target(f"records/s of {description}", faster, limit, at_least=True)
+            )
             dearer = _ratio(found.cpu, slots, shape, (f"{face} noop", "kafka noop"))
-            report.targets.append(Target(f"CPU seconds of {what}", dearer, 1.0))
+            report.targets.append(Target(f"CPU seconds of {description}", dearer, 1.0))
             for sink in _sinks_of(shape):
                 if sink not in {"keys", "counts"}:
                     continue
                 gain = _ratio(found.seconds, slots, shape, (f"kafka {sink}", f"{face} {sink}"))
-                name = f"records/s, {sink} alone, of {what}"
+                name = f"records/s, {sink} alone, of {description}"
                 report.targets.append(Target(name, gain, 5.0, at_least=True))
     one, two = (found.seconds(slots, shape.topic, "file read noop") for slots in _MASTERS)
-    what = f"records/s of {_name(shape)} from files, two slots against one"
+    description = f"records/s of {_name(shape)} from files, two slots against one"
     gain = Spread.of(one).middle / Spread.of(two).middle
-    report.targets.append(Target(what, gain, 1.6, at_least=True))
+    report.targets.append(Target(description, gain, 1.6, at_least=True))
 
 
 def _ratio(figures: Any, slots: int, shape: Shape, ways: tuple[str, str]) -> float:  # noqa: ANN401 -- a method of Found
@@ -258,17 +267,17 @@ def main(
     large: int | None,
     small: int | None,
 ) -> None:
-    """The archive by format("sidetier") and read(), in turns with Spark's own Kafka source."""
+    """Read the archive with format("sidetier") and read(), and Kafka with Spark's source."""
     plan = Plan(
         runs or (1 if quick else 3),
         large or (64 if quick else 1024),
         small or (16 if quick else 256),
     )
     with work_directory() as directory:
-        found = measure(directory, plan)
+        results = measure(directory, plan)
     how = _HOW.format(large=plan.large, small=plan.small, tasks=plan.tasks, runs=plan.runs)
     report = Report("spark_read", "Reading on Spark", how)
-    report_on(report, plan, found)
+    report_on(report, plan, results)
     sys.exit(report.finish(record=record, json_path=json_path))
 
 

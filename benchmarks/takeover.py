@@ -1,4 +1,4 @@
-"""Takeover: how soon after a change of leader the new leader's sidecar stores what was waiting."""
+"""Takeover: the time from a leader change until the new sidecar stores waiting segments."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ new leader's being seen to the watermark that covers its first upload. {changes}
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Of one partition; in seconds from when its new leader was seen."""
+    """Handover of one partition; in seconds since its new leader was seen."""
 
     kind: str
     partition: int
@@ -60,20 +60,18 @@ class Handover:
 
     @property
     def gates(self) -> float:
-        """From knowing to the upload."""
+        """Seconds from knowing the leadership to the begin of the upload."""
         return self.begun - self.known
 
     @property
     def put(self) -> float:
-        """From the upload's begin to its first object."""
+        """Seconds from the begin of the upload to its first object."""
         return self.first_object - self.begun
 
 
 @dataclass(slots=True)
 class Watch:
-    """When each partition's new leader, and the first new object of it, was seen: seconds since
-    1970.
-    """
+    """When each partition's new leader and first new object were seen, in seconds since 1970."""
 
     admin: AdminClient
     store: RealStore
@@ -83,33 +81,33 @@ class Watch:
     put: dict[int, float] = field(default_factory=dict)
 
     def look_for_leaders(self) -> None:
-        """One Metadata request."""
+        """Read the leaders with one Metadata request."""
         with suppress(KafkaException):
-            found, now = leaders_of(self.admin, 1.0), wall()
+            leaders, seen_at = leaders_of(self.admin, 1.0), wall()
             for number, old in self.before.items():
-                if found.get(number, -1) not in {old, -1}:
-                    self.led.setdefault(number, (found[number], now))
+                if leaders.get(number, -1) not in {old, -1}:
+                    self.led.setdefault(number, (leaders[number], seen_at))
 
     def look_for_objects(self) -> None:
-        """One listing of each partition's directory."""
+        """List the directory of each partition once."""
         for number in self.before:
             if number not in self.put and segment_files(self.store, number) - self.there[number]:
                 self.put[number] = wall()
 
     @property
     def is_over(self) -> bool:
-        """All of it was seen."""
+        """Whether all leaders and objects were seen."""
         return self.before.keys() <= self.put.keys() & self.led.keys()
 
 
 def leaders_of(admin: AdminClient, timeout: float = 10.0) -> dict[int, int]:
-    """Who leads each partition, -1 for nobody."""
+    """Return the leader of each partition; -1 for none."""
     described = admin.list_topics(_TOPIC, timeout=timeout).topics[_TOPIC]
-    return {number: found.leader for number, found in described.partitions.items()}
+    return {number: partition.leader for number, partition in described.partitions.items()}
 
 
 def segment_files(store: RealStore, number: int) -> set[str]:
-    """The names of a partition's segment files on the store."""
+    """Return the names of a partition's segment files on the store."""
     directory = store.bucket / LAYOUT.partition_prefix(offsets.TopicPartition(_TOPIC, number))
     with suppress(FileNotFoundError):
         return {path.name for path in directory.iterdir() if path.suffix in _SEGMENT_FILES}
@@ -130,10 +128,10 @@ class Bench:
         self._sidecars: dict[int, Sidecar] = {}
 
     def begin(self) -> None:
-        """A topic whose partitions have every order of replicas, and a sidecar beside each."""
+        """Create a topic whose partitions have every order of replicas, and start the sidecars."""
         orders = islice(cycle(permutations(self._cluster.broker_ids)), _PARTITIONS)
         config = {"segment.bytes": str(_SEGMENT_BYTES), "min.insync.replicas": "2"}
-        replicas = [list(one) for one in orders]
+        replicas = [list(order) for order in orders]
         topic = NewTopic(_TOPIC, _PARTITIONS, replica_assignment=replicas, config=config)
         self._admin.create_topics([topic])[_TOPIC].result(30)
         for broker in self._cluster.broker_ids:
@@ -142,22 +140,22 @@ class Bench:
         self._wait_until_stored()
 
     def cycle(self, kind: str, broker: int) -> list[Handover]:
-        """A broker goes, and comes back."""
+        """Stop a broker, and start it again."""
         self._let_segments_wait({broker})
-        led = [number for number, one in leaders_of(self._admin).items() if one == broker]
+        led = [number for number, leader in leaders_of(self._admin).items() if leader == broker]
         end = {"killed": self._cluster.kill_broker, "shut down": self._cluster.stop_broker}[kind]
-        found = self._change(kind, led, lambda: end(broker))
+        handovers = self._change(kind, led, lambda: end(broker))
         self._cluster.start_broker(broker)
         self._start_sidecar(broker)
         self._wait_until_in_sync()
         self._wait_until_stored()
         self._let_segments_wait(set(self._cluster.broker_ids) - {broker})
-        found += self._change("elected", led, lambda: self._elect(led))
-        for other in self._cluster.broker_ids:
-            if not self._sidecars[other].process.running:
-                self._start_sidecar(other)
+        handovers += self._change("elected", led, lambda: self._elect(led))
+        for broker_id in self._cluster.broker_ids:
+            if not self._sidecars[broker_id].process.running:
+                self._start_sidecar(broker_id)
         self._wait_until_stored()
-        return found
+        return handovers
 
     def _start_sidecar(self, broker: int) -> None:
         servers = self._cluster.bootstrap_of(broker)
@@ -173,7 +171,7 @@ class Bench:
         sidecar.wait_until_ready(_WAIT_SECONDS)
 
     def _let_segments_wait(self, brokers: set[int]) -> None:
-        """Their sidecars die; then all replicas close segments of all partitions."""
+        """Kill the sidecars, and then close segments of all partitions on all replicas."""
         for broker in brokers:
             self._sidecars[broker].process.kill()
         goal = {number: self._closed(number) for number in range(_PARTITIONS)}
@@ -185,7 +183,7 @@ class Bench:
         )
 
     def _closed(self, number: int) -> int:
-        """Where the active segment begins, on the replica where that is lowest."""
+        """Return the lowest base offset of the active segment over the replicas."""
         ends = []
         for broker in self._cluster.broker_ids:
             (log_dir,) = self._cluster.log_dirs(broker)
@@ -193,20 +191,22 @@ class Bench:
         return min(ends)
 
     def _change(self, kind: str, led: list[int], act: Callable[[], None]) -> list[Handover]:
-        """Have leaders change, and watch what comes of it."""
-        now = leaders_of(self._admin)
-        there = {number: segment_files(self._store, number) for number in led}
-        watch = Watch(self._admin, self._store, {number: now[number] for number in led}, there)
+        """Cause a change of leaders, and observe its effects."""
+        leaders = leaders_of(self._admin)
+        files_before = {number: segment_files(self._store, number) for number in led}
+        watch = Watch(
+            self._admin, self._store, {number: leaders[number] for number in led}, files_before
+        )
         with Repeated(watch.look_for_leaders), Repeated(watch.look_for_objects):
             act()
             wait_until(lambda: watch.is_over, _CHANGE_SECONDS, f"{kind}: the first objects")
-        found = [self._handover(kind, number, watch) for number in led]
-        for one in found:
-            print(one, file=sys.stderr)
-        return found
+        handovers = [self._handover(kind, number, watch) for number in led]
+        for handover in handovers:
+            print(handover, file=sys.stderr)
+        return handovers
 
     def _handover(self, kind: str, number: int, watch: Watch) -> Handover:
-        broker, seen = watch.led[number]
+        broker, seen_at = watch.led[number]
         sidecar = self._sidecars[broker]
 
         def later(name: str) -> list[dict[str, Any]]:
@@ -214,18 +214,18 @@ class Bench:
             return [row for row in rows if _at(row) >= watch.put[number]]
 
         wait_until(lambda: later("watermark.moved"), _CHANGE_SECONDS, "the watermark")
-        begun = min(_at(row) - row["seconds"] for row in later("segment.uploaded"))
+        upload_start = min(_at(row) - row["seconds"] for row in later("segment.uploaded"))
         moved = later("watermark.moved")[0]
         heard = [_at(row) for row in sidecar.events("leadership.changed") if row["gained"]]
-        known = max(moment for moment in heard if moment <= begun + 1e-3)
+        known_at = max(moment for moment in heard if moment <= upload_start + 1e-3)
         return Handover(
             kind,
             number,
             broker,
-            known - seen,
-            begun - seen,
-            watch.put[number] - seen,
-            _at(moved) - seen,
+            known_at - seen_at,
+            upload_start - seen_at,
+            watch.put[number] - seen_at,
+            _at(moved) - seen_at,
         )
 
     def _elect(self, led: list[int]) -> None:
@@ -237,7 +237,7 @@ class Bench:
 
         def holds() -> bool:
             described = self._admin.list_topics(_TOPIC, timeout=10).topics[_TOPIC].partitions
-            return all(set(found.isrs) == everyone for found in described.values())
+            return all(set(partition.isrs) == everyone for partition in described.values())
 
         wait_until(holds, _WAIT_SECONDS, "all replicas in sync", 0.2)
 
@@ -257,8 +257,8 @@ def _at(row: Mapping[str, Any]) -> float:
 
 
 def measure(directory: Path, cycles: int, limit: float) -> list[list[Handover]]:
-    """As many brokers in turn as there is time for, `cycles` at most."""
-    began, found = monotonic(), list[list[Handover]]()
+    """Run as many cycles with alternating brokers as the time allows, at most `cycles`."""
+    began, cycles_done = monotonic(), list[list[Handover]]()
     with ExitStack() as stack:
         cluster = stack.enter_context(KraftCluster(directory / "kafka", VERSION, brokers=3))
         store = stack.enter_context(real_store(directory / "store"))
@@ -269,9 +269,9 @@ def measure(directory: Path, cycles: int, limit: float) -> list[list[Handover]]:
             if monotonic() - began + longest > limit:
                 break
             at = monotonic()
-            found.append(bench.cycle(kind, broker))
+            cycles_done.append(bench.cycle(kind, broker))
             longest = max(longest, monotonic() - at)
-    return found
+    return cycles_done
 
 
 def _schedule(cluster: KraftCluster) -> Iterator[tuple[str, int]]:
@@ -279,31 +279,31 @@ def _schedule(cluster: KraftCluster) -> Iterator[tuple[str, int]]:
 
 
 def report_on(report: Report, found: list[Handover]) -> None:
-    """A row for each kind of change, and one for all."""
+    """Fill the report with a row for each kind of change, and one for all."""
     rows: list[list[object]] = []
     for kind in ("killed", "shut down", "elected", "all"):
-        of_kind = [one for one in found if kind in {one.kind, "all"}]
+        of_kind = [handover for handover in found if kind in {handover.kind, "all"}]
         if of_kind:
             rows.append([kind, len(of_kind), *_spreads(of_kind)])
     columns = ["change", "partitions", "to the first object, s", "known", "gates", "put"]
     report.table([*columns, "to the watermark, s"], rows)
-    first = Spread.of(one.first_object for one in found)
+    first = Spread.of(handover.first_object for handover in found)
     report.targets = [
         Target("median from a change of leader to the first object, s", first.middle, 2.0),
         Target("longest from a change of leader to the first object, s", first.high, 10.0),
     ]
-    report.raw = {"handovers": [asdict(one) for one in found]}
+    report.raw = {"handovers": [asdict(handover) for handover in found]}
 
 
 def _spreads(found: list[Handover]) -> list[str]:
     return [
         Spread.of(values).text(3)
         for values in (
-            [one.first_object for one in found],
-            [one.known for one in found],
-            [one.gates for one in found],
-            [one.put for one in found],
-            [one.watermark for one in found],
+            [handover.first_object for handover in found],
+            [handover.known for handover in found],
+            [handover.gates for handover in found],
+            [handover.put for handover in found],
+            [handover.watermark for handover in found],
         )
     ]
 
@@ -314,7 +314,7 @@ def _spreads(found: list[Handover]) -> list[str]:
 def main(
     *, quick: bool, runs: int | None, record: bool, json_path: Path | None, limit: float
 ) -> None:
-    """Three brokers; each goes and comes back in turn."""
+    """Stop and restart each of three brokers in turn."""
     with work_directory() as directory:
         cycles = measure(directory, runs or (2 if quick else 100), limit)
     how = _HOW.format(version=VERSION, partitions=_PARTITIONS, changes=2 * len(cycles))

@@ -1,1 +1,1 @@
-"""The command line: one file per command, one file that wires adapters to ports."""
+"""Command line: one module for each command, and `wiring`, which connects adapters to ports."""

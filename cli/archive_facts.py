@@ -1,4 +1,4 @@
-"""What the archive says of one offset: who holds it, or why nobody does."""
+"""Facts on the store about one offset: the segment that holds it, or why none does."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,13 +15,13 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
 
 _STEPS: Final = tuple(1 << bits for bits in range(10, 63, 4))
-"""How far below an offset its segment's base is looked for, wider each time."""
+"""Widths, in offsets, of the successive searches below an offset for its segment's base."""
 _MOST_SET_ASIDE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHolder:
-    """The stored segment that holds an offset."""
+    """Stored segment that holds an offset."""
 
     key: str
     base_offset: BaseOffset
@@ -31,10 +31,18 @@ class StoredHolder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGap:
-    """Records that were gone before they were stored; who noted it, and when (ms since 1970).
+    """Records that were deleted before they were archived.
 
-    `archive_below` is "unverified" where the archive below the gap may be of another history than
-    the log above it (an unclean election that nobody saw), None in records of earlier versions.
+    Attributes:
+        key: Key of the gap record on the store.
+        start_offset: First missing offset, inclusive.
+        end_offset: End of the missing offsets, exclusive.
+        recorded_ms: Time of the record, in ms since 1970.
+        broker_id: Broker whose sidecar recorded the gap.
+        leader_epoch: Leader epoch in which the gap was recorded.
+        archive_below: "unverified" if the archive below the gap may have another history than the
+            log above it, after an unclean election that no sidecar noticed. None in records of
+            earlier versions.
     """
 
     key: str
@@ -48,11 +56,17 @@ class RecordedGap:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedOffset:
-    """All that is found on the store about one offset of a partition.
+    """Everything that the store has about one offset of a partition.
 
-    `first_base` is the lowest stored base offset; `start_offset` where the archive was begun by
-    `uploader.offset_reset: latest`. `set_aside` are keys of segments below `_sidetier/` that hold
-    the offset, or seem to.
+    Attributes:
+        uri: Location of the partition's archive.
+        watermark: The archive end, from `offset.wm`.
+        first_base: Lowest stored base offset.
+        start_offset: Offset at which the archive began under `uploader.offset_reset: latest`.
+        holder: The stored segment that holds the offset.
+        gap: The recorded gap that contains the offset.
+        set_aside: Keys of quarantined and retired segments below `_sidetier/` that hold the offset,
+            or may hold it.
     """
 
     uri: str
@@ -65,18 +79,21 @@ class ArchivedOffset:
 
     @property
     def begins_at(self) -> Offset | None:
-        """Where the archive begins: what is stored below is no part of it."""
-        mark = self.watermark.watermark
-        if mark is not None and mark.start_offset is not None:
-            return mark.start_offset
-        if mark is None and self.start_offset is not None:
+        """Start offset of the archive, inclusive; None if unknown.
+
+        Stored segments below it do not belong to the archive.
+        """
+        watermark = self.watermark.watermark
+        if watermark is not None and watermark.start_offset is not None:
+            return watermark.start_offset
+        if watermark is None and self.start_offset is not None:
             return self.start_offset
         return None if self.first_base is None else Offset(self.first_base)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
-    """Where a partition's archive lies; its methods make requests."""
+    """Location of a partition's archive. The methods send requests to the store."""
 
     store: RemoteStorage
     layout: ArchiveLayout
@@ -84,19 +101,20 @@ class ArchivedPartition:
     url: str
 
     def about(self, offset: int) -> ArchivedOffset:
-        """Everything about one offset, in some twenty requests at most.
+        """Collect everything about one offset, in about twenty requests at most.
 
         Raises:
-            ConfigurationError: the archive has other entropy bits than are configured.
-            StorageError: the store refuses, or does not answer.
+            ConfigurationError: The archive has other entropy bits than are configured.
+            StorageError: The store refuses the request or does not answer.
         """
         note = read_note(self.store, self.layout)
         if note is not None:
             check_note(note, self.layout, None)
-        mark = read_archive_end(self.store, self.layout, self.tp)  # first: it may move meanwhile
+        # read before the segments: a sidecar may move it
+        archive_end = read_archive_end(self.store, self.layout, self.tp)
         return ArchivedOffset(
             uri=f"{self.url}/{self.layout.partition_prefix(self.tp)}",
-            watermark=mark,
+            watermark=archive_end,
             first_base=self._first_base(),
             start_offset=self._start(),
             holder=self.holder(offset),
@@ -105,7 +123,7 @@ class ArchivedPartition:
         )
 
     def holder(self, offset: int) -> StoredHolder | None:
-        """The stored segment that holds the offset: the nearest base at or below it."""
+        """Return the stored segment that holds the offset, or None."""
         log = self._nearest_log(offset)
         if log is None:
             return None
@@ -113,21 +131,25 @@ class ArchivedPartition:
         try:
             end = derive_next_offset(self.store, self.layout, self.tp, base)
         except (ArchiveError, SegmentError):
-            return None  # deleted meanwhile, or damaged: nobody could read the offset there
+            return None  # deleted meanwhile, or damaged: no reader could read the offset from it
         return StoredHolder(row.key, base, end, row.size) if offset < end else None
 
     def _nearest_log(self, offset: int) -> tuple[BaseOffset, ObjectSummary] | None:
-        """Listings go upwards only: begin nearby, and farther down where nothing is found."""
+        """Return the stored `.log` with the highest base at or below the offset.
+
+        Stores list keys only in ascending order. The search therefore starts a short distance below
+        the offset, and increases the distance while it finds no `.log`.
+        """
         for step in _STEPS:
             below = max(0, offset - step)
-            found = _last(self._logs(below, offset))
-            if found is not None or below == 0:
-                return found
+            nearest = _last(self._logs(below, offset))
+            if nearest is not None or below == 0:
+                return nearest
         return None
 
     def _logs(self, start: int, last: int) -> Iterator[tuple[BaseOffset, ObjectSummary]]:
         prefix = self.layout.partition_prefix(self.tp)
-        after = f"{prefix}{start:020d}"  # sorts before every file of that segment
+        after = f"{prefix}{start:020d}"  # sorts before every file of the segment with this base
         for row in self.store.list_objects(prefix, start_after=after):
             parsed = parse_object_key(row.key, prefix)
             if parsed is None or parsed[0] > last:
@@ -139,8 +161,8 @@ class ArchivedPartition:
         return next((base for base, _ in self._logs(0, 2**63 - 1)), None)
 
     def _start(self) -> Offset | None:
-        found = self._json(self.layout.start_key(self.tp)).get("start_offset")
-        return Offset(found) if isinstance(found, int) else None
+        start_offset = self._json(self.layout.start_key(self.tp)).get("start_offset")
+        return Offset(start_offset) if isinstance(start_offset, int) else None
 
     def _gap(self, offset: int) -> RecordedGap | None:
         prefix = self.layout.gap_prefix(self.tp)
@@ -161,11 +183,11 @@ class ArchivedPartition:
 
     def _set_aside(self, offset: int) -> Iterator[str]:
         for prefix in (self.layout.quarantine_prefix(self.tp), self.layout.retired_prefix(self.tp)):
-            found = nearest_in_each_directory(self.store.list_objects(prefix), offset)
-            yield from sorted(found)[:_MOST_SET_ASIDE]
+            keys = nearest_in_each_directory(self.store.list_objects(prefix), offset)
+            yield from sorted(keys)[:_MOST_SET_ASIDE]
 
     def _json(self, key: str) -> dict[str, Any]:
-        """An object of ours; empty where there is none, or none that parses."""
+        """Return a JSON object that Sidetier wrote; {} if it is absent or cannot be parsed."""
         try:
             parsed = json.loads(self.store.get_object(key).data)
         except (ObjectNotFoundError, ValueError):
@@ -174,14 +196,14 @@ class ArchivedPartition:
 
 
 def nearest_in_each_directory(rows: Iterable[ObjectSummary], offset: int) -> list[str]:
-    """Of each directory's `.log`s the one with the highest base at or below the offset."""
+    """Return the key of one `.log` per directory: the highest base at or below the offset."""
     nearest: dict[str, tuple[int, str]] = {}
     for row in rows:
         directory, _, name = row.key.rpartition("/")
         parsed = parse_segment_file_name(name)
         if parsed is not None and parsed.kind is FileKind.LOG and parsed.base_offset <= offset:
-            here = (parsed.base_offset, row.key)
-            nearest[directory] = max(nearest.get(directory, here), here)
+            candidate = (parsed.base_offset, row.key)
+            nearest[directory] = max(nearest.get(directory, candidate), candidate)
     return [key for _, key in nearest.values()]
 
 

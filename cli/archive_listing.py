@@ -1,7 +1,7 @@
-"""What lies on a store: the partitions of a cluster, and the segments of a partition.
+"""Listings of a store: the partitions of a cluster, and the segments of a partition.
 
-A store is asked by listings, one object after the other in the order of their keys; on S3 that is a
-request for every 1,000 objects. What all keys of a cluster begin with: see `archive.topics`.
+A listing returns objects in the order of their keys. On S3 it costs one request for every 1,000
+objects. `archive.topics` describes the prefixes of a cluster's keys.
 """
 
 from array import array
@@ -30,25 +30,30 @@ _NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
 
 
 NO_WATERMARK: Final = "no offset.wm"
-"""The problem of a partition of which nothing is committed."""
+"""Problem text for a partition without `offset.wm`: no segment of it is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """What a listing shows of one partition; `size` is in bytes over all of its objects."""
+    """One partition as a listing shows it.
+
+    Attributes:
+        size: Size of all objects of the partition, in bytes.
+        has_watermark: Whether `offset.wm` exists.
+    """
 
     topic_partition: TopicPartition
     size: int = 0
     bases: "array[int]" = field(default_factory=lambda: array("q"))
-    """Base offsets of the stored `.log`s, rising."""
+    """Base offsets of the stored `.log` files, ascending."""
     incomplete: "array[int]" = field(default_factory=lambda: array("q"))
-    """Base offsets of the segments that lack one of their three files."""
+    """Base offsets of segments that lack `.log`, `.index` or `.timeindex`."""
     has_watermark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEnd:
-    """A partition's watermark and next offset, and what is wrong with them."""
+    """A partition's `offset.wm` and archive end offset, or the problem with them."""
 
     watermark: Watermark | None = None
     next_offset: Offset | None = None
@@ -57,22 +62,20 @@ class ArchiveEnd:
 
 @dataclass(frozen=True, slots=True)
 class StoredSegmentFiles:
-    """The files of one segment, by kind, with their sizes in bytes."""
+    """The stored files of one segment, by kind, with their sizes in bytes."""
 
     base_offset: BaseOffset
     sizes: dict[FileKind, int]
 
     @property
     def is_complete(self) -> bool:
-        """All three files that a reader needs are there."""
+        """Whether `.log`, `.index` and `.timeindex` are stored; a reader needs all three."""
         return self.sizes.keys() >= _NEEDED
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What a stored `.log` says of itself; None where Pinterest's uploader wrote it, and says
-    nothing.
-    """
+    """Metadata of a stored `.log`. Both fields are None if Pinterest's uploader wrote it."""
 
     next_offset: Offset | None = None
     max_timestamp: int | None = None
@@ -81,9 +84,9 @@ class LogFacts:
 def list_partitions(
     store: RemoteStorage, layout: ArchiveLayout, cluster_prefix: str, topic: str | None = None
 ) -> Iterator[StoredPartition]:
-    """The partitions below one of `cluster_prefixes`, of one topic only where it is given."""
-    wanted = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
-    rows = store.list_objects(wanted)
+    """Yield the partitions below one of `cluster_prefixes`, optionally of one topic only."""
+    wanted_prefix = cluster_prefix if topic is None else f"{cluster_prefix}{topic}-"
+    rows = store.list_objects(wanted_prefix)
     for directory, group in groupby(rows, lambda row: _directory(row, cluster_prefix)):
         tp = live_partition(directory, layout, cluster_prefix)
         if tp is not None and topic in {None, tp.topic}:
@@ -93,9 +96,9 @@ def list_partitions(
 def not_archived(
     store: RemoteStorage, layout: ArchiveLayout, url: str, topic: str, partition: int | None = None
 ) -> ConfigurationError:
-    """The error for a topic, or a partition, that was named and of which nothing is archived.
+    """Return the error for a named topic or partition that has no archive.
 
-    Costs a listing of all partitions of the cluster, to suggest a topic with a similar name.
+    Lists all partitions of the cluster, to suggest a topic with a similar name.
     """
     stored = {
         tp
@@ -103,21 +106,21 @@ def not_archived(
         for tp in stored_partitions(store, layout, prefix)
     }
     topics = sorted({tp.topic for tp in stored})
-    where = f"in the archive of cluster {layout.cluster} at {url}"
+    place = f"in the archive of cluster {layout.cluster} at {url}"
     if partition is not None and topic in topics:
         numbers = sorted(tp.partition for tp in stored if tp.topic == topic)
         return ConfigurationError(
-            f"there is no partition {topic}-{partition} {where}; partitions of {topic} there: "
+            f"there is no partition {topic}-{partition} {place}; partitions of {topic} there: "
             f"{first_of(numbers)}"
         )
     if not topics:
-        return ConfigurationError(f"there is no topic {topic} {where}, which is empty")
+        return ConfigurationError(f"there is no topic {topic} {place}, which is empty")
     near = suggestion(topic, topics) or f"; topics there: {first_of(topics)}"
-    return ConfigurationError(f"there is no topic {topic} {where}{near}")
+    return ConfigurationError(f"there is no topic {topic} {place}{near}")
 
 
 def first_of(names: Sequence[object], most: int = 5) -> str:
-    """The first names, and how many more there are: `a, b and 7 more`."""
+    """Return the first names and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -147,7 +150,7 @@ def _summarized(tp: TopicPartition, prefix: str, rows: Iterable[ObjectSummary]) 
 def list_segments(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
 ) -> Iterator[StoredSegmentFiles]:
-    """The segments of one partition by rising base offset, from one listing."""
+    """Yield the segments of one partition by ascending base offset, from one listing."""
     prefix = layout.partition_prefix(tp)
     for base, group in groupby(store.list_objects(prefix), lambda row: _base_of(row, prefix)):
         if base is not None:
@@ -161,14 +164,20 @@ def _base_of(row: ObjectSummary, prefix: str) -> BaseOffset | None:
 
 def _segment(base: BaseOffset, rows: list[ObjectSummary], prefix: str) -> StoredSegmentFiles:
     parsed = ((parse_object_key(row.key, prefix), row.size) for row in rows)
-    return StoredSegmentFiles(base, {found[1]: size for found, size in parsed if found})
+    return StoredSegmentFiles(base, {key_parts[1]: size for key_parts, size in parsed if key_parts})
 
 
 def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ArchiveEnd:
-    """The watermark: one request, and some more where Pinterest's uploader wrote it without a next
+    """Read a partition's `offset.wm`.
+
+    Sends one request, and a few more if Pinterest's uploader wrote the object without a next
     offset.
 
-    What is stored wrongly is told in `problem`; what the store refuses is raised.
+    Returns:
+        The archive end. `problem` describes an object that is absent or cannot be parsed.
+
+    Raises:
+        StorageError: The store refuses the request or does not answer.
     """
     key = layout.watermark_key(tp)
     try:
@@ -190,14 +199,14 @@ def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicParti
 def read_log_facts(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
 ) -> LogFacts:
-    """What a stored `.log` says of itself: one request."""
+    """Read the metadata of a stored `.log`, with one request."""
     try:
-        said = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
+        metadata = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
     except ObjectNotFoundError:
         return LogFacts()
-    number: Callable[[str], int | None] = lambda name: _number(said.get(name))  # noqa: E731
-    found = number(NEXT_OFFSET_KEY)
-    return LogFacts(None if found is None else Offset(found), number(MAX_TIMESTAMP_KEY))
+    number: Callable[[str], int | None] = lambda name: _number(metadata.get(name))  # noqa: E731
+    next_offset = number(NEXT_OFFSET_KEY)
+    return LogFacts(None if next_offset is None else Offset(next_offset), number(MAX_TIMESTAMP_KEY))
 
 
 def _number(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, and how numbers are shown to people."""
+"""Arguments and options that several commands share, and number formats for people."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -17,7 +17,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def bootstrap_option(command: Decorated) -> Decorated:
-    """Add `--bootstrap-server`, as Kafka's own tools call it; the command gets `bootstrap`."""
+    """Add `--bootstrap-server`, named as in Kafka's own tools. The command gets `bootstrap`."""
     return click.option(
         "--bootstrap-server",
         "--bootstrap",
@@ -30,12 +30,13 @@ def bootstrap_option(command: Decorated) -> Decorated:
 def sidecar_option(
     *aliases: str, asked_for: str = "Sidecar to ask."
 ) -> Callable[[Decorated], Decorated]:
-    """Add `--sidecar`, the HTTP address of a sidecar; the command gets `sidecar`, without a slash
-    at its end, or None.
+    """Add `--sidecar`, the HTTP address of a sidecar.
+
+    The command gets `sidecar`: the URL without a trailing slash, or None.
 
     Args:
         aliases: Earlier names of the option.
-        asked_for: The help text: what the command asks the sidecar for.
+        asked_for: Help text: what the command asks the sidecar for.
     """
     return click.option(
         "--sidecar",
@@ -50,7 +51,7 @@ def sidecar_option(
 def _checked_url(
     _context: click.Context, _option: click.Parameter, given: str | None
 ) -> str | None:
-    from sidetier.cli.sidecar_client import checked_url  # noqa: PLC0415 -- `--help` needs no HTTP
+    from sidetier.cli.sidecar_client import checked_url  # noqa: PLC0415 -- `--help` must not load the HTTP client
 
     return None if given is None else checked_url(given)
 
@@ -58,7 +59,7 @@ def _checked_url(
 def checked_place(
     _context: click.Context, _option: click.Parameter, given: str | None
 ) -> Place | None:
-    """A click callback: a place in every partition, as `FORMS` has them."""
+    """Parse a position that applies to every partition, as `FORMS` lists them (click callback)."""
     try:
         return None if given is None else parse_place(given)
     except ValueError as error:
@@ -68,7 +69,7 @@ def checked_place(
 def checked_topic(
     _context: click.Context, _argument: click.Parameter, given: str | None
 ) -> str | None:
-    """A click callback: the name, if a broker would give it to a topic."""
+    """Check that Kafka accepts the topic name (click callback)."""
     if given is not None and not is_legal_topic(given):
         raise click.BadParameter(
             f"{given!r} is no topic: letters, digits, '.', '_' and '-', 249 of them at most"
@@ -79,7 +80,7 @@ def checked_topic(
 def checked_topics(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The same for an option that is repeated."""
+    """Check every topic name of a repeated option (click callback)."""
     for name in given:
         checked_topic(context, option, name)
     return given
@@ -89,18 +90,18 @@ PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
 
 
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Return the first lines, and a line with the number of the others."""
     more = len(lines) - most
     return [*lines[:most], *([f"and {more} more: --output json has them all"] if more > 0 else [])]
 
 
 def size_text(size: int | None) -> str | None:
-    """Bytes for people, None where they are not known."""
+    """Return a size in bytes as text for people; None if the size is unknown."""
     return None if size is None else units.size_text(size)
 
 
 def age_text(seconds: float | None) -> str | None:
-    """A duration for people: `0.4 s`, `12 s`, `5 min`, `3 h 20 min`, `2 d 4 h`."""
+    """Return a duration as text for people: `0.4 s`, `12 s`, `5 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds is None:
         return None
     if seconds < _MINUTE:
@@ -108,10 +109,10 @@ def age_text(seconds: float | None) -> str | None:
     if seconds < _HOUR:
         return f"{seconds / _MINUTE:.0f} min"
     if seconds < _DAY:
-        hours, rest = divmod(int(seconds), _HOUR)
-        return f"{hours} h {rest // _MINUTE} min"
-    days, rest = divmod(int(seconds), _DAY)
-    return f"{days} d {rest // _HOUR} h"
+        hours, remainder = divmod(int(seconds), _HOUR)
+        return f"{hours} h {remainder // _MINUTE} min"
+    days, remainder = divmod(int(seconds), _DAY)
+    return f"{days} d {remainder // _HOUR} h"
 
 
 def _batch_bytes(_context: click.Context, _option: click.Parameter, given: str) -> int:

@@ -1,4 +1,4 @@
-"""`sidetier backfill`: archive what lies in the log dirs once, and end."""
+"""`sidetier backfill`: archive the closed segments in the log dirs once, and exit."""
 
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     dry_run: bool,
@@ -56,25 +56,27 @@ def command(  # noqa: PLR0913 -- an option each
     """Archive the closed segments in the log dirs once, and exit.
 
     Stores the closed segments of every partition in log_dirs, whether or not this broker leads the
-    partition: with a running broker, or with --offline without one. A second run stores only what
-    is missing. Ctrl-C and SIGTERM end it in good order. The active segment is not stored.
+    partition. The broker may be running; with --offline, no broker is needed. A second run stores
+    only what is missing. Ctrl-C and SIGTERM stop the command gracefully. The active segment is not
+    stored.
 
     There is no --from and no --to: an archive has no gaps, so backfill begins with the oldest
     segment, or continues at the offset that is archived up to.
 
-    Only committed records are stored, as replication-offset-checkpoint or the broker tells. Copy
-    log dirs with their time stamps (cp -a, rsync -t): a checkpoint that is older than a segment
-    says nothing about it. --assume-committed does without. Its risk: a broker that was killed, or
-    lost its lead, may have closed segments whose last records were never committed, and the
-    cluster has other records at these offsets; then the archive does not hold what Kafka does.
+    Backfill stores only committed records. It takes the high watermark from
+    replication-offset-checkpoint or from the broker. Copy log dirs with their time stamps (cp -a,
+    rsync -t): a checkpoint that is older than a segment does not cover that segment.
+    --assume-committed skips this check. Its risk: a broker that was killed, or lost leadership, may
+    have closed segments whose last records were never committed. The cluster then has other records
+    at these offsets, and the archive differs from Kafka.
 
     \b
     Example:
       sidetier backfill --dry-run --topic orders --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 everything is stored, 3 something could not be, and the table says why; with
-    --dry-run, 3 when something would not be.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 everything is stored; 3 at least one segment could not be stored, and the table
+    shows the reason. With --dry-run, 3 means that at least one segment would not be stored.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     loaded = invocation(context).load()
     scope = Scope(loaded, offline=offline, assume_committed=assume_committed)
     _quiet_logs(loaded)
@@ -91,9 +93,9 @@ def command(  # noqa: PLR0913 -- an option each
 
 
 def _quiet_logs(loaded: "LoadedConfig") -> None:
-    """What went wrong is told at the end; a log is for those who ask for one."""
+    """Log errors only, unless `log.level` is set: the command reports problems at its end."""
     log = loaded.config.log
-    asked = loaded.origin(("log", "level")) != "default"
-    configure_logs(log.format, log.level if asked else "error")
+    is_configured = loaded.origin(("log", "level")) != "default"
+    configure_logs(log.format, log.level if is_configured else "error")
     for warning in loaded.warnings:
         click.echo(f"sidetier: warning: {warning}", err=True)

@@ -29,29 +29,29 @@ def command(
 ) -> None:
     """Show which records would be lost with a broker and its disk.
 
-    For each partition with a replica on BROKER (its id): stored records are safe, and so are
-    records on another in-sync replica that is up. All other records would be lost, and so would
-    segments that brokers have deleted before they were stored and that only this broker's sidecar
-    holds open. The command asks that sidecar if BROKER is this host's, or with --sidecar. Records
-    above the high watermark (acks=0 or 1) are not counted. The answer holds for this moment: ask
-    again right before you act.
+    The command checks every partition with a replica on BROKER (a broker id). Stored records are
+    safe, and so are records on another in-sync replica that is up. All other records would be lost.
+    So would segments that brokers deleted before they were stored and that only this broker's
+    sidecar holds open. The command asks that sidecar if BROKER is this host's broker, or with
+    --sidecar. Records above the high watermark (acks=0 or 1) are not counted. The answer is valid
+    for this moment: ask again right before you act.
 
-    It runs on any host with the configuration: one Metadata request, ListOffsets, and one request
-    to the store for each partition. It changes nothing.
+    It runs on any host that has the configuration. It sends one Metadata request, ListOffsets
+    requests, and one request to the store for each partition. It changes nothing.
 
     \b
     Example:
       sidetier can-i-lose 3 --sidecar http://broker-3:9108 --config /etc/sidetier/sidetier.yaml
 
     Exit codes: 0 yes, it can be lost; 3 no; 1 no broker answers.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load().config
     try:
-        found = gather(Asked(config, broker, sidecar), need_cluster(config, bootstrap))
+        facts = gather(Asked(config, broker, sidecar), need_cluster(config, bootstrap))
     except LeadershipUnavailableError as error:
         raise LeadershipUnavailableError(
             f"{error}; --bootstrap-server names another broker"
         ) from error
-    result = LoseResult.of(found.broker, found.held, found.notes)
+    result = LoseResult.of(facts.broker, facts.held, facts.notes)
     emit(result, output)
     context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

@@ -1,6 +1,7 @@
-"""What the brokers tell of a cluster: who holds what, where each log begins and ends, settings.
+"""Facts from the brokers about a cluster: replicas, start and end of each log, and configuration.
 
-Few requests: one for metadata, and one call each for log starts, high watermarks and settings.
+Few requests: one for metadata, and one call each for log start offsets, high watermarks and
+configuration.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,12 +13,12 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 Settings = Mapping[str, str | None]
-"""A broker's or a topic's settings, by their names in Kafka; None where it keeps one to itself."""
+"""Configuration of a broker or topic, by Kafka's names. The value of a sensitive entry is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSet:
-    """Who holds a partition; `leader` is None where nobody leads."""
+    """Replicas of a partition, as broker ids; `leader` is None if the partition has no leader."""
 
     leader: int | None
     replicas: tuple[int, ...] = ()
@@ -26,7 +27,7 @@ class ReplicaSet:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """One answer to a Metadata request: the brokers that are up, by id, and every partition."""
+    """Answer to one Metadata request: live brokers as `host:port` by id, and every partition."""
 
     cluster_id: str | None = None
     answered_by: int | None = None
@@ -34,13 +35,15 @@ class ClusterMap:
     partitions: Mapping[TopicPartition, ReplicaSet] = field(default_factory=dict)
 
     def with_replica_on(self, broker_id: int) -> list[TopicPartition]:
-        """The partitions that this broker holds, sorted."""
-        return sorted(tp for tp, held in self.partitions.items() if broker_id in held.replicas)
+        """Return the partitions with a replica on this broker, sorted."""
+        return sorted(
+            tp for tp, replica_set in self.partitions.items() if broker_id in replica_set.replicas
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """Where the leader's log begins, and its high watermark; None where nobody has answered."""
+    """Log start offset and high watermark of a leader; None if the leader does not answer."""
 
     start: Offset | None = None
     high_watermark: Offset | None = None
@@ -48,27 +51,27 @@ class LogOffsets:
 
 
 class Cluster(Protocol):
-    """Asks the brokers; every method raises LeadershipUnavailableError when none answers."""
+    """Requests to the brokers. Methods raise LeadershipUnavailableError if no broker answers."""
 
     def map(self) -> ClusterMap:
-        """Brokers and partitions."""
+        """Return the brokers and partitions."""
         ...
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
-        """An entry for each partition; `problem` says why its leader has not answered."""
+        """Return an entry for each partition; `problem` says why its leader does not answer."""
         ...
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
-        """The settings of each topic; those that are not told are left out."""
+        """Return the configuration of each topic that the brokers report."""
         ...
 
     def broker_settings(self, broker_id: int) -> Settings:
-        """The settings of one broker, asked of that broker."""
+        """Return the configuration of one broker, requested from that broker."""
         ...
 
 
 def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluster | None:
-    """The configured cluster, or the one at these servers; None where none is configured.
+    """Open the cluster at these servers, or else the configured one; None without either.
 
     Raises:
         ConfigurationError: librdkafka refuses a property, or a secret cannot be read.
@@ -78,14 +81,18 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     servers = bootstrap_servers or configured
     if servers is None:
         return None
-    from sidetier.cli.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- librdkafka, if needed
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- the same
+    from sidetier.cli.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- load librdkafka only if a cluster is configured
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- as above
 
     return KafkaCluster(str(servers), as_texts(properties))
 
 
 def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluster:
-    """As `open_cluster`; raises ConfigurationError where there is nobody to ask."""
+    """Open the cluster like `open_cluster`.
+
+    Raises:
+        ConfigurationError: No servers are configured or given, or as in `open_cluster`.
+    """
     cluster = open_cluster(config, bootstrap_servers)
     if cluster is None:
         raise ConfigurationError(
@@ -95,7 +102,7 @@ def need_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
 
 
 def number(settings: Settings, name: str) -> int | None:
-    """A setting that is a whole number; None where it is not told."""
+    """Return a configuration entry as an integer; None if it is absent or not an integer."""
     text = settings.get(name)
     try:
         return None if text is None else int(text)

@@ -21,7 +21,7 @@ from sidetier.storage.factory import check_driver
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What `config check` found."""
+    """Result of `config check`."""
 
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -29,7 +29,7 @@ class CheckResult:
     broker_id: int | None = None
 
     def as_json(self) -> object:
-        """`ok`, and the lines."""
+        """Return `ok`, the lines, and the ids of cluster and broker."""
         return {
             "ok": not self.problems,
             "problems": list(self.problems),
@@ -39,18 +39,20 @@ class CheckResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """One line each."""
+        """Return one row for each problem and warning."""
         rows = [("problem", line) for line in self.problems]
         rows += [("warning", line) for line in self.warnings]
         if not self.problems:
-            who = "" if self.broker_id is None else f"broker {self.broker_id} of {self.cluster_id}"
-            rows.append(("ok", who or "the settings fit together"))
+            broker = (
+                "" if self.broker_id is None else f"broker {self.broker_id} of {self.cluster_id}"
+            )
+            rows.append(("ok", broker or "the settings fit together"))
         return (Table(("RESULT", "DETAIL"), rows),)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """One setting with its value and where it was given."""
+    """One setting, its value, and its source."""
 
     name: str
     value: Any
@@ -59,19 +61,19 @@ class ShownSetting:
 
 @dataclass(frozen=True, slots=True)
 class ShowResult:
-    """Every setting in the order of the models."""
+    """All settings, in the order of the models."""
 
     settings: tuple[ShownSetting, ...]
 
     def as_json(self) -> object:
-        """A list, so that the order stays."""
+        """Return a list, because the order of the settings matters."""
         return [
             {"setting": item.name, "value": item.value, "source": item.source}
             for item in self.settings
         ]
 
     def as_tables(self) -> Sequence[Table]:
-        """Values as YAML would take them back."""
+        """Return the values in a form that YAML reads back."""
         rows = [(item.name, _as_text(item.value), item.source) for item in self.settings]
         return (Table(("SETTING", "VALUE", "SOURCE"), rows),)
 
@@ -97,9 +99,9 @@ def check(context: click.Context, output: OutputFormat, *, settings_only: bool) 
     Example:
       sidetier config check --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 no mistake, 2 at least one. The command writes nothing and sends no request to
-    the store or the broker.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 no mistake; 2 at least one mistake. The command writes nothing and sends no
+    request to the store or the broker.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     result = _check(context, settings_only=settings_only)
     emit(result, output)
     context.exit(exits.MISCONFIGURED if result.problems else exits.OK)
@@ -113,17 +115,18 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     missing = tuple(_missing_drivers(loaded))
     if settings_only:
         return CheckResult(missing, loaded.warnings)
-    found = check_machine(loaded.config, LocalMachine())
-    wrong = (*found.problems, *found.warnings)  # a start goes on without such log dirs
+    report = check_machine(loaded.config, LocalMachine())
+    # warnings too: a sidecar starts without such log dirs
+    wrong = (*report.problems, *report.warnings)
     problems = (*missing, *(told(problem, loaded.origins) for problem in wrong))
-    if found.identity is None:
+    if report.identity is None:
         return CheckResult(problems, loaded.warnings)
-    identity = found.identity
+    identity = report.identity
     return CheckResult(problems, loaded.warnings, identity.cluster_id, identity.broker_id)
 
 
 def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
-    """A line for each storage url whose driver is not installed."""
+    """Yield a line for each storage URL whose driver is not installed."""
     storage = loaded.config.storage
     paths: list[SettingPath] = [
         ("storage", "overrides", i, "url") for i in range(len(storage.overrides))
@@ -146,28 +149,28 @@ def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
 def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None:
     """Show every setting, its value, and its source.
 
-    Secrets are given by reference, and the references are shown. Other values that could be
-    secrets, by the property's name or in a URL, are shown as [redacted].
+    Secrets are configured by reference, and the command shows the reference. It shows other values
+    that could be secrets, judged by the property's name or as part of a URL, as [redacted].
 
     \b
     Example:
       sidetier --set uploader.threads=4 config show --changed
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     loaded = invocation(context).load()
-    shown = (
+    all_settings = (
         ShownSetting(dotted(path), _without_secrets(path, value), loaded.origin(path))
         for path, value in _leaves(loaded)
     )
-    kept = tuple(item for item in shown if not changed or item.source != "default")
-    emit(ShowResult(kept), output)
+    listed = tuple(item for item in all_settings if not changed or item.source != "default")
+    emit(ShowResult(listed), output)
 
 
 def _leaves(loaded: LoadedConfig) -> Iterator[tuple[SettingPath, Any]]:
     return _leaves_below((), loaded.config.model_dump(mode="json"))
 
 
-def _leaves_below(path: SettingPath, value: Any) -> Iterator[tuple[SettingPath, Any]]:  # noqa: ANN401 -- a tree
-    """Down to what is no mapping; a secret's reference and a list of texts are one value."""
+def _leaves_below(path: SettingPath, value: Any) -> Iterator[tuple[SettingPath, Any]]:  # noqa: ANN401 -- any JSON value
+    """Yield the leaves; a reference to a secret and a list of strings count as one value each."""
     if isinstance(value, dict) and value and value.keys() != {"env", "file"}:
         for key, inner in value.items():
             yield from _leaves_below((*path, key), inner)
@@ -180,7 +183,7 @@ def _leaves_below(path: SettingPath, value: Any) -> Iterator[tuple[SettingPath, 
         yield path, value
 
 
-def _without_secrets(path: SettingPath, value: Any) -> Any:  # noqa: ANN401 -- a tree
+def _without_secrets(path: SettingPath, value: Any) -> Any:  # noqa: ANN401 -- any JSON value
     if isinstance(value, list):
         return [_without_secrets(path, item) for item in value]
     if not isinstance(value, str):
@@ -195,5 +198,5 @@ def schema() -> None:
     \b
     Example:
       sidetier config schema > sidetier.schema.json
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     click.echo(json.dumps(json_schema(), indent=2))

@@ -1,4 +1,4 @@
-"""`sidetier consume`: the records of a topic, from the store, or from Kafka and the store."""
+"""`sidetier consume`: read a topic's records from the store, or from Kafka and the store."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MODES: Final = ("TIERED_STORAGE_ONLY", "TIERED_STORAGE_PREFERRED", "KAFKA_PREFERRED", "KAFKA_ONLY")
 _OUTPUTS: Final = (RecordFormat.JSON.value, RecordFormat.RAW.value, OutputFormat.TABLE.value)
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
-"""What the extra `consumer` installs."""
+"""Packages that the extra `consumer` installs."""
 Consume = Callable[["Config", Request, OutputFormat], int]
 
 
@@ -90,7 +90,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
 @click.option("--count", is_flag=True, help="Count the records instead of writing them.")
 @click.option(
     "--encoding",
-    type=click.Choice([one.value for one in TextEncoding]),
+    type=click.Choice([member.value for member in TextEncoding]),
     default=TextEncoding.UTF_8.value,
     show_default=True,
     help="Encoding of keys, values and header values in JSON.",
@@ -105,7 +105,7 @@ def _bytes(_context: click.Context, _option: click.Parameter, given: str) -> byt
 @MAX_BATCH_BYTES
 @configuration_options
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     topic: str,
     partitions: tuple[int, ...],
@@ -126,13 +126,13 @@ def command(  # noqa: PLR0913 -- an option each
 ) -> None:
     """Read the records of a topic: of the named partitions, or of all partitions.
 
-    Reads the store alone, without any broker; with another --mode Kafka and the store as one log,
-    or Kafka alone. WHERE is an offset (1234), a number of records before the end (-100), a time
-    (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
-    The records of each partition are in order; those of several partitions are mixed.
+    Reads the store alone, without any broker. With another --mode it reads Kafka and the store as
+    one log, or Kafka alone. WHERE is an offset (1234), a number of records before the end (-100), a
+    time (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or
+    end. The records of each partition are in order; those of several partitions are interleaved.
 
-    JSON lines hold topic, partition, offset, timestamp (ms), key, value and headers. Text is text;
-    bytes that are no UTF-8 are {"base64": "..."}.
+    Each JSON line has topic, partition, offset, timestamp (ms), key, value and headers. Keys and
+    values in UTF-8 are strings; other bytes are {"base64": "..."}.
 
     \b
     Example:
@@ -141,12 +141,12 @@ def command(  # noqa: PLR0913 -- an option each
 
     Exit codes: 0 every record was written; 3 offsets are missing, and every other record was
     written; 1 reading failed; 2 a setting or an argument is wrong.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     if follow and end is not None:
         raise click.UsageError("--follow has no end: leave --to away, or --follow")
     if begin is not None and end is not None and is_above(begin, end):
         raise click.UsageError("--from is above --to: no record is between them")
-    form, shown = _output_of(output, count=count)
+    form, output_format = _output_of(output, count=count)
     request = Request(
         topic=topic,
         partitions=tuple(dict.fromkeys(partitions)),
@@ -165,11 +165,11 @@ def command(  # noqa: PLR0913 -- an option each
     )
     loaded = invocation(context).load()
     quiet_logs(loaded)
-    context.exit(_consume(loaded, request, shown))
+    context.exit(_consume(loaded, request, output_format))
 
 
 def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputFormat]:
-    """What is written of records, and the form of a count."""
+    """Return the form of the records, and the output format of a count."""
     if not count:
         if given == OutputFormat.TABLE:
             raise click.UsageError("--output table shows a count: add --count, or use json or raw")
@@ -183,7 +183,7 @@ def _output_of(given: str | None, *, count: bool) -> tuple[RecordFormat, OutputF
 
 def _consume(loaded: "LoadedConfig", request: Request, output: OutputFormat) -> int:
     def load() -> Consume:
-        from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` needs none
+        from sidetier.cli.consume.session import consume  # noqa: PLC0415 -- `--help` must not load the consumer's libraries
 
         return consume
 

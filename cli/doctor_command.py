@@ -1,4 +1,4 @@
-"""`sidetier doctor`: what on this broker and host could cost records."""
+"""`sidetier doctor`: find settings of this broker and host that can lose records."""
 
 import click
 
@@ -26,17 +26,17 @@ def command(
 ) -> None:
     """Find settings of this broker and host that can lose records.
 
-    Looks at the topics' settings (retention, segment and delete times, compaction, elections), at
-    this host (open files, inotify, disk, permissions, page cache), at the store (reachable, layout,
-    clock) and at the running sidecar, and names the settings to change. Run it on the broker's
-    host, as the user of the sidecar. It changes nothing.
+    Checks the topics' settings (retention, segment and delete times, compaction, elections), this
+    host (open files, inotify, disk, permissions, page cache), the store (reachable, layout, clock)
+    and the running sidecar, and names the settings to change. Run it on the broker's host, as the
+    sidecar's user. It changes nothing.
 
     \b
     Example:
       sidetier doctor --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 no problem (there may be something to consider), 3 at least one problem.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 no problem (there may be recommendations); 3 at least one problem.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     scope = Scope(invocation(context).load().config, sidecar, try_conditions)
     result = DoctorResult.of(gather(scope))
     emit(result, output)

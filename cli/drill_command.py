@@ -1,4 +1,4 @@
-"""`sidetier drill`: proof that a sample of the archive can be restored."""
+"""`sidetier drill`: prove that a sample of the archive can be restored."""
 
 import importlib
 import random
@@ -121,7 +121,7 @@ _MOST_SEED: Final = 2**31 - 1
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     patterns: tuple[str, ...],
@@ -142,13 +142,14 @@ def command(  # noqa: PLR0913 -- an option each
     dry_run: bool,
     output: OutputFormat,
 ) -> None:
-    """Restore a sample of the archive on a throw-away broker, and compare it.
+    """Restore a sample of the archive on a temporary broker, and compare it.
 
     Starts a Kafka broker on this machine and places the sampled segments with the steps of
-    `sidetier hydrate`. Then it consumes them, at both isolation levels, and compares counts,
-    offsets and a checksum over keys, values, headers and timestamps with the archive, and with the
-    live brokers where they still hold the records. The broker and its files are removed at the end.
-    Needs Java 17 or newer, the jars of Kafka (fetched once), and twice --max-bytes of free disk.
+    `sidetier hydrate`. Then it consumes them at both isolation levels. It compares counts, offsets
+    and a checksum over keys, values, headers and timestamps with the archive, and with the live
+    brokers where they still hold the records. It removes the broker and its files at the end. It
+    needs Java 17 or newer, the jars of Kafka (downloaded once), and free disk space of twice
+    --max-bytes.
 
     With --bootstrap-server it copies the sample into topics of that cluster instead, with the steps
     of `sidetier restore`, and deletes these topics at the end.
@@ -161,7 +162,7 @@ def command(  # noqa: PLR0913 -- an option each
     Exit codes: 0 everything is equal; 1 the drill could not be carried out (the store, a broker,
     Java); 2 a setting is wrong, or nothing is archived; 3 something could not be restored or
     differs.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     run = from_extra(
         lambda: importlib.import_module("sidetier.cli.drill.run"),
         "sidetier drill",
@@ -183,7 +184,7 @@ def command(  # noqa: PLR0913 -- an option each
     if seed is None:
         seed = random.SystemRandom().randint(0, _MOST_SEED)
     rules = SampleRules(seed, segments, newest, max_partitions, _size(max_bytes))
-    wanted = _wanted(patterns)
+    is_wanted = _wanted(patterns)
 
     def say(step: str) -> None:
         if output is OutputFormat.TABLE:
@@ -193,7 +194,7 @@ def command(  # noqa: PLR0913 -- an option each
         stored = [
             tp
             for tp in archived_partitions(archive)
-            if wanted(tp.topic) and (not numbers or tp.partition in numbers)
+            if is_wanted(tp.topic) and (not numbers or tp.partition in numbers)
         ]
         sample = choose_sample(stored, partition_planner(archive, Cut()), rules)
         if dry_run:
@@ -229,8 +230,8 @@ def _wanted(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
     if not patterns:
         return lambda topic: not is_internal_topic(topic)
-    found = [compiled(pattern, "--topic") for pattern in patterns]
-    return lambda topic: any(pattern.fullmatch(topic) for pattern in found)
+    expressions = [compiled(pattern, "--topic") for pattern in patterns]
+    return lambda topic: any(pattern.fullmatch(topic) for pattern in expressions)
 
 
 def _size(text: str) -> int:
@@ -243,11 +244,11 @@ def _size(text: str) -> int:
 
 
 def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "LiveBrokers":
-    """The brokers of the archived cluster.
+    """Connect to the brokers of the archived cluster.
 
     Raises:
-        ConfigurationError: none are configured.
-        LeadershipUnavailableError: none answers.
+        ConfigurationError: No brokers are configured.
+        LeadershipUnavailableError: No broker answers.
     """
     from sidetier.cli.cluster_facts import open_cluster  # noqa: PLC0415
     from sidetier.cli.drill.run import LiveBrokers  # noqa: PLC0415
@@ -261,12 +262,12 @@ def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "Li
             "--no-live"
         )
     records = BrokerSide(as_texts(dict(config.broker.client_properties())))
-    topics = sorted({one.topic for one in sample})
+    topics = sorted({partition.topic for partition in sample})
     return LiveBrokers(cluster, records, topics)
 
 
 def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
-    """Store the outcome on the default store."""
+    """Store the outcome on the default store; return the result with the key of the object."""
     from dataclasses import replace  # noqa: PLC0415
 
     from sidetier.archive.objects.drill_record import DrillRecord, record_drill  # noqa: PLC0415

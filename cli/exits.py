@@ -1,19 +1,19 @@
-"""Exit codes that a script can rely on."""
+"""Exit codes of the commands. They are stable, so scripts can rely on them."""
 
 from typing import Final
 
 OK: Final = 0
 FAILED: Final = 1
-"""Something went wrong on the way: the store, the broker, a file."""
+"""An operation failed: the store, the broker, a file."""
 MISCONFIGURED: Final = 2
-"""A setting or an argument is wrong; nothing was touched."""
+"""A setting or an argument is wrong; the command changed nothing."""
 FINDINGS: Final = 3
-"""The command did its work, and found something missing or damaged."""
+"""The command finished, and something is missing or damaged."""
 GONE: Final = 4
-"""`explain`: nothing is known to hold the record."""
+"""`explain`: no source is known to hold the record."""
 INTERRUPTED: Final = 130
-"""Ctrl-C, as a shell reports it."""
+"""Ctrl-C; the value that a shell reports for SIGINT."""
 CLOSED_PIPE: Final = 141
-"""The reader of the output has closed its end (`| head`), as a shell reports SIGPIPE."""
+"""The reader of the output closed the pipe (`| head`); a shell's value for SIGPIPE."""
 TERMINATED: Final = 143
-"""SIGTERM before the work had begun, as a shell reports it."""
+"""SIGTERM before the work began; the value that a shell reports for SIGTERM."""

@@ -24,7 +24,7 @@ _OFFSET: Final = click.IntRange(0, 2**63 - 2)
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     topic: str,
     partition: int,
@@ -36,19 +36,19 @@ def command(  # noqa: PLR0913 -- an option each
 ) -> None:
     """Show where a record is now, and what its upload waits for.
 
-    Reads this host's log dirs and asks the running sidecar, the store and the cluster in parallel.
-    It changes nothing. It reports a source that does not answer, and shows the others. For a record
-    that is not stored it names the reason: the active segment, the high watermark, a failure, an
-    earlier segment, another broker. It sends about twenty requests to the store.
+    Reads this host's log dirs and queries the running sidecar, the store and the cluster in
+    parallel. It changes nothing. It reports a source that does not answer, and shows the others.
+    For a record that is not stored it names the reason: the active segment, the high watermark, a
+    failure, an earlier segment, another broker. It sends about twenty requests to the store.
 
     \b
     Example:
       sidetier explain orders 3 1234567 --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 stored; 3 not stored (yet), but its bytes are there; 4 gone, or not written yet; 2
-    neither the cluster nor the archive has the partition; 1 cannot be told, because a source does
-    not answer.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 stored; 3 not stored (yet), but its bytes exist; 4 lost, or not written yet; 2
+    neither the cluster nor the archive has the partition; 1 unknown, because a source does not
+    answer.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     question = Question(
         invocation(context).load().config,
         TopicPartition(topic, partition),

@@ -1,4 +1,4 @@
-"""`sidetier export`: archived records into files and tables."""
+"""`sidetier export`: write archived records to files and tables."""
 
 import importlib
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ KINDS: Final[Mapping[str, str]] = {
     "hudi": "A Hudi table; promises what Hudi's Kafka Connect sink does.",
     "iceberg": "An Iceberg table; the offsets are in its snapshots.",
 }
-"""Each is `command` in `sidetier.cli.export.<kind>_command`, imported when it is called."""
+"""Help text of each kind. `sidetier.cli.export.<kind>_command.command` is imported on use."""
 
 
 class LazyKinds(click.Group):
-    """A group whose commands are imported when they are called, not when they are listed."""
+    """Group that imports a command when it is called, not when it is listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's form
-        """In the order of the table."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- signature required by click
+        """Return the kinds in the order of `KINDS`."""
         return list(KINDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's form
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- signature required by click
         """Import the command."""
         if cmd_name not in KINDS:
             return None
@@ -32,8 +32,8 @@ class LazyKinds(click.Group):
             raise TypeError(f"export {cmd_name}: no click command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's form
-        """The table, without an import."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- signature required by click
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(KINDS.items()))
 
@@ -43,9 +43,10 @@ class LazyKinds(click.Group):
 def command() -> None:
     """Write archived records to files and tables, each record exactly once.
 
-    An export continues at the position in its own state. A run after a crash repeats nothing.
+    An export stores its position in its own state, and continues there. A run after a crash repeats
+    no record.
 
     \b
     Example:
       sidetier export files orders --into s3://lake/kafka --config /etc/sidetier/sidetier.yaml
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character

@@ -1,4 +1,4 @@
-"""Commands whose libraries come with an extra: what they need, and how quiet they are."""
+"""Commands whose libraries are in an extra: imports with a clear error, and quiet logs."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
@@ -14,10 +14,10 @@ Loaded = TypeVar("Loaded")
 def from_extra(
     load: Callable[[], Loaded], who: str, packages: Collection[str], extra: str
 ) -> Loaded:
-    """What `load` imports.
+    """Call `load`, which imports, and return its result.
 
     Raises:
-        ConfigurationError: one of the packages that the extra brings is missing; `who` needs it.
+        ConfigurationError: `who` needs one of the extra's packages, which is not installed.
     """
     try:
         return load()
@@ -31,9 +31,9 @@ def from_extra(
 
 
 def quiet_logs(loaded: "LoadedConfig") -> None:
-    """What is wrong is told in the command's own words; a log is for those who ask for one."""
-    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` needs none
+    """Log errors only, unless `log.level` is set: the command reports problems itself."""
+    from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415 -- `--help` must not load the logging library
 
     log = loaded.config.log
-    asked = loaded.origin(("log", "level")) != "default"
-    configure_logs(log.format, log.level if asked else "error")
+    is_configured = loaded.origin(("log", "level")) != "default"
+    configure_logs(log.format, log.level if is_configured else "error")

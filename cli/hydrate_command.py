@@ -1,4 +1,4 @@
-"""`sidetier hydrate`: archived topics come back on an empty cluster, with the same offsets."""
+"""`sidetier hydrate`: restore archived topics on an empty cluster, with the same offsets."""
 
 import importlib
 import signal
@@ -42,14 +42,14 @@ _DRY_RUN: Final = click.option(
 @click.group(name="hydrate")
 @configuration_options
 def command() -> None:
-    """Bring archived topics back on an empty cluster, with the same offsets.
+    """Restore archived topics on an empty cluster, with the same offsets.
 
     The archived segments are placed into the brokers' log dirs while the brokers are stopped.
     Offsets, timestamps, headers and transactions are then the same as before. Every step reads one
-    plan file, checks the step before it, and may be run again after it was interrupted:
+    plan file, checks the step before it, and can be repeated after an interruption:
 
     \b
-      sidetier hydrate plan plan.json      what comes back, and what is lost
+      sidetier hydrate plan plan.json      what is restored, and what is lost
       sidetier hydrate prepare plan.json   create the topics; the new cluster runs
       (stop the brokers cleanly, copy plan.json to each broker's host)
       sidetier hydrate place plan.json     on each host, beside the stopped broker
@@ -59,9 +59,9 @@ def command() -> None:
       sidetier hydrate finish plan.json    configuration of the topics, group offsets, ACLs, quotas
 
     cluster.name is the name of the archived cluster. broker.bootstrap_servers is the new cluster.
-    Start producers and consumers, and the sidecars of the new cluster under a cluster.name of its
-    own, after the last step.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    After the last step, start producers, consumers, and the sidecars of the new cluster. These
+    sidecars need a cluster.name of their own.
+    """  # noqa: D301 -- \b is click's marker and must be one character
 
 
 @command.command(name="plan")
@@ -95,7 +95,7 @@ def command() -> None:
 @configuration_options
 @output_option
 @click.pass_context
-def plan_command(  # noqa: PLR0913 -- an option each
+def plan_command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     plan_file: Path,
@@ -106,9 +106,9 @@ def plan_command(  # noqa: PLR0913 -- an option each
     dry_run: bool,
     output: OutputFormat,
 ) -> None:
-    """Read the archive, and write what will be placed to the file PLAN.
+    """Read the archive, and write to the file PLAN what will be placed.
 
-    The table shows for each partition what comes back and what is lost: records after the last
+    For each partition the table shows what is restored and what is lost: records after the last
     archived segment were never archived, and recorded gaps are listed.
 
     \b
@@ -116,9 +116,9 @@ def plan_command(  # noqa: PLR0913 -- an option each
       sidetier hydrate plan plan.json --until 2026-11-22T10:00:00Z --config old-cluster.yaml
 
     Exit codes: 0 the plan is written; 2 a setting is wrong, or PLAN exists already; 3 the plan is
-    written, and --transaction-consistent cannot guarantee that every transaction is whole, or
+    written, but --transaction-consistent cannot guarantee that every transaction is whole, or
     records in gaps are lost.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import PlanResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive, require_directory  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
@@ -182,16 +182,16 @@ def prepare_command(
 ) -> None:
     """Create the planned topics on the new cluster, with one replica and no retention.
 
-    The topics' ids and the broker of each partition are written into PLAN. Then stop every broker
-    cleanly (SIGTERM), and copy PLAN to each broker's host.
+    The command writes the topics' ids and the broker of each partition into PLAN. Then stop every
+    broker cleanly (SIGTERM), and copy PLAN to each broker's host.
 
     \b
     Example:
       sidetier hydrate prepare plan.json --bootstrap-server new-1:9092 --config old-cluster.yaml
 
     Exit codes: 0 all topics exist; 1 the brokers refuse; 2 a topic exists that has records, several
-    replicas or other partitions.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    replicas or another number of partitions.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import PreparedResult  # noqa: PLC0415
     from sidetier.mirror.hydrate import topics  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan, with_prepared, write_plan  # noqa: PLC0415
@@ -229,7 +229,7 @@ def prepare_command(
 @configuration_options
 @output_option
 @click.pass_context
-def place_command(  # noqa: PLR0913 -- an option each
+def place_command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     *,
     plan_file: Path,
@@ -241,18 +241,18 @@ def place_command(  # noqa: PLR0913 -- an option each
 ) -> None:
     """Place this broker's partitions into its log dirs. The broker must be stopped.
 
-    Run it on every broker's host, on several at the same time. It holds the broker's own lock, so
-    that the broker cannot start meanwhile. Every CRC is checked. A partition appears in its place
-    as a whole. After an interruption the same command goes on; what is in its place is not touched
-    again. Run it as the broker's user, or as root.
+    Run it on every broker's host, on several hosts at the same time if you like. It holds the
+    broker's own lock, so that the broker cannot start meanwhile. It checks every CRC. A partition
+    appears in its log dir as a whole. After an interruption the same command continues; it does not
+    touch a partition that is already placed. Run it as the broker's user, or as root.
 
     \b
     Example:
       sidetier hydrate place plan.json --log-dir /var/lib/kafka/data --config old-cluster.yaml
 
-    Exit codes: 0 every partition is in its place; 1 a partition could not be placed; 2 a log dir is
-    in use, or of another cluster; 130 interrupted.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 every partition is placed; 1 a partition could not be placed; 2 a log dir is in
+    use, or belongs to another cluster; 130 interrupted.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.backfill.progress import Amount, shown  # noqa: PLC0415
     from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
@@ -272,18 +272,20 @@ def place_command(  # noqa: PLR0913 -- an option each
     except ValueError as error:
         raise ConfigurationError(f"--max-rate: {error}") from None
     with log_dir.locked_log_dirs(paths) as locked:
-        journals = {one.path: place.Journal(one.path, plan.plan_id) for one in locked}
+        journals = {entry.path: place.Journal(entry.path, plan.plan_id) for entry in locked}
         pending = {path: journal.switching for path, journal in journals.items()}
-        wanted = log_dir.destinations(plan, locked, pending)
+        destinations = log_dir.destinations(plan, locked, pending)
         if dry_run:
-            emit(DestinationsResult(wanted, journals), output)
+            emit(DestinationsResult(destinations, journals), output)
             return
         todo = [
-            one.plan
-            for one in wanted
-            if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed
+            entry.plan
+            for entry in destinations
+            if str(entry.plan.topic_partition) not in journals[entry.log_dir.path].placed
         ]
-        total = Amount(sum(len(one.segments) for one in todo), sum(one.size for one in todo))
+        total = Amount(
+            sum(len(entry.segments) for entry in todo), sum(entry.size for entry in todo)
+        )
         with (
             open_archive(config, connections=_CONNECTIONS) as archive,
             shown(total) as progress,
@@ -293,12 +295,12 @@ def place_command(  # noqa: PLR0913 -- an option each
             amounts = _Amounts(progress.update)
             settings = place.PlaceSettings(parallel, throttle.acquire, amounts.add, stop=stop)
             try:
-                placed = place.place(plan, archive, wanted, journals, settings)
+                placed = place.place(plan, archive, destinations, journals, settings)
             except place.StoppedError:
                 click.echo("sidetier: stopped; the same command goes on from here", err=True)
                 context.exit(exits.INTERRUPTED)
     emit(PlacedResult(placed), output)
-    context.exit(exits.FAILED if any(one.problem for one in placed) else exits.OK)
+    context.exit(exits.FAILED if any(entry.problem for entry in placed) else exits.OK)
 
 
 @command.command(name="replicate")
@@ -322,22 +324,22 @@ def replicate_command(
     bootstrap: str | None,
     output: OutputFormat,
 ) -> None:
-    """Abort open transactions and give the placed topics their replicas; the brokers run again.
+    """Abort open transactions and give the placed topics their replicas.
 
-    In this order: check that every partition starts and ends where the plan says; abort the
-    transactions that were open at the end of the archive; raise the replication factor and wait
-    until all replicas have caught up; use up the producer ids that replicas remember from archived
-    records. The replication factor is written into PLAN.
+    The brokers must be running again. In this order, the command checks that every partition starts
+    and ends where the plan says; aborts the transactions that were open at the end of the archive;
+    raises the replication factor and waits until all replicas have caught up; uses up the producer
+    ids that replicas remember from archived records. It writes the replication factor into PLAN.
 
-    Needs the permission ClusterAction on the new cluster where it has an authorizer.
+    It needs the permission ClusterAction on the new cluster if that cluster has an authorizer.
 
     \b
     Example:
       sidetier hydrate replicate plan.json --replication-factor 3 --config old-cluster.yaml
 
-    Exit codes: 0 done; 1 the brokers refuse, or a partition has no leader; 2 a partition is not in
-    its place.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 done; 1 the brokers refuse, or a partition has no leader; 2 a partition is not
+    placed as planned.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import ReplicatedResult  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan, write_plan  # noqa: PLC0415
 
@@ -347,14 +349,14 @@ def replicate_command(
     admin = _admin(config, bootstrap)
     existing = _placed_topics(plan, admin)
     with finish.connected(_properties(config, bootstrap)) as cluster:
-        found = finish.archived_open_transactions(cluster, plan.partitions)
+        transactions = finish.archived_open_transactions(cluster, plan.partitions)
         replicas = finish.wanted_replicas(plan, existing, admin.brokers())
-        done = ReplicatedResult(_open_rows(found), replicas, dry_run=dry_run)
+        done = ReplicatedResult(_open_rows(transactions), replicas, dry_run=dry_run)
         if dry_run:
             emit(done, output)
             return
         write_plan(plan_file, plan)
-        finish.abort_transactions(cluster, found)
+        finish.abort_transactions(cluster, transactions)
         finish.reassign(cluster, replicas)
         in_sync = _wait_for_replicas(
             lambda: finish.replicas_in_sync(cluster, plan), len(plan.partitions), admin
@@ -362,9 +364,9 @@ def replicate_command(
         remembered = finish.highest_remembered_producer_id(
             cluster,
             {
-                one.topic_partition: in_sync[one.topic_partition]
-                for one in plan.partitions
-                if one.end > one.start
+                partition.topic_partition: in_sync[partition.topic_partition]
+                for partition in plan.partitions
+                if partition.end > partition.start
             },
         )
         used = finish.pass_producer_ids(cluster, admin.brokers(), remembered)
@@ -402,12 +404,12 @@ def verify_command(
 ) -> None:
     """Read everything that was restored, and compare it with the archive.
 
-    Of each partition the bytes of all batches, the last stable offset and the aborted
-    transactions. Where they are not equal, each record is consumed at both isolation levels:
-    the number of records, the first and the last offset, and a checksum over keys, values, headers
-    and timestamps. Of one partition of each topic the last 1,000 records are consumed in any case.
-    Also look-ups by time, a commit of the group sidetier-hydrate-verify, and with --produce a
-    record at the end.
+    For each partition the command compares the bytes of all batches, the last stable offset and the
+    aborted transactions. Where they differ, it consumes every record at both isolation levels, and
+    compares the number of records, the first and the last offset, and a checksum over keys, values,
+    headers and timestamps. For one partition of each topic it always consumes the last 1,000
+    records. It also checks look-ups by time and a commit of the group sidetier-hydrate-verify, and
+    with --produce it appends a record.
 
     \b
     Example:
@@ -415,7 +417,7 @@ def verify_command(
 
     Exit codes: 0 everything is equal; 1 the archive or the brokers cannot be read; 3 something
     differs.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import VerifiedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415
@@ -430,15 +432,17 @@ def verify_command(
     partitions = plan.partitions
     with (
         open_archive(config, connections=_CONNECTIONS) as archive,
-        closing(verify.ArchiveSide(archive)) as ours,
+        closing(verify.ArchiveSide(archive)) as archived,
     ):
         rows = verify.verify_partitions(
-            partitions, ours, brokers, lambda: finish.connected(properties), at_once=parallel
+            partitions, archived, brokers, lambda: finish.connected(properties), at_once=parallel
         )
-    problems = brokers.commit({one.topic_partition: one.end for one in partitions})
-    for one in partitions:
-        if one.topic in produced:
-            problem = brokers.produce(one, b"sidetier hydrate verify")
+    problems = brokers.commit(
+        {partition.topic_partition: partition.end for partition in partitions}
+    )
+    for partition in partitions:
+        if partition.topic in produced:
+            problem = brokers.produce(partition, b"sidetier hydrate verify")
             problems += [] if problem is None else [problem]
     result = VerifiedResult(rows, tuple(problems))
     emit(result, output)
@@ -470,19 +474,20 @@ def finish_command(
 ) -> None:
     """Set the topics' real configuration, and restore group offsets, ACLs and quotas.
 
-    Run it after `sidetier hydrate verify`: from then on the brokers delete what is older than the
-    topics' retention. The values come from the snapshots of the lost cluster. Without a snapshot
-    retention stays unlimited: set it yourself. A value that the new brokers refuse is listed and
-    left out. leader.replication.throttled.replicas and follower.replication.throttled.replicas are
-    listed and not restored: they name brokers of the lost cluster.
+    Run it after `sidetier hydrate verify`: afterwards the brokers delete records that are older
+    than the topics' retention. The values come from the snapshots of the lost cluster. Without a
+    snapshot, retention stays unlimited: set it yourself. The command lists a value that the new
+    brokers refuse, and leaves it out. It lists leader.replication.throttled.replicas and
+    follower.replication.throttled.replicas and does not restore them, because they name brokers of
+    the lost cluster.
 
     \b
     Example:
       sidetier hydrate finish plan.json --config old-cluster.yaml
 
-    Exit codes: 0 done; 1 the brokers do not answer; 2 a step before it was not completed; 3 done,
-    but the brokers refuse some of the topics' configuration.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 done; 1 the brokers do not answer; 2 an earlier step was not completed; 3 done,
+    but the brokers refuse part of the topics' configuration.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import FinishedResult  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
     from sidetier.mirror.hydrate.topics import final_configs, not_restored  # noqa: PLC0415
@@ -497,20 +502,24 @@ def finish_command(
     finish.check_replicated(plan, existing, still_open)
     if with_cluster is None:
         with_cluster = plan.is_whole_cluster
-    wanted = {name: final_configs(topic.configs) for name, topic in sorted(plan.topics.items())}
+    configs_by_topic = {
+        name: final_configs(topic.configs) for name, topic in sorted(plan.topics.items())
+    }
     refused = (
         {}
         if dry_run
-        else {name: admin.configure(name, configs) for name, configs in wanted.items()}
+        else {name: admin.configure(name, configs) for name, configs in configs_by_topic.items()}
     )
     restored = _restored(config, bootstrap, plan, dry_run=dry_run) if with_cluster else []
-    result = FinishedResult(wanted, refused, restored, not_restored(plan), dry_run=dry_run)
+    result = FinishedResult(
+        configs_by_topic, refused, restored, not_restored(plan), dry_run=dry_run
+    )
     emit(result, output)
     context.exit(exits.FINDINGS if any(refused.values()) else exits.OK)
 
 
 class _Amounts:
-    """Adds up bytes and segments from many threads, and tells the sum."""
+    """Sum of bytes and segments, reported after each addition; safe for several threads."""
 
     def __init__(self, tell: "Callable[[Amount, int], None]") -> None:
         self._tell = tell
@@ -518,7 +527,7 @@ class _Amounts:
         self._segments = self._size = 0
 
     def add(self, size: int, segments: int) -> None:
-        """So much more is written."""
+        """Add `size` bytes and this number of segments."""
         from sidetier.cli.backfill.progress import Amount  # noqa: PLC0415
 
         with self._lock:
@@ -529,7 +538,7 @@ class _Amounts:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
+    """Yield an event that SIGINT and SIGTERM set."""
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())
@@ -542,8 +551,8 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _with_libraries(module: str) -> Any:  # noqa: ANN401 -- a module
-    """A module of `mirror.hydrate` that needs more than a sidecar has; placing does not."""
+def _with_libraries(module: str) -> Any:  # noqa: ANN401 -- returns a module
+    """Import a module of `mirror.hydrate` that needs the extras. `place` runs without them."""
     return from_extra(
         lambda: importlib.import_module(f"sidetier.mirror.hydrate.{module}"),
         f"sidetier hydrate {'plan' if module == 'survey' else module}",
@@ -559,7 +568,7 @@ def _loaded(context: click.Context) -> "Config":
 
 
 def _properties(config: "Config", bootstrap: str | None) -> dict[str, str | int | float | bool]:
-    """The new cluster's client properties."""
+    """Return the client properties of the new cluster."""
     properties = config.broker.client_properties()
     if bootstrap is not None:
         properties["bootstrap.servers"] = bootstrap
@@ -581,14 +590,16 @@ def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
 
 
 def _placed_topics(plan: "HydratePlan", admin: "TopicAdmin") -> "dict[str, DescribedTopic]":
-    """The plan's topics as the brokers describe them, once each partition is led and placed."""
+    """Return the brokers' description of the plan's topics, once all partitions are placed."""
     from sidetier.mirror.hydrate.plan import check_cluster  # noqa: PLC0415
 
     check_cluster(plan, admin.cluster_id())
     finish = _with_libraries("finish")
     existing = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
     finish.check_topics(plan, existing)
-    finish.check_placed(plan, admin.ends(one.topic_partition for one in plan.partitions))
+    finish.check_placed(
+        plan, admin.ends(partition.topic_partition for partition in plan.partitions)
+    )
     return existing
 
 
@@ -597,18 +608,18 @@ def _wait_for_replicas(
     partitions: int,
     admin: "TopicAdmin",
 ) -> "dict[TopicPartition, tuple[BrokerId, ...]]":
-    """Wait until so many partitions have all replicas in sync; tell how many are left meanwhile."""
+    """Wait until `partitions` partitions have all replicas in sync, and print how many remain."""
     in_sync: dict[TopicPartition, tuple[BrokerId, ...]] = {}
     told = 0
 
     def is_done() -> bool:
         nonlocal in_sync, told
         in_sync = replicas_in_sync()
-        left = partitions - len(in_sync)
-        if left not in (0, told):
-            click.echo(f"sidetier: {left} partitions wait for replicas to catch up", err=True)
-        told = left
-        return left == 0
+        missing = partitions - len(in_sync)
+        if missing not in (0, told):
+            click.echo(f"sidetier: {missing} partitions wait for replicas to catch up", err=True)
+        told = missing
+        return missing == 0
 
     admin.wait(is_done, _SYNC_SECONDS, "replicas to catch up", _SYNC_POLL_SECONDS)
     return in_sync
@@ -619,8 +630,8 @@ def _restored(
 ) -> "list[RestoredKind]":
     """Restore the lost cluster's state from its snapshots, as of the plan's time.
 
-    A plan of named topics is for topics that may have been deleted, and the cluster's groups have
-    forgotten their offsets: these come from the last snapshots that have them.
+    A plan with named topics may be for deleted topics, whose group offsets the cluster no longer
+    has. Their offsets come from the last snapshots that contain them.
     """
     from sidetier.archive.objects.cluster_snapshots import (  # noqa: PLC0415
         last_group_offsets,
@@ -635,7 +646,7 @@ def _restored(
         store = archive.default_store
         state = read_cluster_state(store, archive.layout, plan.until_ms)
         if not plan.is_whole_cluster:
-            # Not what groups have committed since the topics were created again.
+            # Leave out offsets that groups have committed since the topics were recreated.
             until_ms = plan.planned_ms if plan.until_ms is None else plan.until_ms
             offsets = last_group_offsets(store, archive.layout, plan.topics, until_ms)
             state = replace(state, group_offsets=offsets)
@@ -672,26 +683,24 @@ def _milliseconds(text: str) -> int:
 def _offsets(file: Path) -> "dict[TopicPartition, Offset]":
     from sidetier.segments.offsets import Offset, TopicPartition  # noqa: PLC0415
 
-    found = {}
+    offsets = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip():
             continue
         try:
             topic, partition, offset = line.split()
-            found[TopicPartition(topic, int(partition))] = Offset(int(offset))
+            offsets[TopicPartition(topic, int(partition))] = Offset(int(offset))
         except ValueError:
             raise ConfigurationError(
                 f"{file}: line {number}: expected topic, partition and offset, found {line!r}"
             ) from None
-    return found
+    return offsets
 
 
 def _definitions(
     archive: "ArchiveAccess", topics: "Collection[str]", until_ms: int | None
 ) -> "dict[str, PlannedTopic]":
-    """These topics of the lost cluster, also where they were deleted, or else all of its topics, as
-    far as snapshots tell them.
-    """
+    """Return these topics' definitions in snapshots, deleted ones included, or else all topics'."""
     from sidetier.archive.objects.cluster_snapshots import (  # noqa: PLC0415
         last_definitions,
         read_cluster_state,
@@ -700,13 +709,15 @@ def _definitions(
 
     store = archive.default_store
     if topics:
-        found = last_definitions(store, archive.layout, dict.fromkeys(topics), until_ms)
+        definitions = last_definitions(store, archive.layout, dict.fromkeys(topics), until_ms)
     else:
         state = read_cluster_state(store, archive.layout, until_ms)
-        found = {} if state.topics is None else dict(state.topics.topics)
+        definitions = {} if state.topics is None else dict(state.topics.topics)
     return {
-        name: PlannedTopic(known.partitions, known.replication_factor, dict(known.configs))
-        for name, known in found.items()
+        name: PlannedTopic(
+            definition.partitions, definition.replication_factor, dict(definition.configs)
+        )
+        for name, definition in definitions.items()
     }
 
 
@@ -721,6 +732,10 @@ def _with_factor(plan: "HydratePlan", factor: int | None) -> "HydratePlan":
 
 def _open_rows(found: "Sequence[OpenTransactionFound]") -> list[tuple[str, int, int]]:
     return [
-        (str(one.partition), one.producer.producer.id, int(one.producer.transaction_start or 0))
-        for one in found
+        (
+            str(transaction.partition),
+            transaction.producer.producer.id,
+            int(transaction.producer.transaction_start or 0),
+        )
+        for transaction in found
     ]

@@ -1,4 +1,4 @@
-"""Options that every command shares, before or after its name, and the configuration they give."""
+"""Options that every command accepts, before or after its name, and the resulting configuration."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE: Final = "SIDETIER_CONFIG"
 DEFAULT_CONFIG: Final = Path("/etc/sidetier/sidetier.yaml")
-"""Read where it exists and no other file is named."""
+"""Configuration file that is read if it exists and no other file is named."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
 class Invocation:
-    """One call of the command line."""
+    """Options of one run of the command line."""
 
     files: list[Path] = field(default_factory=list)
     assignments: list[str] = field(default_factory=list)
@@ -27,11 +27,11 @@ class Invocation:
     default_config: Path = field(default_factory=lambda: DEFAULT_CONFIG)
 
     def is_configured(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether there is a configuration file or a `--set`."""
+        """Return whether a configuration file or a `--set` is given."""
         return bool(self.assignments or self.config_files(environ))
 
     def config_files(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
-        """The files of `--config`, else of SIDETIER_CONFIG, else the default one if it exists.
+        """Return the files of `--config`, else of SIDETIER_CONFIG, else the existing default file.
 
         A later file overrides an earlier one.
         """
@@ -40,12 +40,12 @@ class Invocation:
         return self.files or named or default
 
     def load(self, environ: Mapping[str, str] = os.environ) -> "LoadedConfig":
-        """The configuration from the given files, the environment, and `--set`.
+        """Load the configuration from the files, the environment, and `--set`.
 
         Raises:
-            ConfigurationError: with one line for every problem.
+            ConfigurationError: Something is wrong; the message has one line for each problem.
         """
-        # Imported here, since `--help` needs no pydantic.
+        # Import on use: `--help` must not load pydantic.
         from sidetier.config.loading import load  # noqa: PLC0415
         from sidetier.config.log_dir_patterns import with_found_log_dirs  # noqa: PLC0415
 
@@ -54,7 +54,7 @@ class Invocation:
 
 
 def invocation(context: click.Context) -> Invocation:
-    """The one of this process."""
+    """Return the Invocation of this process."""
     return context.ensure_object(Invocation)
 
 
@@ -68,7 +68,7 @@ def _add_assignments(
     invocation(context).assignments.extend(given)
 
 
-def _set_debug(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001 -- click's form
+def _set_debug(context: click.Context, _option: click.Parameter, given: bool) -> None:  # noqa: FBT001 -- signature required by click
     call = invocation(context)
     call.debug = call.debug or given
 

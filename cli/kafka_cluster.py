@@ -1,4 +1,4 @@
-"""A real cluster, asked through librdkafka, which splits a call by leader."""
+"""Requests to a real cluster through librdkafka, which splits a call by leader."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -19,35 +19,35 @@ _NO_BROKER: Final = -1
 
 
 class KafkaCluster:
-    """Asks the brokers at an address."""
+    """`Cluster` that sends its requests to the brokers at one address."""
 
     def __init__(
         self, servers: str, properties: Mapping[str, str], timeout: float = _TIMEOUT_SECONDS
     ) -> None:
-        """Connects in the background.
+        """Create a client, which connects in the background.
 
         Raises:
             ConfigurationError: librdkafka refuses a property.
         """
         self._servers = servers
         self._timeout = timeout
-        # What goes wrong comes back from the calls: no log beside the command's own words.
+        # The calls return all errors, so librdkafka need not log beside the command's output.
         self._client = admin_client(servers, properties, {"log_level": 0})
 
     def map(self) -> ClusterMap:
-        """See the port. All topics are asked for: naming one could create it."""
+        """See the port. Requests all topics, because a request for one topic could create it."""
         try:
-            told = self._client.list_topics(timeout=self._timeout)
+            metadata = self._client.list_topics(timeout=self._timeout)
         except KafkaException as error:
             raise self._unavailable("metadata", error) from error
         return ClusterMap(
-            told.cluster_id,
-            told.orig_broker_id if told.orig_broker_id >= 0 else None,
-            {broker: f"{one.host}:{one.port}" for broker, one in told.brokers.items()},
+            metadata.cluster_id,
+            metadata.orig_broker_id if metadata.orig_broker_id >= 0 else None,
+            {broker: f"{entry.host}:{entry.port}" for broker, entry in metadata.brokers.items()},
             {
-                TopicPartition(topic, number): _replica_set(one)
-                for topic, described in told.topics.items()
-                for number, one in described.partitions.items()
+                TopicPartition(topic, number): _replica_set(entry)
+                for topic, described in metadata.topics.items()
+                for number, entry in described.partitions.items()
             },
         )
 
@@ -66,25 +66,27 @@ class KafkaCluster:
         if not wanted:
             return {}
         try:
-            found = ask_offsets(self._client, wanted, end, self._timeout)
+            answers = ask_offsets(self._client, wanted, end, self._timeout)
         except KafkaException as error:
             raise self._unavailable("offsets", error) from error
         return {
-            tp: (None, _said(told)) if isinstance(told, KafkaException) else (told.offset, None)
-            for tp, told in found.items()
+            tp: (None, _said(answer))
+            if isinstance(answer, KafkaException)
+            else (answer.offset, None)
+            for tp, answer in answers.items()
         }
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
         """See the port."""
-        found, _ = self._settings(ResourceType.TOPIC, topics)
-        return found
+        settings, _ = self._settings(ResourceType.TOPIC, topics)
+        return settings
 
     def broker_settings(self, broker_id: int) -> Settings:
         """See the port."""
-        found, problem = self._settings(ResourceType.BROKER, [str(broker_id)])
-        if str(broker_id) not in found:
+        settings_by_name, problem = self._settings(ResourceType.BROKER, [str(broker_id)])
+        if str(broker_id) not in settings_by_name:
             raise self._unavailable(f"settings of broker {broker_id}", problem)
-        return found[str(broker_id)]
+        return settings_by_name[str(broker_id)]
 
     def _settings(
         self, kind: ResourceType, names: Iterable[str]
@@ -96,27 +98,29 @@ class KafkaCluster:
             futures = self._client.describe_configs(resources, request_timeout=self._timeout)
         except KafkaException as error:
             raise self._unavailable("settings", error) from error
-        found: dict[str, Settings] = {}
+        settings_by_name: dict[str, Settings] = {}
         problem = None
         for resource, future in futures.items():
             entries, failed = _outcome(future)
             problem = problem or failed
             if entries is not None:
-                found[resource.name] = {name: entry.value for name, entry in entries.items()}
-        return found, problem
+                settings_by_name[resource.name] = {
+                    name: entry.value for name, entry in entries.items()
+                }
+        return settings_by_name, problem
 
     def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
-        said = _said(why) if isinstance(why, KafkaException) else why
-        return LeadershipUnavailableError(f"{self._servers} tells no {what}: {said}")
+        reason = _said(why) if isinstance(why, KafkaException) else why
+        return LeadershipUnavailableError(f"{self._servers} tells no {what}: {reason}")
 
 
-def _replica_set(told: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's, without a public name
+def _replica_set(told: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's class has no public name
     leader = None if told.leader == _NO_BROKER else int(told.leader)
     return ReplicaSet(leader, tuple(told.replicas), tuple(told.isrs))
 
 
 def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
-    """The answer, or why there is none; librdkafka bounds the wait."""
+    """Return the answer, or the reason for none. librdkafka limits the wait."""
     try:
         return future.result(), None
     except KafkaException as error:
@@ -124,6 +128,6 @@ def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
 
 
 def _said(error: KafkaException) -> str:
-    """The error's words, without its number."""
+    """Return the error's message, without its code."""
     inner = error.args[0] if error.args else None
     return str(inner.str() if isinstance(inner, KafkaError) else error)

@@ -1,4 +1,4 @@
-"""What lies on this host's disks of one partition, as far as names and headers tell; only reads."""
+"""One partition's log on this host, from file names and batch headers. Read-only."""
 
 import os
 from collections.abc import Iterable
@@ -18,18 +18,23 @@ from sidetier.uploader.watching.disk import find_partitions, list_names, read_te
 
 
 class Place(StrEnum):
-    """What a segment is to the broker."""
+    """State of a segment on the broker."""
 
     CLOSED = "closed"
     STAGED = "staged"
-    """Renamed to `.deleted`, and unlinked soon."""
+    """Renamed to `.deleted`; the broker unlinks it after `file.delete.delay.ms`."""
     ACTIVE = "active"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """A `.log` on the disk. `next_offset` is one past its last offset, None where only reading a
-    staged segment could tell; `modified_ms` is its last write, in ms since 1970.
+    """A `.log` file on the disk.
+
+    Attributes:
+        next_offset: One past the last offset. None for a segment that is marked for deletion and
+            whose end could only be found by reading it.
+        path: Path of the file.
+        modified_ms: Time of the last write, in ms since 1970.
     """
 
     base_offset: BaseOffset
@@ -40,17 +45,19 @@ class LocalSegment:
     modified_ms: int
 
     def holds(self, offset: int) -> bool:
-        """Whether this offset lies in it; a staged one without a known end may hold all above."""
+        """Return whether the segment holds the offset. Without an end, it may hold any above it."""
         end = self.next_offset
         return self.base_offset <= offset and (end is None or offset < end)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalLog:
-    """One partition's segments by rising base offset, the active one with its records' end.
+    """One partition's segments by ascending base offset, ending with the active segment.
 
-    `first_timestamp_ms` is that of the active segment's first batch, from which the broker counts
-    `segment.ms`; `checkpointed` is the high watermark in `replication-offset-checkpoint`.
+    Attributes:
+        first_timestamp_ms: Largest timestamp of the active segment's first batch, from which the
+            broker counts `segment.ms`; in ms since 1970.
+        checkpointed: High watermark in `replication-offset-checkpoint`.
     """
 
     directory: str
@@ -60,63 +67,67 @@ class LocalLog:
 
     @property
     def active(self) -> LocalSegment | None:
-        """The segment that the broker appends to."""
-        return next((one for one in self.segments if one.place is Place.ACTIVE), None)
+        """Segment that the broker appends to."""
+        return next((segment for segment in self.segments if segment.place is Place.ACTIVE), None)
 
     @property
     def start(self) -> Offset | None:
-        """The lowest base offset that is not staged."""
-        live = (one for one in self.segments if one.place is not Place.STAGED)
-        return next((Offset(one.base_offset) for one in live), None)
+        """Lowest base offset of a segment that is not marked for deletion."""
+        live = (segment for segment in self.segments if segment.place is not Place.STAGED)
+        return next((Offset(segment.base_offset) for segment in live), None)
 
     @property
     def end(self) -> Offset | None:
-        """The log end offset."""
+        """Log end offset."""
         return None if self.active is None else self.active.next_offset
 
     def holder(self, offset: int) -> LocalSegment | None:
-        """The segment that holds this offset, a live one before a staged one."""
-        found = [one for one in self.segments if one.holds(offset)]
+        """Return the segment that holds the offset, preferably one not marked for deletion."""
+        holders = [segment for segment in self.segments if segment.holds(offset)]
         return max(
-            found, key=lambda one: (one.place is not Place.STAGED, one.base_offset), default=None
+            holders,
+            key=lambda segment: (segment.place is not Place.STAGED, segment.base_offset),
+            default=None,
         )
 
     def bytes_between(self, start: int, end: int) -> int:
-        """The size of all segments that hold any of these offsets: at most so many bytes."""
+        """Return the size of all segments with offsets in [start, end): an upper bound in bytes."""
         return sum(
-            one.size_bytes
-            for one in self.segments
-            if one.base_offset < end and (one.next_offset is None or one.next_offset > start)
+            segment.size_bytes
+            for segment in self.segments
+            if segment.base_offset < end
+            and (segment.next_offset is None or segment.next_offset > start)
         )
 
 
 def local_log(log_dirs: Iterable[str], tp: TopicPartition) -> LocalLog | None:
-    """The partition's log on this host; None where no log dir holds it.
+    """Read the partition's log on this host; None if no log dir holds the partition.
 
     Raises:
-        OSError: the log dir that may hold it cannot be read, or its directory is not.
+        OSError: A log dir that may hold the partition cannot be read, or the partition's directory
+            is refused.
     """
-    found = find_partitions(log_dirs, lambda topic: topic == tp.topic)
-    directory = found.directories.get(tp)
+    partitions = find_partitions(log_dirs, lambda topic: topic == tp.topic)
+    directory = partitions.directories.get(tp)
     if directory is not None:
         return read_log(directory, tp)
-    why = found.refused.get(tp) or "; ".join(found.unreadable.values())
+    why = partitions.refused.get(tp) or "; ".join(partitions.unreadable.values())
     if why:
         raise OSError(why)
     return None
 
 
 def read_log(directory: str, tp: TopicPartition) -> LocalLog:
-    """The log in a partition's directory."""
+    """Read the log in a partition's directory."""
     listing = read_listing(list_names(directory))
     rows = [
         _segment(
             directory,
-            one.base_offset,
-            one.next_base,
-            _closed_place(marked_for_deletion=one.marked_for_deletion),
+            closed.base_offset,
+            closed.next_base,
+            _closed_place(marked_for_deletion=closed.marked_for_deletion),
         )
-        for one in listing.closed
+        for closed in listing.closed
     ]
     if listing.active is not None:
         end = _end(directory, listing.active)
@@ -136,7 +147,7 @@ def _closed_place(*, marked_for_deletion: bool) -> Place:
 def _segment(
     directory: str, base: BaseOffset, end: int | None, place: Place
 ) -> LocalSegment | None:
-    """None where the broker was quicker."""
+    """Return the segment; None if the broker has deleted or renamed the file meanwhile."""
     name = segment_file_name(base, FileKind.LOG, deleted=place is Place.STAGED)
     path = Path(directory, name)
     try:
@@ -166,7 +177,7 @@ def _first_timestamp(directory: str, listing: PartitionListing) -> int | None:
             headers = walk_headers(lambda at, length: os.pread(log.fileno(), length, at), size)
             _, first = next(headers)
     except (OSError, StopIteration, DamagedSegmentError):
-        return None  # nothing is in it yet
+        return None  # the segment is empty
     return first.max_timestamp if first.max_timestamp >= 0 else None
 
 

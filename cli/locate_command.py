@@ -1,4 +1,4 @@
-"""`sidetier locate`: where a partition lives on the store."""
+"""`sidetier locate`: print the location of a partition on the store."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 _DEFAULT_BITS: Final = 5
-"""As `storage.prefix_entropy_bits` has it."""
+"""Default of `storage.prefix_entropy_bits`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a partition lives; `uri` ends in a slash, `prefix` is relative to the store's root."""
+    """Location of a partition. `uri` ends in a slash; `prefix` is relative to the store's root."""
 
     topic: str
     partition: int
@@ -33,11 +33,11 @@ class Location:
     bits: int
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all fields."""
         return asdict(self)
 
     def as_tables(self) -> Sequence[Table]:
-        """The URI alone, so that a shell can take it."""
+        """Return the URI alone, so that a shell can use it."""
         return (Table((), footer=self.uri),)
 
 
@@ -54,7 +54,7 @@ class Location:
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     topic: str,
     partition: int,
@@ -67,12 +67,12 @@ def command(  # noqa: PLR0913 -- an option each
     """Print the URI of a partition on the store.
 
     Uses the configuration, or --cluster and --prefix without a configuration. The command computes
-    the URI and sends no request: the object need not exist.
+    the URI and sends no request: the partition need not exist on the store.
 
     \b
     Example:
       sidetier locate orders 3 --cluster prod-a --prefix s3://bucket/archive
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     config = None
     if cluster is None or prefix is None:
         config = _configured(context)
@@ -83,7 +83,7 @@ def command(  # noqa: PLR0913 -- an option each
 
 
 def locate(tp: TopicPartition, layout: ArchiveLayout, url: str) -> Location:
-    """Where a partition lives below a storage url without a slash at its end."""
+    """Return the location of a partition below a storage URL without a trailing slash."""
     prefix = layout.partition_prefix(tp)
     return Location(
         topic=tp.topic,
@@ -111,7 +111,7 @@ def _bits(given: int | None, config: "Config | None") -> int:
 
 
 def _checked(url: str) -> str:
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- `--help` needs none
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- `--help` must not load pydantic
 
     from sidetier.config.storage_urls import StorageUrl  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`sidetier ls`: partitions and segments on the store."""
+"""`sidetier ls`: list partitions and segments on the store."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sidetier.storage.port import RemoteStorage
 
 _AT_ONCE: Final = 16
-"""Requests that are made at the same time."""
+"""Maximum number of concurrent requests."""
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -67,36 +67,36 @@ def command(
 ) -> None:
     """List the partitions on the store, or the segments of one partition.
 
-    ABOVE counts stored segments above the offset that is archived up to: readers do not see them
-    yet. Requests on S3: one listing for every 1,000 objects, at least one for each entropy prefix
-    (32 with 5 bits; one for a single partition), and without --quick one more for each partition,
-    or for each segment of a named partition.
+    NOT COMMITTED counts stored segments above the offset that is archived up to: readers do not see
+    them yet. Requests on S3: one listing for every 1,000 objects, at least one for each entropy
+    prefix (32 with 5 bits; one for a single partition), and without --quick one more for each
+    partition, or for each segment of a named partition.
 
     \b
     Example:
       sidetier ls orders 3 --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 all is well, 2 nothing is archived of the topic or partition that was named, 3
-    something is missing or does not parse.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 no problem; 2 nothing is archived of the named topic or partition; 3 something is
+    missing or cannot be parsed.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load().config
     result: PartitionsResult | SegmentsResult
     with (
         open_every_store(with_short_timeouts(config), connections=_AT_ONCE) as stores,
         _pool() as pool,
     ):
-        look = _Look(config, layout_of(config), stores, pool, quick=quick)
+        lister = _Look(config, layout_of(config), stores, pool, quick=quick)
         if topic is not None and partition is not None:
-            result = look.segments(TopicPartition(topic, partition))
-            found = result.problem is not None
+            result = lister.segments(TopicPartition(topic, partition))
+            has_problem = result.problem is not None
         else:
-            result = look.partitions(topic)
-            found = result.has_problems
+            result = lister.partitions(topic)
+            has_problem = result.has_problems
         if topic is not None and result.is_empty:
             url = config.storage.target(topic).url
-            raise not_archived(stores.of_topic(topic), look.layout, url, topic, partition)
+            raise not_archived(stores.of_topic(topic), lister.layout, url, topic, partition)
     emit(result, output)
-    context.exit(exits.FINDINGS if found else exits.OK)
+    context.exit(exits.FINDINGS if has_problem else exits.OK)
 
 
 def _pool() -> ThreadPoolExecutor:
@@ -105,7 +105,7 @@ def _pool() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Asks the stores, many requests at once."""
+    """Lists the stores, with several requests at the same time."""
 
     config: "Config"
     layout: "ArchiveLayout"
@@ -114,7 +114,7 @@ class _Look:
     quick: bool
 
     def partitions(self, topic: str | None) -> PartitionsResult:
-        """All of them, or one topic's."""
+        """List all partitions, or those of one topic."""
         rows = [
             row
             for store in self.stores.by_endpoint.values()
@@ -130,22 +130,30 @@ class _Look:
             return list(list_partitions(store, self.layout, prefix, topic))
 
         prefixes = cluster_prefixes(store, self.layout)
-        found = [one for some in self._map(listed, prefixes) for one in some]
-        found = [one for one in found if self.stores.of_topic(one.topic_partition.topic) is store]
+        partitions = [
+            partition
+            for prefix_partitions in self._map(listed, prefixes)
+            for partition in prefix_partitions
+        ]
+        partitions = [
+            partition
+            for partition in partitions
+            if self.stores.of_topic(partition.topic_partition.topic) is store
+        ]
         read = partial(self._watermark_of, store)
-        for stored, mark in zip(found, self._map(read, found), strict=True):
+        for stored, mark in zip(partitions, self._map(read, partitions), strict=True):
             yield partition_row(self._as_of(mark, stored, store), mark, quick=self.quick)
 
     def _as_of(
         self, mark: ArchiveEnd, stored: StoredPartition, store: "RemoteStorage"
     ) -> StoredPartition:
-        """What is stored, listed again where the watermark has moved beyond what was listed."""
+        """List the partition again if a sidecar has moved `offset.wm` beyond the first listing."""
         if mark.watermark is None or mark.watermark.base_offset in stored.bases:
             return stored
         tp = stored.topic_partition
         prefix = self.layout.partition_prefix(tp).removesuffix(f"{tp}/")
         again = list_partitions(store, self.layout, prefix, tp.topic)
-        return next((one for one in again if one.topic_partition == tp), stored)
+        return next((partition for partition in again if partition.topic_partition == tp), stored)
 
     def _watermark_of(self, store: "RemoteStorage", stored: StoredPartition) -> ArchiveEnd:
         if self.quick:
@@ -153,10 +161,11 @@ class _Look:
         return read_archive_end(store, self.layout, stored.topic_partition)
 
     def segments(self, tp: TopicPartition) -> SegmentsResult:
-        """Those of one partition."""
+        """List the segments of one partition."""
         store = self.stores.of_topic(tp.topic)
         self._check(store)
-        mark = read_archive_end(store, self.layout, tp)  # first: it may move while we list
+        # read first: a sidecar may move it during the listing
+        archive_end = read_archive_end(store, self.layout, tp)
         segments = list(list_segments(store, self.layout, tp))
 
         def facts(segment: StoredSegmentFiles) -> LogFacts:
@@ -165,17 +174,17 @@ class _Look:
             return read_log_facts(store, self.layout, tp, segment.base_offset)
 
         rows = [
-            segment_row(segment, said, mark)
-            for segment, said in zip(segments, self._map(facts, segments), strict=True)
+            segment_row(segment, log_facts, archive_end)
+            for segment, log_facts in zip(segments, self._map(facts, segments), strict=True)
         ]
         url = self.config.storage.target(tp.topic).url
-        return SegmentsResult(tp, f"{url}/{self.layout.partition_prefix(tp)}", mark, rows)
+        return SegmentsResult(tp, f"{url}/{self.layout.partition_prefix(tp)}", archive_end, rows)
 
     def _map(self, function: Callable[[T], V], items: Iterable[T]) -> Iterator[V]:
         return self.pool.map(function, items)
 
     def _check(self, store: "RemoteStorage") -> None:
-        """Under another number of bits nothing would be found, and that would be no answer."""
+        """Refuse other entropy bits: the listing would be empty, although the store has objects."""
         note = read_note(store, self.layout)
         if note is not None:
             check_note(note, self.layout, None)

@@ -1,4 +1,4 @@
-"""What `sidetier ls` shows: partitions with their totals, or the segments of one."""
+"""Output of `sidetier ls`: partitions with their totals, or the segments of one partition."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ class PartitionRow:
     problem: str | None
 
     def cells(self) -> Sequence[Cell]:
-        """As the table has it."""
+        """Return the cells of the table row."""
         return (
             self.topic,
             self.partition,
@@ -48,17 +48,17 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsResult:
-    """Every archived partition that was asked for, sorted."""
+    """The listed partitions, sorted."""
 
     cluster: str
     rows: Sequence[PartitionRow]
 
     def as_json(self) -> object:
-        """The rows, with sizes in bytes."""
+        """Return the rows, with sizes in bytes."""
         return {"cluster": self.cluster, "partitions": [asdict(row) for row in self.rows]}
 
     def as_tables(self) -> Sequence[Table]:
-        """A row each, and the totals; a last column where something is wrong."""
+        """Return a row for each partition, and totals. Problems add a PROBLEM column."""
         columns = (
             "TOPIC",
             "PARTITION",
@@ -81,18 +81,18 @@ class PartitionsResult:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored of what was asked for."""
+        """Whether nothing is stored."""
         return not self.rows
 
     @property
     def has_problems(self) -> bool:
-        """Whether anything is not as it should be."""
+        """Whether any partition has a problem."""
         return any(row.problem for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """One archived segment; `size_bytes` is that of its `.log`."""
+    """One archived segment; `size_bytes` is the size of its `.log`."""
 
     base_offset: int
     next_offset: int | None
@@ -103,7 +103,7 @@ class SegmentRow:
     complete: bool
 
     def cells(self) -> Sequence[Cell]:
-        """As the table has it."""
+        """Return the cells of the table row."""
         return (
             self.base_offset,
             self.next_offset,
@@ -124,28 +124,28 @@ class SegmentsResult:
     rows: Sequence[SegmentRow]
 
     def as_json(self) -> object:
-        """The segments, and the watermark."""
-        mark = self.watermark.watermark
+        """Return the segments and the content of `offset.wm`."""
+        watermark = self.watermark.watermark
         return {
             "topic": self.topic_partition.topic,
             "partition": self.topic_partition.partition,
             "uri": self.uri,
-            "watermark": None if mark is None else mark.base_offset,
+            "watermark": None if watermark is None else watermark.base_offset,
             "next_offset": self.watermark.next_offset,
             "problem": self.problem,
             "segments": [asdict(row) for row in self.rows],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each segment; the footer says up to which offset the partition is archived."""
+        """Return a row for each segment. The footer shows the archive end offset."""
         columns = ("BASE OFFSET", "NEXT OFFSET", "SIZE", "LAST RECORD (UTC)", "FILES", "COMMITTED")
         size = size_text(sum(row.size_bytes or 0 for row in self.rows))
-        mark = self.watermark.watermark
+        watermark = self.watermark.watermark
         footer = f"{len(self.rows)} segments, {size} below {self.uri}; "
-        if mark is None:
+        if watermark is None:
             footer += "no offset.wm"
         elif self.watermark.next_offset is None:
-            footer += f"last committed segment {mark.base_offset}"
+            footer += f"last committed segment {watermark.base_offset}"
         else:
             footer += f"archived up to {self.watermark.next_offset}"
         if self.problem is not None:
@@ -159,7 +159,7 @@ class SegmentsResult:
 
     @property
     def problem(self) -> str | None:
-        """What is not as it should be."""
+        """Description of the problems; None without a problem."""
         broken = [row.base_offset for row in self.rows if not row.complete]
         broken = [base for base in broken if self._is_below(base)]
         missing = f"segments without all of their files: {first_of(broken, 3)}" if broken else None
@@ -167,12 +167,12 @@ class SegmentsResult:
         return "; ".join(part for part in (mark, missing) if part) or None
 
     def _is_below(self, base: int) -> bool:
-        mark = self.watermark.watermark
-        return mark is not None and base <= mark.base_offset
+        watermark = self.watermark.watermark
+        return watermark is not None and base <= watermark.base_offset
 
 
 def partition_row(stored: StoredPartition, mark: ArchiveEnd, *, quick: bool) -> PartitionRow:
-    """The row of a partition; without the watermark (`quick`) nothing is known to lie above it."""
+    """Return a partition's row. With `quick`, no segment counts as uncommitted."""
     watermark = mark.watermark.base_offset if mark.watermark else None
     above = 0
     if not quick:
@@ -203,7 +203,7 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
 
 
 def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: ArchiveEnd) -> SegmentRow:
-    """The row of a segment."""
+    """Return the row of a segment."""
     watermark = mark.watermark
     return SegmentRow(
         base_offset=segment.base_offset,
@@ -222,4 +222,4 @@ def _time_text(milliseconds: int | None) -> str | None:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError):
-        return str(milliseconds)  # a producer may claim any time
+        return str(milliseconds)  # a producer can send any timestamp

@@ -1,4 +1,4 @@
-"""The `sidetier` command: finds the subcommand, and ends with a clear line and an exit code."""
+"""The `sidetier` command: run a subcommand, and end with a clear message and an exit code."""
 
 import gc
 import importlib
@@ -35,21 +35,23 @@ COMMANDS: Final[Mapping[str, str]] = {
     "config": "Check and show the configuration.",
     "demo": "Run a real broker and a sidecar on this machine, from start to end.",
 }
-"""Each is `command` in `sidetier.cli.<name>_command` (`_` for `-`), imported when it is called."""
+"""Help text of each command. `sidetier.cli.<name>_command.command` (`_` for `-`) is imported on
+use.
+"""
 
 
 _GC_THRESHOLD: Final = 50_000
-"""Python's 700 has it look for cycles dozens of times while modules and models are loaded."""
+"""Python's default of 700 starts dozens of collections while modules and models are loaded."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called, not when they are listed."""
+    """Group that imports a command when it is called, not when it is listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's form
-        """In the order of the table."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- signature required by click
+        """Return the commands in the order of `COMMANDS`."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's form
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- signature required by click
         """Import the command."""
         if cmd_name not in COMMANDS:
             return None
@@ -62,22 +64,22 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest a command where the given one does not exist."""
+        """Suggest a similar command if the given one does not exist."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"no such command: {name}{suggestion(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """End quietly where the reader of standard output or standard error has gone (`| head`)."""
+        """End quietly if the reader of standard output or error has closed the pipe (`| head`)."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             discard_output_of_closed_pipes()
             ctx.exit(exits.CLOSED_PIPE)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's form
-        """The table, without an import."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- signature required by click
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -88,7 +90,7 @@ class LazyGroup(click.Group):
 def sidetier() -> None:
     """Tiered storage for Apache Kafka, from beside the broker.
 
-    Every command reads /etc/sidetier/sidetier.yaml where it exists and neither --config nor
+    Every command reads /etc/sidetier/sidetier.yaml if it exists and neither --config nor
     SIDETIER_CONFIG names another file.
 
     \b
@@ -96,17 +98,17 @@ def sidetier() -> None:
       sidetier --config /etc/sidetier/sidetier.yaml run
 
     Exit codes: 0 done; 1 something failed (the store, a broker, a file); 2 a setting or an argument
-    is wrong, such as a topic that does not exist, and nothing was changed; 3 done, and something is
+    is wrong, such as a topic that does not exist, and nothing was changed; 3 done, but something is
     missing, damaged or left out.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code, and raises only with `--debug`."""
+    """Run one command line and return its exit code. Exceptions pass only with `--debug`."""
     call = Invocation()
     try:
-        given = None if arguments is None else list(arguments)
-        code = sidetier.main(given, prog_name="sidetier", obj=call, standalone_mode=False)
+        argument_list = None if arguments is None else list(arguments)
+        code = sidetier.main(argument_list, prog_name="sidetier", obj=call, standalone_mode=False)
     except click.exceptions.Abort:
         return _say(["interrupted"], exits.INTERRUPTED)
     except click.ClickException as error:
@@ -135,8 +137,9 @@ def _say(lines: Sequence[str], code: int) -> int:
 
 
 def discard_output_of_closed_pipes() -> None:
-    """Send what is still buffered for a closed pipe to nowhere: Python flushes its streams at the
-    end, and would report the closed pipe there.
+    """Discard the output that is still buffered for a closed pipe.
+
+    Python flushes its streams at exit, and would report the closed pipe there.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -151,17 +154,17 @@ def _terminated(_signal: int, _frame: object) -> None:
 
 def main() -> None:
     """Run the command line of this process, and end the process with its exit code."""
-    # As process 1 of a container, SIGTERM would be ignored until somebody handles it.
+    # The kernel ignores SIGTERM for process 1 of a container until a handler is installed.
     signal.signal(signal.SIGTERM, _terminated)
     gc.set_threshold(_GC_THRESHOLD)
     try:
         code = run()
     except KeyboardInterrupt:  # a second Ctrl-C, while the first one was being handled
         code = exits.INTERRUPTED
-    except BrokenPipeError:  # an error message that nobody reads
+    except BrokenPipeError:  # the error message could not be written either
         discard_output_of_closed_pipes()
         code = exits.CLOSED_PIPE
-    # Nothing is left to clean up: a Ctrl-C while the interpreter ends must not print a traceback.
+    # All cleanup is done: a Ctrl-C while the interpreter exits must not print a traceback.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""`sidetier mirror`: a cluster's topics into another cluster, each record once."""
+"""`sidetier mirror`: copy a cluster's topics into another cluster, each record exactly once."""
 
 import sys
 import threading
@@ -155,12 +155,12 @@ if TYPE_CHECKING:
 @output_option
 @configuration_options
 @click.pass_context
-def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
+def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click passes values of several types
     """Copy topics into another cluster, each record exactly once.
 
-    The archive of the configuration, if there is one, is read where the source's brokers have
-    deleted what was not copied yet. Keys, values, headers, timestamps and partitions are kept;
-    offsets are translated by `sidetier mirror translate-offsets`.
+    The mirror reads the configured archive, if there is one, where the source's brokers have
+    deleted records that were not copied yet. It keeps keys, values, headers, timestamps and
+    partitions; `sidetier mirror translate-offsets` translates offsets.
 
     \b
     Example:
@@ -168,9 +168,9 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
     Exit codes: 0 done; 1 a failure; 2 a setting or a topic is wrong, and nothing was copied; 3
-    done, with gaps, without topics that could not be copied any more, or groups could not be set at
-    the end; 130 stopped, with --engine spark.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    done, but with gaps, or without topics that could no longer be copied, or groups could not be
+    set at the end; 130 stopped, with --engine spark.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     if context.invoked_subcommand is not None:
         return
     call = invocation(context)
@@ -178,7 +178,7 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 
 
 def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
-    from sidetier.cli.mirror.on_spark import SPARK  # noqa: PLC0415 -- `--help` needs no Kafka
+    from sidetier.cli.mirror.on_spark import SPARK  # noqa: PLC0415 -- `--help` must not load Kafka's client
     from sidetier.cli.output import emit  # noqa: PLC0415
     from sidetier.mirror.workers import KafkaWorkerGroup, group_kind  # noqa: PLC0415
 
@@ -256,7 +256,7 @@ def _copy_here(
 def _copy_on_spark(
     mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
 ) -> "CopyResult":
-    """The driver is the mirror's only worker: its membership is what the tasks commit with."""
+    """Copy with Spark tasks, which commit as the driver: it is the mirror's only worker."""
     from sidetier.cli.export.session import SUBMITTED  # noqa: PLC0415
     from sidetier.cli.mirror.on_spark import copy_on_spark  # noqa: PLC0415
     from sidetier.cli.mirror.session import copy_limits  # noqa: PLC0415
@@ -275,8 +275,8 @@ def _copy_on_spark(
             "--engine spark must be the only worker: stop the other workers first, or replace a "
             "single one by giving its --worker"
         )
-    # An open transaction of an earlier process of this worker would block read-committed
-    # consumers, and the progress.
+    # An open transaction of an earlier process of this worker would block read-committed consumers,
+    # and the progress.
     init_producer_id(
         mirror.target,
         mirror.names.transactional_id(given["worker"]),
@@ -284,8 +284,8 @@ def _copy_on_spark(
     )
     copies = mirror.catalog.copies()
     ends = mirror.ends(copies)
-    # A killed task may have left a transaction open, which stable offsets would wait for. The
-    # partition's next task aborts it, and reads the progress again.
+    # A killed task may have left a transaction open, and a read of stable offsets would wait for
+    # it. The partition's next task aborts it, and reads the progress again.
     done = committed_offsets(
         mirror.target,
         mirror.names.group,
@@ -295,8 +295,8 @@ def _copy_on_spark(
     starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
     starts |= mirror.first_offsets([tp for tp in copies if tp not in starts])
     planned = [
-        PartitionTask(one, starts[tp], ends[tp], is_begun=one.target in done)
-        for tp, one in copies.items()
+        PartitionTask(entry, starts[tp], ends[tp], is_begun=entry.target in done)
+        for tp, entry in copies.items()
     ]
     copy = SparkCopy(
         mirror.names,
@@ -325,14 +325,14 @@ def _copy_on_spark(
     ended.set()
     with _offset_sync(mirror, lambda: copies, given) as offset_sync:
         offset_sync.run(ended, mirror.stop)
-    # A target topic may have been deleted and created again while its tasks ran.
+    # The target topic of a copy may have been deleted and recreated while its tasks ran.
     topics = {tp.topic for tp in copies}
     return replace(
         result,
         refused={
-            one.source: one.problem
-            for one in mirror.catalog.plan()
-            if one.source in topics and one.problem is not None
+            entry.source: entry.problem
+            for entry in mirror.catalog.plan()
+            if entry.source in topics and entry.problem is not None
         },
         groups_problem=offset_sync.groups_problem,
     )
@@ -353,7 +353,7 @@ def _offset_sync(
     copies: "Callable[[], Mapping[TopicPartition, Copy]]",
     given: Mapping[str, Any],
 ) -> "Iterator[OffsetSync]":
-    """Keeps the map short and in the store, and sets groups."""
+    """Open the task that shortens the offset map, stores it, and sets consumer groups."""
     from sidetier.mirror.engine import write_map_records  # noqa: PLC0415
     from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.mirror.offset_sync import OffsetSync  # noqa: PLC0415
@@ -368,7 +368,7 @@ def _offset_sync(
     if archive is not None:
         store = MapStore(archive.default_store, archive.layout, mirror.names.name)
     topic = mirror.names.offsets_topic
-    # Clients of their own: each is for one thread.
+    # Separate clients: a client may be used by one thread only.
     with (
         mirror.source_client() as source,
         mirror.target_client() as target,
@@ -391,7 +391,7 @@ def _offset_sync(
 
 @dataclass(frozen=True, slots=True)
 class _Mirror:
-    """What is open while a mirror runs."""
+    """Open clients and state of a running mirror."""
 
     names: "MirrorNames"
     rules: "TopicRules"
@@ -411,16 +411,17 @@ class _Mirror:
     def copies(
         self, until: "Mapping[TopicPartition, Offset] | None"
     ) -> "dict[TopicPartition, Copy]":
-        """The partitions of all workers; where reading ends somewhere, those that existed then."""
+        """Return the partitions of all workers; with `until`, only those in it."""
         copies = self.catalog.copies()
         return {tp: copy for tp, copy in copies.items() if until is None or tp in until}
 
     def first_offsets(
         self, partitions: "Collection[TopicPartition]"
     ) -> "Mapping[TopicPartition, Offset]":
-        """Where partitions without progress begin.
+        """Return the first offsets of partitions without progress.
 
-        A partition that was added to a topic which is copied already begins at its beginning.
+        With `--from end`, a partition that was added to a topic that is already copied still begins
+        at its beginning.
         """
         from sidetier.mirror.topics import decode_lineage, was_added  # noqa: PLC0415
         from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
@@ -434,37 +435,37 @@ class _Mirror:
         at = dict.fromkeys(partitions, EARLIEST)
         if self.begin == "end":
             done = committed_offsets(self.target, self.names.group, require_stable=False)
-            kept: dict[str, list[Lineage]] = {}
+            lineages: dict[str, list[Lineage]] = {}
             for committed in done.values():
                 lineage = decode_lineage(committed.metadata)
                 if lineage is not None:
-                    kept.setdefault(lineage.topic, []).append(lineage)
+                    lineages.setdefault(lineage.topic, []).append(lineage)
             at = {
-                tp: EARLIEST if was_added(tp.partition, kept.get(tp.topic, ())) else LATEST
+                tp: EARLIEST if was_added(tp.partition, lineages.get(tp.topic, ())) else LATEST
                 for tp in partitions
             }
         listed = list_offsets(self.source, at, isolation=IsolationLevel.READ_COMMITTED)
-        found = {tp: one.offset for tp, one in listed.items()}
+        first_offsets = {tp: listed_offset.offset for tp, listed_offset in listed.items()}
         for tp in partitions:
             view = None
             if self.archive is not None and at[tp] != LATEST:
                 view = self.archive.view(tp, topic_id=self.catalog.source_ids.get(tp.topic))
             if view is not None and view.start < view.end:
-                found[tp] = min(found[tp], view.start)
-        return found
+                first_offsets[tp] = min(first_offsets[tp], view.start)
+        return first_offsets
 
     def ends(self, copies: "Mapping[TopicPartition, Copy]") -> "dict[TopicPartition, Offset]":
-        """Where what is committed ends now."""
+        """Return the current last stable offsets: the exclusive ends of the committed records."""
         from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
         from sidetier.wire.requests import LATEST, list_offsets  # noqa: PLC0415
 
         listed = list_offsets(
             self.source, dict.fromkeys(copies, LATEST), isolation=IsolationLevel.READ_COMMITTED
         )
-        return {tp: one.offset for tp, one in listed.items()}
+        return {tp: listed_offset.offset for tp, listed_offset in listed.items()}
 
     def wait_until_visible(self, copies: "Mapping[TopicPartition, Copy]") -> None:
-        """Wait for other workers' transactions that hide what was copied; or for a signal."""
+        """Wait until no other worker's open transaction hides copied records, or for a signal."""
         from sidetier.mirror.partition_log import wait_for_open_transactions  # noqa: PLC0415
 
         targets = [copy.target for copy in copies.values()]
@@ -549,7 +550,11 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
 
 
 def _require_engine(given: Mapping[str, Any], clients: "Mapping[str, References]") -> None:
-    """Refuse what `--engine spark` cannot do; raises ConfigurationError."""
+    """Check the options that `--engine spark` requires.
+
+    Raises:
+        ConfigurationError: An option does not fit the engine.
+    """
     from sidetier.cli.mirror.on_spark import SPARK, require_engine  # noqa: PLC0415
 
     require_engine(given, clients)
@@ -570,8 +575,10 @@ def _require_engine(given: Mapping[str, Any], clients: "Mapping[str, References]
 def _admin(properties: Mapping[str, str]) -> "KafkaClusterAdmin":
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
 
-    others = {name: value for name, value in properties.items() if name != "bootstrap.servers"}
-    return KafkaClusterAdmin(properties["bootstrap.servers"], others)
+    client_properties = {
+        name: value for name, value in properties.items() if name != "bootstrap.servers"
+    }
+    return KafkaClusterAdmin(properties["bootstrap.servers"], client_properties)
 
 
 def _named(given: Mapping[str, Any]) -> "tuple[MirrorNames, TopicRules]":
@@ -591,15 +598,15 @@ def _show_plan(mirror: _Mirror, output: OutputFormat) -> int:
 
     planned = mirror.catalog.plan()
     done = committed_offsets(mirror.target, mirror.names.group)
-    left: dict[str, int] = {}
-    for one in planned:
-        sources = [TopicPartition(one.source, number) for number in range(one.partitions)]
+    records_left: dict[str, int] = {}
+    for topic in planned:
+        sources = [TopicPartition(topic.source, number) for number in range(topic.partitions)]
         first, ends = mirror.first_offsets(sources), mirror.ends(dict.fromkeys(sources, None))  # type: ignore[arg-type]
-        left[one.source] = sum(
-            max(ends[tp] - _start(done, TopicPartition(one.target, tp.partition), first[tp]), 0)
+        records_left[topic.source] = sum(
+            max(ends[tp] - _start(done, TopicPartition(topic.target, tp.partition), first[tp]), 0)
             for tp in sources
         )
-    result = PlanResult(planned, left)
+    result = PlanResult(planned, records_left)
     emit(result, output)
     return result.exit_code
 

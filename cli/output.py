@@ -1,4 +1,4 @@
-"""One result, two forms: a table for people, JSON for scripts."""
+"""Output of results in two forms: a table for people, JSON for scripts."""
 
 import json
 import sys
@@ -11,11 +11,11 @@ import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _WIDE: Final = 4096
-"""Columns where nobody looks: a line that another program reads is never cut."""
+"""Width without a terminal, in columns, so that lines for other programs are not cut."""
 
 
 class OutputFormat(StrEnum):
-    """How a result is written."""
+    """Form in which a result is written."""
 
     TABLE = "table"
     JSON = "json"
@@ -26,9 +26,9 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under named columns; numbers are aligned to the right, None is a dash.
+    """Rows under named columns. Numbers are right-aligned; None is shown as a dash.
 
-    Without columns there is only the footer.
+    Without columns, only the footer is shown.
     """
 
     columns: tuple[str, ...]
@@ -39,14 +39,14 @@ class Table:
 
 
 class Result(Protocol):
-    """What a command found out."""
+    """Result of a command."""
 
     def as_json(self) -> object:
-        """Mappings, lists, text, numbers, booleans and None, with names that stay."""
+        """Return mappings, lists, strings, numbers, booleans and None, under stable names."""
         ...
 
     def as_tables(self) -> Sequence[Table]:
-        """The same for people."""
+        """Return the same for people."""
         ...
 
 
@@ -77,7 +77,7 @@ def emit(result: Result, output: OutputFormat, stream: TextIO | None = None) -> 
 
 
 def _print_table(table: Table, target: TextIO) -> None:
-    from rich.console import Console  # noqa: PLC0415 -- only where a table is shown
+    from rich.console import Console  # noqa: PLC0415 -- load rich only for a table
     from rich.table import Table as RichTable  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -95,14 +95,14 @@ def _print_table(table: Table, target: TextIO) -> None:
     target.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def _justify(rows: Sequence[Sequence[Cell]], column: int) -> Any:  # noqa: ANN401 -- a Literal of rich's
+def _justify(rows: Sequence[Sequence[Cell]], column: int) -> Any:  # noqa: ANN401 -- rich's type is a Literal
     cells = [row[column] for row in rows if row[column] is not None]
     numbers = all(isinstance(cell, int | float) for cell in cells)
     return "right" if cells and numbers else "left"
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as it is shown: a dash for None, no needless digits."""
+    """Return the text of a cell: a dash for None, at most three decimals for a float."""
     if cell is None:
         return "-"
     if isinstance(cell, float):

@@ -1,4 +1,4 @@
-"""Standing back for the broker: it and its users come first on the machine's CPUs."""
+"""CPU priority of the sidecar: the broker and its clients have precedence on the machine."""
 
 import contextlib
 import os
@@ -9,13 +9,14 @@ _AUTOGROUP: Final = Path("/proc/self/autogroup")
 
 
 def stand_back(niceness: int) -> None:
-    """Lower this process's priority by so much, as `nice` does.
+    """Raise this process's niceness to at least `niceness`, as `nice` does.
 
-    Where the kernel groups processes by session (autogroup), a process's own niceness counts only
-    within its session: there the group's is set too. In a container, CPU shares say the rest.
+    If the kernel schedules processes by session (autogroup), a process's niceness counts only
+    within its session. The function then also sets the niceness of the session's autogroup. In a
+    container, CPU shares decide about the rest.
     """
     if niceness == 0:
         return
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
-    with contextlib.suppress(OSError):  # no autogroups here, or not ours to set
+    with contextlib.suppress(OSError):  # no autogroups, or no permission
         _AUTOGROUP.write_text(str(niceness))

@@ -1,4 +1,4 @@
-"""Write the pages of the documentation that are made from code: `make docs`."""
+"""Write the pages of the documentation that are generated from code: `make docs`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ def write_pages(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The folder is the one argument."""
+    """Write the pages into the folder that is the only argument."""
     write_pages(Path(arguments[0]))
 
 

@@ -1,4 +1,4 @@
-"""`sidetier restore`: an archive into topics of a running cluster, each record once."""
+"""`sidetier restore`: copy an archive into topics of a running cluster, each record once."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -86,16 +86,16 @@ _NAME = click.option(
 @output_option
 @configuration_options
 @click.pass_context
-def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
+def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click passes values of several types
     """Copy archived topics into topics of a running cluster, each record exactly once.
 
-    Reads the archive alone. Keys, values, headers, timestamps and partitions are kept; offsets are
-    translated by `sidetier restore translate-offsets`. `sidetier hydrate` keeps offsets, too, but
-    needs an empty cluster. After an interruption the same command goes on.
+    Reads the archive alone. It keeps keys, values, headers, timestamps and partitions; `sidetier
+    restore translate-offsets` translates offsets. `sidetier hydrate` keeps offsets as well, but
+    needs an empty cluster. After an interruption the same command continues.
 
-    WHERE is an offset (1234), so many before the end (-100), a time (2026-11-21T08:00:00Z, UTC
-    without a zone; or @1700000000000, ms since 1970), beginning or end. A time means the first
-    record of that time or a later one.
+    WHERE is an offset (1234), a number of records before the end (-100), a time
+    (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
+    A time means the first record of that time or a later one.
 
     \b
     Example:
@@ -105,12 +105,12 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     Exit codes: 0 restored, and equal to the archive; 1 a failure; 2 a setting or a target topic
     does not fit, and nothing was restored; 3 restored, but with gaps, without records of an open
     transaction, or not equal to the archive; 130 stopped.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     if context.invoked_subcommand is not None:
         return
 
     def load() -> Run:
-        from sidetier.cli.restore.session import restore  # noqa: PLC0415 -- `--help` needs none
+        from sidetier.cli.restore.session import restore  # noqa: PLC0415 -- `--help` must not load Kafka's client
 
         return restore
 
@@ -126,20 +126,20 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 @output_option
 @configuration_options
 @click.pass_context
-def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    """Set a group on the target to where it was in the archived cluster.
+def translate_offsets(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click passes values of several types
+    """Set a consumer group on the target to its position in the archived cluster.
 
-    The newest cluster snapshot that has offsets of the group for a restored topic tells where it
-    was. The group must have no members on the target. Where it had read more than was restored, it
-    is set to the end of what was restored.
+    The position comes from the newest cluster snapshot that has offsets of the group for a restored
+    topic. The group must have no members on the target. If the group had read more than was
+    restored, it is set to the end of the restored records.
 
     \b
     Example:
       sidetier restore translate-offsets --group billing --bootstrap-server b:9092
 
-    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, or no snapshot has the group; 3 done, and
+    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, or no snapshot has the group; 3 done, but
     the group had read more than was restored.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
 
     def load() -> Run:
         from sidetier.cli.restore.translation import translate  # noqa: PLC0415 -- as above

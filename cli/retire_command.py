@@ -1,4 +1,4 @@
-"""`sidetier retire`: move the archive of a topic that is no more out of the way."""
+"""`sidetier retire`: move the archive of a deleted or recreated topic to `retired/`."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ _REASON: Final = "by sidetier retire"
 
 @dataclass(frozen=True, slots=True)
 class RetiredRow:
-    """One partition; `left` says why it was not moved, `problem` what went wrong."""
+    """One partition. `left` says why it was not moved; `problem` says what failed."""
 
     topic: str
     partition: int
@@ -51,18 +51,18 @@ class RetiredRow:
 
 @dataclass(frozen=True, slots=True)
 class RetireResult:
-    """What was moved, or would be."""
+    """Partitions that were moved or, with `dry_run`, would be moved."""
 
     rows: Sequence[RetiredRow]
     dry_run: bool
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all fields."""
         return {"dry_run": self.dry_run, "partitions": [asdict(row) for row in self.rows]}
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition."""
-        said = "would move to" if self.dry_run else "moved to"
+        """Return a row for each partition."""
+        verb = "would move to" if self.dry_run else "moved to"
         rows = [
             (
                 row.topic,
@@ -70,7 +70,7 @@ class RetireResult:
                 row.topic_id,
                 row.segments,
                 size_text(row.size_bytes),
-                row.problem or row.left or f"{said} {row.target}",
+                row.problem or row.left or f"{verb} {row.target}",
             )
             for row in self.rows
         ]
@@ -97,7 +97,7 @@ class RetireResult:
 @configuration_options
 @output_option
 @click.pass_context
-def command(  # noqa: PLR0913 -- an option each
+def command(  # noqa: PLR0913 -- one parameter for each option
     context: click.Context,
     topic: str,
     *,
@@ -115,17 +115,17 @@ def command(  # noqa: PLR0913 -- an option each
 
     The command asks the broker for the current topic id. It does not move the archive of that id,
     nor an archive without an id, unless the topic is deleted or --force is given. The next call
-    finishes an interrupted move; two concurrent calls do no harm. The store copies the objects, and
-    the command deletes them once all objects of a partition are copied: it needs permission to
+    finishes an interrupted move; two concurrent calls do no harm. The store copies the objects. The
+    command deletes them once all objects of a partition are copied, so it needs permission to
     delete.
 
     \b
     Example:
       sidetier retire orders --dry-run --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 every archive was moved, 1 an error, 2 nothing named is archived, 3 at least one
-    archive was not moved.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names;
+    3 at least one archive was not moved.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load().config
     identity = None if offline else ask_identity(_servers(config), topic)
     with ExitStack() as stack:
@@ -134,9 +134,13 @@ def command(  # noqa: PLR0913 -- an option each
         _check(config, store, layout, topic)
         pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
         retirement = _Retirement(store, layout, pool, identity, force=force)
-        found = retirement.found(topic, partitions)
-        _check_names(config, retirement, found, topic, partitions)
-        rows = [retirement.look(one) for one in found] if dry_run else retirement.run(found)
+        stored_partitions = retirement.found(topic, partitions)
+        _check_names(config, retirement, stored_partitions, topic, partitions)
+        rows = (
+            [retirement.look(stored) for stored in stored_partitions]
+            if dry_run
+            else retirement.run(stored_partitions)
+        )
     emit(RetireResult(rows, dry_run), output)
     context.exit(_code(rows))
 
@@ -171,14 +175,15 @@ def _check_names(
     topic: str,
     partitions: Sequence[int],
 ) -> None:
-    """Refuse a name of which nothing is archived. One that was retired before is no mistake: a call
-    that is repeated finds it so.
+    """Refuse a named topic or partition that has no archive.
+
+    An archive that was retired before is accepted, so that the command can be repeated.
     """
     store, layout = retirement.store, retirement.layout
-    present = {one.topic_partition for one in found}
-    wanted = [TopicPartition(topic, number) for number in partitions]
-    named: list[TopicPartition | None] = [*wanted] if wanted or present else [None]
-    for tp in named:
+    present = {stored.topic_partition for stored in found}
+    requested = [TopicPartition(topic, number) for number in partitions]
+    checked: list[TopicPartition | None] = [*requested] if requested or present else [None]
+    for tp in checked:
         if tp in present or retirement.was_retired(topic, tp):
             continue
         url = config.storage.target(topic).url
@@ -194,11 +199,14 @@ class _Retirement:
     force: bool
 
     def found(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
-        """Those that are stored and wanted; one that is named, also with gap records alone."""
+        """Return the stored partitions among those requested.
+
+        A partition that is named counts as stored even if only gap records are left of it.
+        """
         stored = {
-            one.topic_partition: one
+            stored_partition.topic_partition: stored_partition
             for prefix in cluster_prefixes(self.store, self.layout)
-            for one in list_partitions(self.store, self.layout, prefix, topic)
+            for stored_partition in list_partitions(self.store, self.layout, prefix, topic)
         }
         if not partitions:
             return [stored[tp] for tp in sorted(stored)]
@@ -210,7 +218,7 @@ class _Retirement:
         ]
 
     def was_retired(self, topic: str, tp: TopicPartition | None) -> bool:
-        """Whether an archive of the partition, or of any partition of the topic, was retired."""
+        """Return whether an archive of the partition, or of any of the topic's, was retired."""
         if tp is not None:
             prefix = self.layout.retired_prefix(tp)
             return next(iter(self.store.list_objects(prefix)), None) is not None
@@ -219,41 +227,45 @@ class _Retirement:
             path.removesuffix("/").rpartition("/")[2] for path in self.store.list_directories(root)
         )
         parsed = map(parse_partition_directory, names)
-        return any(one is not None and one.topic_partition.topic == topic for one in parsed)
+        return any(
+            directory is not None and directory.topic_partition.topic == topic
+            for directory in parsed
+        )
 
     def look(self, stored: StoredPartition) -> RetiredRow:
-        """What would be done."""
+        """Return what `run` would do."""
         return self._judge(stored)[1]
 
     def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:
-        """The watermark, and what would be done by it."""
+        """Return the partition's `offset.wm`, and what the command would do."""
         try:
             mark = read_watermark(self.store, self.layout.watermark_key(stored.topic_partition))
         except ArchiveError as error:
             return None, self._row(stored, None, problem=str(error))
-        left = self._why_not(stored, mark)
-        if left is not None:
-            return mark, self._row(stored, mark, left=left)
+        reason_to_leave = self._why_not(stored, mark)
+        if reason_to_leave is not None:
+            return mark, self._row(stored, mark, left=reason_to_leave)
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
         return mark, self._row(stored, mark, plan)
 
     def run(self, found: Sequence[StoredPartition]) -> list[RetiredRow]:
-        """Move them, one after the other, many objects at once."""
-        looked = [(stored, self.look(stored)) for stored in found]
+        """Move the partitions one after the other, copying many objects at the same time."""
+        surveyed = [(stored, self.look(stored)) for stored in found]
         total = Amount(
-            sum(row.segments for _, row in looked if row.target),
-            sum(row.size_bytes for _, row in looked if row.target),
+            sum(row.segments for _, row in surveyed if row.target),
+            sum(row.size_bytes for _, row in surveyed if row.target),
         )
         with shown(total) as progress:
-            told = _Told(progress)
-            return [self._retired(stored, row, told) for stored, row in looked]
+            counter = _Told(progress)
+            return [self._retired(stored, row, counter) for stored, row in surveyed]
 
     def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
         if row.target is None:
             return row
         shop = MoveContext(self.store, self.layout, self.pool.map, told.moved)
         try:
-            mark, row = self._judge(stored)  # others were moved first: a sidecar may be at it
+            # again: earlier moves took time, and a sidecar may have written since
+            mark, row = self._judge(stored)
             if row.target is None:
                 return row
             plan = retire(shop, stored.topic_partition, mark, _REASON)
@@ -264,14 +276,19 @@ class _Retirement:
         return RetiredRow(**{**asdict(row), "target": plan.target})
 
     def _why_not(self, stored: StoredPartition, mark: StoredWatermark | None) -> str | None:
-        now = self.identity
-        begun = mark is not None and mark.watermark.pending is not None
-        if now is None or self.force or begun or not now.has(stored.topic_partition.partition):
+        current = self.identity
+        is_move_begun = mark is not None and mark.watermark.pending is not None
+        if (
+            current is None
+            or self.force
+            or is_move_begun
+            or not current.has(stored.topic_partition.partition)
+        ):
             return None
-        theirs = mark.watermark.topic_id if mark else None
-        if theirs is None:
+        archived_topic_id = mark.watermark.topic_id if mark else None
+        if archived_topic_id is None:
             return "left: it does not tell of which topic it is; --force moves it all the same"
-        if theirs == now.topic_id:
+        if archived_topic_id == current.topic_id:
             return "left: it belongs to the topic as it is now"
         return None
 
@@ -298,14 +315,17 @@ class _Retirement:
 
 
 class _Told:
-    """Adds up what has been copied; called on many threads, and a lost update does no harm."""
+    """Counts copied objects for the progress bar.
+
+    It is called on many threads. A lost update does no harm.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._segments = self._size = 0
 
     def moved(self, row: ObjectSummary) -> None:
-        """One object more."""
+        """Count one copied object."""
         self._segments += row.key.endswith(FileKind.LOG.value)
         self._size += row.size
         self._progress.update(Amount(self._segments, self._size), 0)

@@ -1,4 +1,4 @@
-"""`sidetier run`: the sidecar."""
+"""`sidetier run`: run the sidecar."""
 
 import gc
 
@@ -22,13 +22,13 @@ from sidetier.telemetry.metrics import Metrics, create_registry
 def command(context: click.Context, *, wait: bool) -> int:
     """Archive the closed segments of this host's broker, until stopped.
 
-    SIGTERM ends it in good order: no new uploads, those under way may finish within
-    uploader.shutdown_grace, exit code 0.
+    On SIGTERM the sidecar starts no new upload, gives running uploads uploader.shutdown_grace to
+    finish, and exits with code 0.
 
     \b
     Example:
       sidetier run --config /etc/sidetier/sidetier.yaml
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    """  # noqa: D301 -- \b is click's marker and must be one character
     call = invocation(context)
     loaded = call.load()
     configure_logs(loaded.config.log.format, loaded.config.log.level)
@@ -41,7 +41,8 @@ def command(context: click.Context, *, wait: bool) -> int:
     stand_back(config.uploader.niceness)
     registry = create_registry()
     metrics = Metrics(registry, config.http.max_partition_series)
-    # A supervisor that has read `daemon.started` may send SIGTERM at once.
+    # Handle signals before the log event: a supervisor that reads `daemon.started` may send SIGTERM
+    # at once.
     with daemon(config, metrics, loaded.origins) as built, stopped_by_signals(built):
         server = http_server(config.http, registry, built.status)
         server.start()
@@ -53,7 +54,7 @@ def command(context: click.Context, *, wait: bool) -> int:
             url=server.url,
         )
         gc.collect()
-        gc.freeze()  # what is loaded now stays: no later collection needs to look at it
+        gc.freeze()  # objects loaded so far stay for good: later collections skip them
         try:
             built.run()
         finally:

@@ -1,4 +1,4 @@
-"""Asking a running sidecar by its HTTP port."""
+"""HTTP client of a running sidecar."""
 
 import json
 import urllib.error
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS: Final = 10.0
 
 Answer = Mapping[str, Any]
-"""A JSON object of the sidecar's."""
+"""JSON object that the sidecar returns."""
 
 
 class NoSidecarError(SidetierError):
-    """Nothing answers, or what answers is no sidecar."""
+    """No server answers at the address, or the server is not a sidecar."""
 
 
 def ask_partitions(
@@ -32,10 +32,10 @@ def ask_partitions(
     timeout: float = _TIMEOUT_SECONDS,
     bearer_token: str | None = None,
 ) -> Answer:
-    """The sidecar's `/api/partitions`, of one topic only where it is given.
+    """Return the sidecar's `/api/partitions`, optionally of one topic only.
 
     Raises:
-        NoSidecarError: nothing answers there, or something else than a sidecar.
+        NoSidecarError: No server answers at the address, or the server is not a sidecar.
     """
     query = "?" + urlencode({"topic": topic}) if topic is not None else ""
     answer = _get(url, "/api/partitions" + query, timeout, bearer_token)
@@ -47,63 +47,68 @@ def ask_partitions(
 def ask_readiness(
     url: str, timeout: float = _TIMEOUT_SECONDS, bearer_token: str | None = None
 ) -> Answer:
-    """The sidecar's `/readyz`, ready or not.
+    """Return the sidecar's `/readyz`, whether it is ready or not.
 
     Raises:
-        NoSidecarError: nothing answers there, or something else than a sidecar.
+        NoSidecarError: No server answers at the address, or the server is not a sidecar.
     """
     return _get(url, "/readyz", timeout, bearer_token)
 
 
 def checked_url(url: str) -> str:
-    """The address without a slash at its end; click.BadParameter where it is none."""
+    """Return the URL without a trailing slash.
+
+    Raises:
+        click.BadParameter: It is not an http or https URL with a host.
+    """
     try:
         parts = urlsplit(url)
-        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, or too high
-        sound = False
-    if not sound:
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number, or above 65535
+        is_valid = False
+    if not is_valid:
         raise click.BadParameter(f"{url!r}: expected http://host:port")
     return url.rstrip("/")
 
 
 def url_of(http: "HttpConfig") -> str:
-    """Where the sidecar of this host listens, by its configuration.
+    """Return the configured URL of this host's sidecar.
 
     Raises:
-        ConfigurationError: it has chosen its port by itself.
+        ConfigurationError: `http.port` is 0, so only the running sidecar knows its port.
     """
     if http.port == 0:
         raise ConfigurationError(
             "http.port is 0, so the system has chosen the sidecar's port. The log event "
             "daemon.started has its address: give it by --sidecar"
         )
-    from sidetier.config.telemetry import local_url  # noqa: PLC0415 -- loaded with `http`
+    from sidetier.config.telemetry import local_url  # noqa: PLC0415 -- `http` has loaded this module already
 
     return local_url(http.host, http.port)
 
 
 def bearer_token_of(http: "HttpConfig") -> str | None:
-    """The token that this configuration's sidecars ask for; None for no token.
+    """Return the bearer token that sidecars with this configuration require; None for no token.
 
     Raises:
-        ConfigurationError: the token cannot be read.
+        ConfigurationError: The token cannot be read.
     """
     return None if http.bearer_token is None else http.bearer_token.resolve()
 
 
 def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answer:
-    # The sidecar stands on this host or in this network: a proxy of the environment is not for it.
+    # Ignore the environment's proxy: the sidecar runs on this host or in this network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` has seen it
+        request = urllib.request.Request(url + path)  # noqa: S310 -- `checked_url` allows http and https only
         if bearer_token is not None:
             request.add_unredirected_header("Authorization", f"Bearer {bearer_token}")
         with opener.open(request, timeout=timeout) as response:
             return _parsed(response.read(), url)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # `/readyz` says why in its body
+            # the body of `/readyz` has the reasons
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
                 return _parsed(error.read(), url)
             if error.code == HTTPStatus.UNAUTHORIZED:
                 raise NoSidecarError(

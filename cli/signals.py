@@ -1,4 +1,4 @@
-"""How commands end that start processes of their own."""
+"""Signal handling of commands that start processes of their own."""
 
 import signal
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ from typing import NoReturn
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does, so that its processes and files go away. So does
-    SIGINT in a shell's background job, where SIGINT is ignored otherwise.
+    """Raise KeyboardInterrupt on SIGTERM and SIGINT.
+
+    SIGTERM then ends a command as Ctrl-C does, and the command cleans up its processes and files.
+    The same applies to SIGINT in a shell's background job, which otherwise ignores it.
     """
 
     def end(*_: object) -> NoReturn:

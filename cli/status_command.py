@@ -1,4 +1,4 @@
-"""`sidetier status`: what the running sidecar says of its partitions."""
+"""`sidetier status`: show the partitions of the running sidecar."""
 
 from typing import TYPE_CHECKING
 
@@ -40,22 +40,23 @@ def command(
     """Show what is on the broker, what is archived, and what is missing.
 
     Offsets are exclusive ends. LOG END is the high watermark, ARCHIVED TO the end of the archive.
-    NOT ARCHIVED are the records between the two, the bytes of their segments, and how long ago the
-    oldest was appended. OF IT CLOSED are the segments among them that the sidecar can upload now,
-    and how long ago the oldest was closed; a broker closes a segment by segment.bytes or
+    NOT ARCHIVED are the records between the two, the bytes of their segments, and the time since
+    the oldest was appended. OF IT CLOSED are the segments among them that the sidecar can upload
+    now, and the time since the oldest was closed; a broker closes a segment by segment.bytes or
     segment.ms.
 
-    Asks the running sidecar. Partitions that want an operator come first: halted ones, those held
-    by errors, those whose archive is being set aside, those with a gap.
+    The command asks the running sidecar. Partitions that need an operator come first: halted
+    partitions, partitions held by errors, partitions whose archive is being moved to quarantine,
+    partitions with a gap.
 
     \b
     Example:
       sidetier status --sidecar http://127.0.0.1:9108
 
-    Exit codes: 0 all is well, 1 no sidecar answers, 2 the sidecar's broker leads no partition of
-    the topic that was named, 3 a partition is halted, held, being set aside
-    or has a gap, or the sidecar is not ready.
-    """  # noqa: D301 -- \b is click's mark, and must be one character
+    Exit codes: 0 no problem; 1 no sidecar answers; 2 the sidecar's broker leads no partition of the
+    named topic; 3 a partition is halted, held, being moved to quarantine or has a gap, or the
+    sidecar is not ready.
+    """  # noqa: D301 -- \b is click's marker and must be one character
     http = _http_config(context)
     address = url_of(http or _default_http()) if sidecar is None else sidecar
     token = bearer_token_of(http) if http is not None else None
@@ -71,11 +72,11 @@ def ask(
     show_all: bool = False,
     bearer_token: str | None = None,
 ) -> StatusResult:
-    """What the sidecar at this address says.
+    """Return the status of the sidecar at this address.
 
     Raises:
-        NoSidecarError: nothing answers there, or something else than a sidecar.
-        ConfigurationError: its broker leads no partition of the topic.
+        NoSidecarError: No server answers at the address, or the server is not a sidecar.
+        ConfigurationError: The sidecar's broker leads no partition of the topic.
     """
     answer = ask_partitions(url, topic, bearer_token=bearer_token)
     if topic is not None and not answer["partitions"]:
@@ -90,12 +91,12 @@ def ask(
 
 
 def _http_config(context: click.Context) -> "HttpConfig | None":
-    """That of the configuration; None where there is none at all."""
+    """Return the `http` section of the configuration; None without a configuration."""
     call = invocation(context)
     return call.load().config.http if call.is_configured() else None
 
 
 def _default_http() -> "HttpConfig":
-    from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- `--sidecar` needs no pydantic
+    from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- with `--sidecar`, pydantic is not needed
 
     return HttpConfig()

@@ -1,4 +1,4 @@
-"""What `sidetier status` makes of a sidecar's answer: which rows are shown, first the bad ones."""
+"""Output of `sidetier status`: the rows to show, those with problems first."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from sidetier.cli.arguments import age_text, most_lines, size_text
 from sidetier.cli.output import Cell, Table
 
 MOST_ROWS: Final = 40
-"""So many partitions are all shown; of more, those without anything to tell are left out."""
+"""Up to this number of partitions, all are shown; beyond it, only those that are not FINE."""
 
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
 
@@ -19,7 +19,7 @@ Fields = Mapping[str, Any]
 
 
 class Severity(IntEnum):
-    """How much a partition wants an operator; the worst comes first."""
+    """Need for an operator's attention; the most severe comes first."""
 
     HALTED = 0
     HELD = 1
@@ -31,13 +31,13 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One partition, as `/api/partitions` tells it."""
+    """One partition of `/api/partitions`."""
 
     fields: Fields
 
     @property
     def severity(self) -> Severity:
-        """The worst that is the matter with it."""
+        """Most severe state that applies."""
         if self.fields["state"] == "halted":
             return Severity.HALTED
         if self.fields["state"] == "quarantining":
@@ -50,12 +50,12 @@ class Row:
 
     @property
     def order(self) -> tuple[Severity, float, str, int]:
-        """Worst first, then the one that has waited longest."""
+        """Sort key: most severe first, then the longest wait."""
         age = self.fields["oldest_unstored_age_seconds"] or 0.0
         return self.severity, -age, self.fields["topic"], self.fields["partition"]
 
     def cells(self) -> Sequence[Cell]:
-        """As the table has it."""
+        """Return the cells of the table row."""
         fields = self.fields
         state = "held" if self.severity is Severity.HELD else fields["state"]
         return (
@@ -70,17 +70,17 @@ class Row:
 
     @property
     def is_problem(self) -> bool:
-        """Whether an operator must look at it."""
+        """Whether an operator must act."""
         return self.severity < Severity.BEHIND
 
     def problem(self) -> str:
-        """The whole story, on a line of its own."""
+        """Return the full description of the problem, in one line."""
         fields = self.fields
         gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
-        aside = fields.get("unresolved_quarantines")
+        quarantines = fields.get("unresolved_quarantines")
         parts = [
             f"{gap} records were gone before they were stored" if gap else None,
-            f"{aside} quarantines are not acknowledged" if aside else None,
+            f"{quarantines} quarantines are not acknowledged" if quarantines else None,
             waiting,
         ]
         if error is not None and error not in (waiting or ""):
@@ -89,18 +89,18 @@ class Row:
 
     @property
     def _gap_records(self) -> int:
-        """Those that no operator has acknowledged, once the sidecar knows which."""
+        """Gap records that no operator has acknowledged, or all if the sidecar cannot tell yet."""
         unresolved: int | None = self.fields.get("unresolved_gap_records")
         since_start: int = self.fields["gap_records"]
         return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
-        """Without the segment, which the next offset tells."""
+        """Return the reason without the segment, because ARCHIVED TO already shows its offset."""
         waiting: str | None = self.fields["waiting_for"]
         return None if waiting is None else _SEGMENT.sub("", waiting)
 
     def _unarchived(self) -> str | None:
-        """What only the brokers have, in closed segments and in the active one."""
+        """Return what only the brokers have, in closed segments and in the active one."""
         records = self.fields.get("unarchived_records")
         if not records:
             return None if records is None else "0"
@@ -117,7 +117,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StatusResult:
-    """A sidecar's answers to `/api/partitions` and `/readyz`."""
+    """Answers of a sidecar to `/api/partitions` and `/readyz`."""
 
     url: str
     answer: Fields
@@ -126,31 +126,30 @@ class StatusResult:
 
     @property
     def rows(self) -> list[Row]:
-        """The partitions, the worst first."""
+        """Partitions, the most severe first."""
         rows = (Row(fields) for fields in self.answer["partitions"])
         return sorted(rows, key=lambda row: row.order)
 
     @property
     def problems(self) -> int:
-        """Partitions that are halted, held, being set aside, or have a gap; and log dirs and links
-        that are not read.
+        """Number of partitions with problems, and of log dirs and links that are not read.
+
+        A partition has a problem if it is halted, held, being moved to quarantine, or has a gap.
         """
         return sum(row.is_problem for row in self.rows) + len(self.log_dir_problems)
 
     @property
     def log_dir_problems(self) -> list[str]:
-        """Log dirs that cannot be read, and links that are not followed; an older sidecar does not
-        tell them.
-        """
+        """Unreadable log dirs and links that are not followed; empty for an older sidecar."""
         return list(self.answer.get("log_dir_problems", ()))
 
     @property
     def ready(self) -> bool:
-        """What the sidecar says of itself."""
+        """Whether the sidecar reports that it is ready."""
         return bool(self.answer["ready"])
 
     def as_json(self) -> object:
-        """The sidecar's own fields, the worst partition first."""
+        """Return the sidecar's own fields, the most severe partition first."""
         return {
             **self.answer,
             "url": self.url,
@@ -160,12 +159,12 @@ class StatusResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """One table, and a line that sums it up."""
+        """Return one table, with a summary as its footer."""
         rows = self.rows
-        shown = rows
+        visible = rows
         if not self.show_all and len(rows) > MOST_ROWS:
-            shown = [row for row in rows if row.severity is not Severity.FINE]
-        hidden = len(rows) - len(shown)
+            visible = [row for row in rows if row.severity is not Severity.FINE]
+        hidden = len(rows) - len(visible)
         columns = (
             "PARTITION",
             "STATE",
@@ -178,9 +177,9 @@ class StatusResult:
         lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
         lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
-        if not shown:
+        if not visible:
             return (Table((), footer=footer),)
-        return (Table(columns, [row.cells() for row in shown], footer=footer),)
+        return (Table(columns, [row.cells() for row in visible], footer=footer),)
 
     def _summary(self, rows: Sequence[Row]) -> list[str]:
         counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
@@ -191,13 +190,13 @@ class StatusResult:
         line += _lag(rows)
         alone = _on_the_broker_alone(rows)
         unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
-        held = [
+        held_errors = [
             f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
             for error in self.answer.get("held_errors", ())
         ]
         ready = [] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]
         return [
-            *most_lines(held),
+            *most_lines(held_errors),
             *most_lines(self.log_dir_problems),
             line,
             *alone,
@@ -237,23 +236,23 @@ def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
 
 
 def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
-    """The ages of the newest snapshots, and what is wrong with any of them."""
+    """Return the ages of the newest snapshots, and the problems with any of them."""
     if not snapshots:
         return []
     ages = ", ".join(
-        f"{one['kind']} {age_text(one['age_seconds']) if one['stored'] else 'never'}"
-        for one in snapshots
+        f"{snapshot['kind']} {age_text(snapshot['age_seconds']) if snapshot['stored'] else 'never'}"
+        for snapshot in snapshots
     )
     wrong = [
-        f"cluster snapshot of {one['kind']}: {one['problem']}"
-        for one in snapshots
-        if one["problem"] is not None
+        f"cluster snapshot of {snapshot['kind']}: {snapshot['problem']}"
+        for snapshot in snapshots
+        if snapshot["problem"] is not None
     ]
     return [f"cluster snapshots, by age: {ages}", *wrong]
 
 
 def _of_last_drill(drill: Fields | None) -> list[str]:
-    """When the last restore drill ended, and how; nothing where there was none."""
+    """Return the time and outcome of the last restore drill; nothing without one."""
     if drill is None:
         return []
     if drill["succeeded"]:

@@ -1,4 +1,4 @@
-"""Lines on standard error while a store does not answer: silence looks like a hang."""
+"""Messages on standard error while a store does not answer, because silence looks like a hang."""
 
 import sys
 import threading
@@ -11,14 +11,16 @@ import click
 from sidetier.storage.store_calls import StoreCalls
 
 _FIRST_SECONDS: Final = 3.0
-"""How long a request may take before a line tells of it."""
+"""Duration of a request, in seconds, before the first message."""
 _LOOK_SECONDS: Final = 0.25
 
 
 @contextmanager
 def told_waits(first_seconds: float = _FIRST_SECONDS) -> Iterator[StoreCalls]:
-    """Tell of the request that waits longest, once it does so for `first_seconds`, and again at
-    each of its attempts. For the stores that are opened with what this yields.
+    """Report the oldest request after `first_seconds`, and again at each of its attempts.
+
+    Yields:
+        The registry to open stores with. Only calls of these stores are reported.
     """
     calls, ended = StoreCalls(), threading.Event()
     teller = threading.Thread(
@@ -33,14 +35,14 @@ def told_waits(first_seconds: float = _FIRST_SECONDS) -> Iterator[StoreCalls]:
 
 
 def _tell(calls: StoreCalls, ended: threading.Event, first_seconds: float) -> None:
-    told: tuple[str, int] | None = None
+    reported: tuple[str, int] | None = None
     while not ended.wait(_LOOK_SECONDS):
         oldest = next(iter(calls.under_way()), None)
         if oldest is None or calls.seconds(oldest) < first_seconds:
             continue
-        if told != (oldest.store, oldest.attempt):
-            told = oldest.store, oldest.attempt
-            # Standard error may be closed; the command itself ends with what the store answers.
+        if reported != (oldest.store, oldest.attempt):
+            reported = oldest.store, oldest.attempt
+            # Standard error may be closed. The command itself ends with the store's answer.
             with suppress(OSError):
                 click.echo(
                     f"sidetier: waiting for the store at {oldest.store}, "

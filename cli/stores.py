@@ -1,4 +1,4 @@
-"""From the configuration to open stores: what every command that touches the archive needs."""
+"""Open the configured stores: shared by every command that uses the archive."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _HASTY_SECONDS: Final = 10.0
 
 
 def layout_of(config: Config) -> ArchiveLayout:
-    """How keys are made."""
+    """Return the key layout of the configured cluster."""
     return ArchiveLayout(config.cluster.name, config.storage.prefix_entropy_bits)
 
 
@@ -37,7 +37,7 @@ def open_archive(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> AbstractContextManager[ArchiveAccess]:
-    """The archive of the configured cluster, closed at the end: see `archive.access`."""
+    """Open the archive of the configured cluster; closed on exit. See `archive.access`."""
     return access.open_archive(
         config.cluster.name,
         config.storage,
@@ -50,23 +50,24 @@ def open_archive(
 
 @dataclass(frozen=True, slots=True)
 class EveryStore:
-    """Every store that is configured."""
+    """All configured stores."""
 
     provider: PatternEndpointProvider
     by_endpoint: Mapping[StorageEndpoint, RemoteStorage]
 
     def of_topic(self, topic: str) -> RemoteStorage:
-        """The store of a topic."""
+        """Return the store of a topic."""
         return self.by_endpoint[self.provider.endpoint(topic)]
 
 
 @contextmanager
 def open_every_store(config: Config, *, connections: int = 16) -> Iterator[EveryStore]:
-    """Every store that is configured, for a command at a terminal; closed at the end. A store that
-    does not answer within seconds is told on standard error.
+    """Open all configured stores for a command at a terminal; closed on exit.
+
+    Prints a message on standard error if a store does not answer within seconds.
 
     Raises:
-        ConfigurationError: a directory that is to be read does not exist.
+        ConfigurationError: The directory of a `file://` store does not exist.
     """
     provider = endpoint_provider(config.storage, connections)
     for endpoint in provider.endpoints:
@@ -81,7 +82,7 @@ def open_every_store(config: Config, *, connections: int = 16) -> Iterator[Every
 
 
 def with_short_timeouts(config: Config) -> Config:
-    """The configuration for somebody who waits at a terminal: a store that is away is said soon."""
+    """Return the configuration with short timeouts, so that commands fail soon."""
     retry, deadline = config.storage.retry, config.storage.deadline
     attempts = min(retry.attempts, _HASTY_ATTEMPTS)
     changes = {
@@ -100,7 +101,7 @@ def with_short_timeouts(config: Config) -> Config:
 
 
 def require_directory(url: str) -> None:
-    """Refuse a `file://` store that does not exist: opening it would make it."""
+    """Refuse a `file://` store that does not exist, because opening it would create it."""
     root = file_root(url)
     if root is not None and not root.is_dir():
         raise ConfigurationError(
@@ -109,7 +110,7 @@ def require_directory(url: str) -> None:
 
 
 def require_fencing(config: Config, store: RemoteStorage, url: str) -> None:
-    """Refuse a store that cannot keep two writers apart, unless that was acknowledged."""
+    """Refuse a store without conditional puts, unless the configuration acknowledges the risk."""
     if store.capabilities.conditional_writes or config.storage.fencing != "required":
         return
     raise ConfigurationError(

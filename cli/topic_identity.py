@@ -1,4 +1,4 @@
-"""Which topic a name stands for now, as the brokers tell."""
+"""Current topic id of a topic name, from the brokers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -13,23 +13,21 @@ _TIMEOUT_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """A topic's id as Kafka prints it, and its number of partitions; 0 where there is no such
-    topic.
-    """
+    """A topic's id as Kafka prints it, and its number of partitions; 0 if the topic is absent."""
 
     topic_id: str | None = None
     partitions: int = 0
 
     def has(self, partition: int) -> bool:
-        """Whether the topic has this partition."""
+        """Return whether the topic has this partition."""
         return partition < self.partitions
 
 
 def ask_identity(config: "Config", topic: str) -> TopicIdentity:
-    """Ask the configured brokers; an unknown topic is an answer.
+    """Ask the configured brokers. For an unknown topic, return an identity without an id.
 
     Raises:
-        LeadershipUnavailableError: none answers, or it refuses.
+        LeadershipUnavailableError: No broker answers, or it refuses.
     """
     from confluent_kafka import KafkaException  # noqa: PLC0415
 
@@ -40,11 +38,11 @@ def ask_identity(config: "Config", topic: str) -> TopicIdentity:
     properties = as_texts(config.broker.client_properties())
     client = admin_client(servers, properties, {"log_level": 0})
     try:
-        found = described(client, topic, _TIMEOUT_SECONDS)
+        description = described(client, topic, _TIMEOUT_SECONDS)
     except KafkaException as error:
         raise LeadershipUnavailableError(
             f"{servers}: topic {topic} cannot be described: {error.args[0].str()}"
         ) from error
-    if found is None:
+    if description is None:
         return TopicIdentity()
-    return TopicIdentity(kafka_text(str(found.topic_id)), len(found.partitions))
+    return TopicIdentity(kafka_text(str(description.topic_id)), len(description.partitions))

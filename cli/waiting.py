@@ -1,4 +1,4 @@
-"""A sidecar that starts before its broker waits for the log dirs, and says that it lives."""
+"""Wait of a sidecar that starts before its broker, until the broker has created its log dirs."""
 
 import math
 import threading
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 1.0
 _OTHERS_SECONDS: Final = 5.0
-"""How long to wait for the other log dirs once one is there: a broker makes all of them at its
-start, and goes on without one whose disk has failed."""
+"""Time to wait for the other log dirs once one exists, in seconds. A broker creates all of them at
+its start, but continues without one whose disk has failed.
+"""
 
 
 class _Waiting:
-    """The status of a sidecar that waits: alive, and not ready."""
+    """Status of a sidecar that waits: alive, but not ready."""
 
     def __init__(self, cluster: str, missing: tuple[Path, ...]) -> None:
         reason = f"waiting for the broker to make {', '.join(map(str, missing))}"
@@ -36,19 +37,20 @@ class _Waiting:
             cluster, conditions=(Condition("bootstrapped", holds=False, reason=reason),)
         )
 
-    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- the port's
+    def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:  # noqa: ARG002 -- signature of the port
         """See `StatusSource.snapshot`."""
         return self._snapshot
 
 
 def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConfig":
-    """Returns the configuration, read again, once a broker has made every log dir, or has made one
-    and not the others for 5 s.
+    """Wait until the broker has created its log dirs, and return the configuration, loaded again.
 
-    SIGTERM ends the wait by SystemExit, as it ends everything before the daemon has started.
+    The wait ends when every log dir exists, or when some exist and the others have been missing for
+    another 5 s. SIGTERM ends it by SystemExit, as it ends everything before the daemon has started.
 
     Raises:
-        ConfigurationError: it was changed meanwhile, and is wrong now; or its port is taken.
+        ConfigurationError: The configuration was changed meanwhile and is wrong now, or the HTTP
+            port is taken.
     """
     missing = missing_log_dirs(loaded.config, LocalMachine())
     if not missing:
@@ -68,7 +70,7 @@ def wait_for_log_dirs(call: "Invocation", loaded: "LoadedConfig") -> "LoadedConf
 
 @contextmanager
 def _pages(config: "Config", missing: tuple[Path, ...]) -> Iterator[None]:
-    """`/healthz` says 200 meanwhile, so that nobody starts the sidecar again."""
+    """Serve `/healthz` with 200 during the wait, so that no liveness probe ends the sidecar."""
     registry, status = create_registry(), _Waiting(config.cluster.name, missing)
     Metrics(registry).observe_status(status)
     server = http_server(config.http, registry, status)

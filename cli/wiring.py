@@ -1,4 +1,4 @@
-"""The one place that knows every adapter: from the configuration to a daemon that can run."""
+"""Composition root: build a daemon from the configuration. Only this module knows every adapter."""
 
 import signal
 import threading
@@ -58,9 +58,10 @@ _METADATA_LOG = "__cluster_metadata-0"
 
 
 class _Admission:
-    """Whether a store may be written to: asked until it has been answered once.
+    """Check whether a store may be written to, repeated until the store has answered once.
 
-    Nobody waits here for long: before a store has answered it is asked one thing at a time.
+    Other threads do not wait long for the lock: before a store has answered, the sidecar sends it
+    one request at a time.
     """
 
     def __init__(self, check: Callable[[], None], *, admitted: bool) -> None:
@@ -69,7 +70,12 @@ class _Admission:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        """Raises ConfigurationError where it may not, StorageError where it does not answer."""
+        """Check the store on the first calls.
+
+        Raises:
+            ConfigurationError: The store may not be written to.
+            StorageError: The store does not answer.
+        """
         with self._lock:
             if not self._admitted:
                 self._check()
@@ -77,9 +83,9 @@ class _Admission:
 
 
 class _UnplacedStore:
-    """The store of a topic whose place a plug-in could not tell: each request asks it again.
+    """Store of a topic whose endpoint a plug-in could not tell. Each request asks it again.
 
-    So the failure of a plug-in holds up that topic, and nothing else.
+    A failing plug-in therefore holds back this topic only.
     """
 
     capabilities: Final = StorageCapabilities(conditional_writes=True, checksum=None)
@@ -88,7 +94,11 @@ class _UnplacedStore:
         self._find = find
 
     def found(self) -> RemoteStorage:
-        """The store; raises StoreUnavailableError where the plug-in still fails."""
+        """Return the store.
+
+        Raises:
+            StoreUnavailableError: The plug-in still fails.
+        """
         try:
             return self._find()
         except ConfigurationError as error:
@@ -103,10 +113,10 @@ class _UnplacedStore:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A place per topic, made when first asked for, without a request.
+    """The place of each topic, created on first use without a request.
 
-    `seen` are the notes of the layout that were there at the start, None where there was none; a
-    store that was away has no entry.
+    `seen` has the layout note that each store had at the start; None for a store without one. A
+    store that did not answer has no entry.
     """
 
     config: Config
@@ -119,7 +129,7 @@ class _Places:
     unplaced: dict[str, Place] = field(default_factory=dict)
 
     def of(self, topic: str) -> Place:
-        """The place of a topic."""
+        """Return the place of a topic."""
         try:
             return self._at(self.archive.provider.endpoint(topic))
         except ConfigurationError as error:
@@ -141,7 +151,7 @@ class _Places:
         return Place(remote, self.archive.layout, archive_writer)
 
     def default(self) -> Place:
-        """The place of what belongs to no topic."""
+        """Return the place for objects that belong to no topic."""
         return self._at(self.archive.provider.default)
 
     def _at(self, endpoint: StorageEndpoint) -> Place:
@@ -156,14 +166,16 @@ class _Places:
         return self.known[id(store)]
 
     def check(self, store: RemoteStorage, endpoint: StorageEndpoint) -> None:
-        """What is asked before anything is written to a store."""
+        """Check a store before the first write to it."""
         require_fencing(self.config, store, endpoint.url)
         layout, seen_none = self.archive.layout, endpoint in self.seen
         agree(store, layout, self.kafka_cluster_id, seen_none=seen_none)
 
     def check_all(self) -> None:
-        """At the start, each place once, without writing. One that is away now does not keep
-        segments from being pinned: it is asked again when its first archive is read.
+        """Check each store once at the start, without writing.
+
+        A store that does not answer now does not keep the sidecar from pinning segments. It is
+        checked again when its first archive is read.
         """
         for endpoint in self.archive.provider.endpoints:
             store = open_plain(endpoint)
@@ -180,19 +192,21 @@ class _Places:
 
 
 def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
-    """Which broker of which cluster the log dirs belong to. A log dir that cannot be read is a
-    warning in the log while another one can: the broker goes on without it, too.
+    """Return the broker and cluster that the log dirs belong to.
+
+    An unreadable log dir is only logged as a warning while another one is readable, because the
+    broker also continues without it.
 
     Raises:
-        ConfigurationError: no log dir can be read, or one is of another broker or cluster.
+        ConfigurationError: No log dir can be read, or one belongs to another broker or cluster.
     """
-    found = check_machine(config, LocalMachine())
-    raise_problems(list(found.problems), origins)
-    for warning in found.warnings:
+    report = check_machine(config, LocalMachine())
+    raise_problems(list(report.problems), origins)
+    for warning in report.warnings:
         structlog.get_logger().warning("config.warning", message=told(warning, origins))
-    if found.identity is None:
+    if report.identity is None:
         raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
-    return found.identity
+    return report.identity
 
 
 @contextmanager
@@ -204,12 +218,12 @@ def daemon(
     leadership: LeadershipSettings | None = None,
     high_watermarks: HighWatermarkSource | None = None,
 ) -> Iterator[Daemon]:
-    """A daemon on its real surroundings, checked and not yet running.
+    """Build and check a daemon with real adapters; it does not run yet.
 
-    `leadership` and `high_watermarks` take the place of what the configuration says.
+    `leadership` and `high_watermarks`, if given, replace the configured ones.
 
     Raises:
-        ConfigurationError: it could never work; nothing was touched.
+        ConfigurationError: The daemon could never work with these settings. Nothing was changed.
     """
     identity = identify(config, origins)
     abandoned = threading.Event()
@@ -228,8 +242,8 @@ def daemon(
         )
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
-        by_hand = isinstance(settings, StaticSettings)
-        around = DaemonContext(
+        is_static = isinstance(settings, StaticSettings)
+        daemon_context = DaemonContext(
             log_dirs=LogDirs(map(str, config.log_dirs), config.topics.selects, identity),
             leadership=open_leadership(settings),
             places=places.of,
@@ -246,13 +260,13 @@ def daemon(
             metrics=metrics,
             clock=SYSTEM_CLOCK,
         )
-        built = Daemon(config.uploader.led_only() if by_hand else config.uploader, around)
+        built = Daemon(config.uploader.led_only() if is_static else config.uploader, daemon_context)
         metrics.observe_status(built.status)
         yield built
 
 
 def _store_calls(config: Config) -> StoreCalls:
-    """An attempt hangs only once every deadline has passed; a bandwidth cap slows its body down."""
+    """Set the time after which an attempt hangs: all deadlines, slowed by a bandwidth cap."""
     deadline, uploader = config.storage.deadline, config.uploader
     slowest: float = deadline.min_bytes_per_second
     if uploader.max_bytes_per_second is not None:
@@ -261,16 +275,16 @@ def _store_calls(config: Config) -> StoreCalls:
 
 
 class Stoppable(Protocol):
-    """A daemon, or what stops one."""
+    """A daemon, or an object that stops one."""
 
     def stop(self) -> None:
-        """Begin to stop; called from a signal handler, perhaps more than once."""
+        """Begin to stop. A signal handler calls it, possibly several times."""
         ...
 
 
 @contextmanager
 def stopped_by_signals(built: Stoppable) -> Iterator[None]:
-    """SIGTERM and SIGINT end the daemon in good order."""
+    """Stop the daemon gracefully on SIGTERM and SIGINT."""
     names = (signal.SIGTERM, signal.SIGINT)
     before = {name: signal.signal(name, lambda *_: built.stop()) for name in names}
     try:
@@ -281,7 +295,7 @@ def stopped_by_signals(built: Stoppable) -> Iterator[None]:
 
 
 def leadership_settings(config: Config, identity: MetaProperties) -> LeadershipSettings:
-    """What the leadership source needs, by the configured or the found mode."""
+    """Return the leadership source's settings, for the configured or detected mode."""
     source = config.leadership.source
     mode = identity.mode if source == "auto" else source
     if mode == "static":
@@ -308,7 +322,7 @@ def _kraft(config: Config, identity: MetaProperties) -> KraftSettings:
 
 
 def _metadata_log_dir(config: Config) -> Path:
-    """A broker without `metadata.log.dir` keeps it in one of its log dirs."""
+    """Return the log dir with the metadata log: without `metadata.log.dir`, one of the log dirs."""
     for log_dir in config.log_dirs:
         if LocalMachine().kind(log_dir / _METADATA_LOG) == "directory":
             return log_dir
@@ -361,17 +375,17 @@ def _zookeeper_tls(tls: ZookeeperTlsConfig | None) -> ZookeeperTls | None:
 def _client_properties(config: Config) -> dict[str, str]:
     properties = config.broker.client_properties()
     properties.pop("bootstrap.servers", None)
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 - librdkafka, if needed
+    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 - load librdkafka only if it is used
 
     return as_texts(properties)
 
 
 def high_watermark_source(config: Config) -> HighWatermarkSource | None:
-    """Who is asked for high watermarks; None where nobody is configured."""
+    """Return the source of high watermarks; None if it is disabled or has no servers."""
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.high_watermark.list_offsets:
         return None
-    from sidetier.leadership.high_watermarks import (  # noqa: PLC0415 - librdkafka, if needed
+    from sidetier.leadership.high_watermarks import (  # noqa: PLC0415 - load librdkafka only if it is used
         KafkaHighWatermarks,
     )
 
@@ -379,11 +393,11 @@ def high_watermark_source(config: Config) -> HighWatermarkSource | None:
 
 
 def topic_config_source(config: Config) -> TopicConfigSource | None:
-    """Who is asked for the configuration of topics; None where nobody is configured."""
+    """Return the source of topic configurations; None without configured servers."""
     servers = config.broker.bootstrap_servers
     if servers is None:
         return None
-    from sidetier.leadership.topic_configs import (  # noqa: PLC0415 - librdkafka, if needed
+    from sidetier.leadership.topic_configs import (  # noqa: PLC0415 - load librdkafka only if it is used
         KafkaTopicConfigs,
     )
 
@@ -391,11 +405,11 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
 
 
 def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStateSource | None:
-    """Who is asked for the state of the whole cluster; None where nobody is configured."""
+    """Return the source of cluster state; None without configured servers, or if it is disabled."""
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.cluster_snapshots.enabled:
         return None
-    from sidetier.leadership.cluster_state import (  # noqa: PLC0415 - librdkafka, if needed
+    from sidetier.leadership.cluster_state import (  # noqa: PLC0415 - load librdkafka only if it is used
         KafkaClusterState,
     )
 
@@ -403,10 +417,10 @@ def cluster_state_source(config: Config, ending: threading.Event) -> ClusterStat
 
 
 def http_server(http: HttpConfig, registry: LabelledRegistry, status: StatusSource) -> HttpServer:
-    """The HTTP server of the sidecar, not started; its series name the cluster and the broker.
+    """Create the sidecar's HTTP server, not started. Its series have the labels cluster and broker.
 
     Raises:
-        ConfigurationError: the bearer token cannot be read.
+        ConfigurationError: The bearer token cannot be read.
     """
     snapshot = status.snapshot()
     registry.labels = {"cluster": snapshot.cluster}

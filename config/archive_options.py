@@ -1,7 +1,7 @@
-"""`tiered.storage.*`: how whoever reads an archive is told where it is, in flat options.
+"""`tiered.storage.*`: flat options with the location of an archive, for readers.
 
-The names are the same for the consumer and for what runs on Spark. A key is the name of a field
-below the prefix, with dots for underscores; `tiered.storage.s3.*` is a part of its own.
+The consumer and the Spark reader have the same names. A key is the prefix and the name of a field,
+with dots instead of underscores; `tiered.storage.s3.*` is a separate model.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ from sidetier.segments.errors import ConfigurationError
 PREFIX: Final = "tiered.storage."
 DEFAULT_MAX_BATCH_BYTES: Final = 256 * 1024**2
 LARGEST_MAX_BATCH_BYTES: Final = 2**31 - 1
-"""Kafka's Java producer fills a batch in a buffer of at most so many bytes."""
+"""Limit of the buffer in which Kafka's Java producer builds a batch."""
 _S3: Final = "s3."
 _SECRETS: Final = ("access_key_id", "secret_access_key", "session_token")
 _S3_LEFT_OUT: Final = frozenset(
@@ -37,11 +37,11 @@ _S3_LEFT_OUT: Final = frozenset(
         "tags",
     }
 )
-"""What only a writer has a use for."""
+"""S3 settings that only a writer needs."""
 
 
 def _whole_number(value: object) -> object:
-    """As librdkafka and Spark take it: a number may be text, too."""
+    """Accept a number as text, too, as librdkafka and Spark do."""
     if isinstance(value, str):
         return int(value) if value.lstrip("-").isdigit() else value
     return value
@@ -52,11 +52,11 @@ def _path_text(value: object) -> object:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
-"""A number, or its digits."""
+"""An integer, or its digits as text."""
 
 
 class ArchiveOptions(Part):
-    """`tiered.storage.*`, dots become underscores; `tiered.storage.s3.*` is a part of its own."""
+    """`tiered.storage.*`, dots become underscores; `tiered.storage.s3.*` is a model of its own."""
 
     config: Annotated[str | None, BeforeValidator(_path_text)] = Field(
         default=None,
@@ -85,7 +85,7 @@ Options = TypeVar("Options", bound=ArchiveOptions)
 
 
 def names_of(model: type[ArchiveOptions]) -> tuple[str, ...]:
-    """Every key of these options, as users write it."""
+    """Return every key of these options, as users write it."""
     plain = [name for name in model.model_fields if name != "s3"]
     s3 = [f"s3.{name}" for name in S3Config.model_fields if name not in _S3_LEFT_OUT]
     return tuple(PREFIX + name.replace("_", ".") for name in (*plain, *s3))
@@ -94,11 +94,15 @@ def names_of(model: type[ArchiveOptions]) -> tuple[str, ...]:
 def parse_options(
     model: type[Options], given: Mapping[str, Any], known: Collection[str] = ()
 ) -> Options:
-    """The options in a mapping whose keys all begin with the prefix; `known` are further keys, to
-    be suggested for one that is misspelt.
+    """Parse options.
+
+    Args:
+        model: model of the options.
+        given: values by key; every key begins with the prefix.
+        known: further keys, which may be suggested for a misspelt one.
 
     Raises:
-        ConfigurationError: a key is not known, or has a wrong value, which is not shown.
+        ConfigurationError: a key is unknown or has a wrong value. The text does not show the value.
     """
     names = names_of(model)
     tree: dict[str, Any] = {}
@@ -115,18 +119,23 @@ def parse_options(
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{_key(one['loc'])}: {_text(one['msg'])}" for one in error.errors()]
+        lines = [f"{_key(detail['loc'])}: {_text(detail['msg'])}" for detail in error.errors()]
         raise ConfigurationError("\n".join(dict.fromkeys(lines))) from None
 
 
 def archive_of(
     options: ArchiveOptions, given: Collection[str], why: str = ""
 ) -> tuple[str, StorageConfig]:
-    """The cluster's name, and its store; `given` are the keys that were parsed, `why` says in an
-    error what the archive is needed for (` with ...`).
+    """Return the cluster's name and its store.
+
+    Args:
+        options: the parsed options.
+        given: the keys that were parsed.
+        why: part of the error text that says what the archive is needed for (` with ...`).
 
     Raises:
-        ConfigurationError: the place is not given, or twice; the sidecar's configuration is wrong.
+        ConfigurationError: the location is missing or given twice; or the sidecar's configuration
+            is wrong.
     """
     if options.config is not None:
         own = {PREFIX + name for name in ("url", "cluster.name", "prefix.entropy.bits")}
@@ -158,7 +167,7 @@ def _s3_value(key: str, name: str, value: Any) -> Any:  # noqa: ANN401 -- whatev
 
 
 def _reference(key: str, value: str) -> dict[str, Any]:
-    """`env:NAME` or `file:/path`: a secret itself has no place in a configuration."""
+    """Parse `env:NAME` or `file:/path`. A secret itself must not be in a configuration."""
     kind, _, place = value.partition(":")
     if kind not in ("env", "file") or not place:
         raise ConfigurationError(

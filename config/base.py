@@ -1,4 +1,4 @@
-"""What every part of the configuration has in common."""
+"""Base class of all parts of the configuration."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict
 class Part(BaseModel):
     """A frozen part: unknown keys and values of a wrong type are refused.
 
-    A rejected value never appears in pydantic's own message, since it may be a secret; the loader
-    says what was wrong, with the setting's name and the place it came from.
+    pydantic's own message does not show a rejected value, because it may be a secret. The loader
+    reports the setting's name, its source and the problem.
     """
 
     model_config = ConfigDict(

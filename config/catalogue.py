@@ -1,4 +1,4 @@
-"""What settings there are: the models walked by path."""
+"""All settings, found in the models by path."""
 
 import types
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from sidetier.config.types import SecretRef
 
 
 def _bare(annotation: Any) -> Any:  # noqa: ANN401 -- annotations have no common type
-    """Without `Annotated` and without `| None`."""
+    """Return the annotation without `Annotated` and without `| None`."""
     while True:
         origin = get_origin(annotation)
         if origin is Annotated:
@@ -32,7 +32,7 @@ def _is_part(annotation: object) -> bool:
 
 
 def _step(annotation: Any, step: str | int) -> Any | None:  # noqa: ANN401 -- see above
-    """The annotation one step down; None where there is nothing of that name."""
+    """Return the annotation one step down; None if there is no such name."""
     if _is_part(annotation):
         field = annotation.model_fields.get(step)
         return None if field is None else field.annotation
@@ -44,7 +44,7 @@ def _step(annotation: Any, step: str | int) -> Any | None:  # noqa: ANN401 -- se
 
 
 def annotation_at(path: SettingPath) -> Any | None:  # noqa: ANN401 -- see above
-    """The annotation of the setting at the path; None where there is no such setting."""
+    """Return the annotation of the setting at the path; None if there is no such setting."""
     annotation: Any = Config
     for step in path:
         annotation = _step(_bare(annotation), step)
@@ -54,13 +54,13 @@ def annotation_at(path: SettingPath) -> Any | None:  # noqa: ANN401 -- see above
 
 
 def is_section(path: SettingPath) -> bool:
-    """Whether a part that cannot be null stands here: a bare `key:` then means no settings."""
+    """Whether the path is a part that cannot be null: an empty `key:` in YAML means no settings."""
     annotation = annotation_at(path)
     return _is_part(annotation) and annotation is not SecretRef
 
 
 def required_below(path: SettingPath) -> list[SettingPath]:
-    """The settings without a default in the part at the path; the path itself where it is one."""
+    """Return the settings without a default in the part at the path; a setting returns itself."""
     part: Any = annotation_at(path)
     if not is_section(path):
         return [path]
@@ -74,12 +74,12 @@ def required_below(path: SettingPath) -> list[SettingPath]:
 
 
 def replaces_whole(path: SettingPath) -> bool:
-    """Whether a mapping given here replaces an earlier one: a secret stands in one place only."""
+    """Whether a mapping here replaces an earlier one, because a secret has only one location."""
     return holds_secret(path)
 
 
 def holds_secret(path: SettingPath) -> bool:
-    """Whether what stands here is a reference to a secret, or may be one."""
+    """Whether the path is a reference to a secret, or may be one."""
     for length in range(1, len(path) + 1):
         kind = _bare(annotation_at(path[:length]))
         if kind is SecretRef or SecretRef in get_args(kind):
@@ -90,12 +90,12 @@ def holds_secret(path: SettingPath) -> bool:
 
 
 def is_free_form(path: SettingPath) -> bool:
-    """Whether the setting is a mapping whose keys are not ours."""
+    """Whether the setting is a mapping with arbitrary keys."""
     return get_origin(_bare(annotation_at(path))) is Mapping
 
 
 def takes_text(path: SettingPath) -> bool:
-    """Whether the setting is text of some kind, so that `123` and `no` are left as they are."""
+    """Whether the setting is text, so that `123` and `no` are not parsed as YAML."""
     kind = _bare(annotation_at(path))
     return kind in (str, Path) or get_origin(kind) is Literal
 
@@ -110,21 +110,21 @@ def takes_null(path: SettingPath) -> bool:
 
 def _walk(part: type[Part], path: SettingPath) -> Iterator[SettingPath]:
     for name, field in part.model_fields.items():
-        here = (*path, name)
+        setting = (*path, name)
         kind = _bare(field.annotation)
         if _is_part(kind) and kind is not SecretRef:
-            yield from _walk(kind, here)
+            yield from _walk(kind, setting)
         else:
-            yield here
+            yield setting
 
 
 @cache
 def settings() -> tuple[SettingPath, ...]:
-    """Every setting that has a name of its own, lists and free-form mappings as one."""
+    """Return every named setting; a list or a free-form mapping counts as one."""
     return tuple(_walk(Config, ()))
 
 
 @cache
 def setting_names() -> tuple[str, ...]:
-    """The dotted names of `settings`."""
+    """Return the dotted names of `settings`."""
     return tuple(dotted(path) for path in settings())

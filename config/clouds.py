@@ -1,4 +1,4 @@
-"""Options of Google Cloud Storage, of Azure Blob Storage and of HDFS."""
+"""Settings of Google Cloud Storage, Azure Blob Storage and HDFS."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -11,8 +11,8 @@ from sidetier.config.types import AbsolutePath, SecretRef
 
 
 class GcsConfig(Part):
-    """Options of Google Cloud Storage. Credentials are Google's application default ones unless
-    given here.
+    """Options of Google Cloud Storage. Unless given here, credentials are Google's application
+    default credentials.
     """
 
     credentials_file: AbsolutePath | None = Field(
@@ -40,8 +40,8 @@ class GcsConfig(Part):
 
 
 class AzureConfig(Part):
-    """Options of Azure Blob Storage. Credentials are those of the environment (workload identity,
-    managed identity, AZURE_ variables) unless given here.
+    """Options of Azure Blob Storage. Unless given here, credentials come from the environment
+    (workload identity, managed identity, AZURE_ variables).
     """
 
     account_name: str | None = Field(
@@ -86,8 +86,8 @@ class AzureConfig(Part):
 
 
 class HdfsConfig(Part):
-    """Options of HDFS. The user is that of HADOOP_USER_NAME or of the process; with Kerberos, that
-    of the ticket cache.
+    """Options of HDFS. The user is HADOOP_USER_NAME or the user of the process; with Kerberos, the
+    user of the ticket cache.
     """
 
     config_dir: AbsolutePath | None = Field(

@@ -1,4 +1,4 @@
-"""The cluster and this host's own broker."""
+"""Settings of the cluster and of this host's broker."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -23,7 +23,7 @@ def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, Cli
 
 
 class ClusterConfig(Part):
-    """Which cluster this is."""
+    """The Kafka cluster."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9._-]+$",
@@ -33,7 +33,7 @@ class ClusterConfig(Part):
 
 
 class BrokerConfig(Part):
-    """The broker that this sidecar stands beside."""
+    """The broker that the sidecar runs beside."""
 
     bootstrap_servers: str | None = Field(
         default=None,
@@ -53,15 +53,15 @@ class BrokerConfig(Part):
     )
 
     def client_properties(self) -> dict[str, PropertyValue]:
-        """What a librdkafka client is created with, secrets resolved: keep it out of logs.
+        """Return the properties for a librdkafka client, with resolved secrets. Do not log them.
 
         Raises:
-            ConfigurationError: no bootstrap servers are configured, or a secret cannot be read.
+            ConfigurationError: a secret cannot be read.
         """
         return resolved(self.client_references())
 
     def client_references(self) -> dict[str, PropertyValue | SecretRef]:
-        """The same; secrets are references."""
+        """Return the same properties with references instead of secrets."""
         references = dict(self.client)
         if self.bootstrap_servers is not None:
             references["bootstrap.servers"] = self.bootstrap_servers

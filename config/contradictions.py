@@ -1,4 +1,4 @@
-"""Settings that are right one by one and wrong together. Pure; one rule, one function."""
+"""Checks for settings that are valid alone and wrong together. Pure functions, one per rule."""
 
 import os
 import re
@@ -18,17 +18,17 @@ Problems = Iterator[Problem]
 
 
 def contradictions(config: Config) -> tuple[Problem, ...]:
-    """Every contradiction in the configuration."""
+    """Return every contradiction in the configuration."""
     return tuple(problem for rule in _RULES for problem in rule(config))
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """What is allowed, and seldom meant."""
+    """Return warnings for settings that are allowed but are probably a mistake."""
     return tuple(_warnings(config))
 
 
 def file_root(url: str) -> Path | None:
-    """The directory of a `file://` url; None for another store."""
+    """Return the directory of a `file://` URL; None for another store."""
     parts = urlsplit(url)
     return Path(os.path.normpath(unquote(parts.path))) if parts.scheme == "file" else None
 
@@ -135,7 +135,7 @@ def _topics(config: Config) -> Problems:
 
 
 def _matches_all(pattern: str) -> bool:
-    """Whether names that have nothing in common all match: a good guess, not a proof."""
+    """Whether the pattern matches four unrelated names: a good guess, not a proof."""
     return all(re.fullmatch(pattern, name) for name in ("a", "Z.9", "__q_-x", "0" * 249))
 
 
@@ -146,11 +146,11 @@ def _delays(config: Config) -> Problems:
 
 
 _OPTIONS: Final = {"s3": "s3", "gcs": "gs", "azure": "abfs", "hdfs": "hdfs"}
-"""Options of a kind of store, and the scheme of its urls."""
+"""URL scheme for each model of store options."""
 
 
 def _store_options(config: Config) -> Problems:
-    """Options of a kind of store that no url names; which urls a plug-in has is not known here."""
+    """Find options of a store that no URL uses. The URLs of a plug-in are unknown here."""
     storage = config.storage
     schemes = {urlsplit(url).scheme for _, url in _urls(storage)}
     for name, scheme in _OPTIONS.items():
@@ -167,7 +167,7 @@ def _store_options(config: Config) -> Problems:
 
 
 def _s3_places(config: Config) -> Problems:
-    """Rules of S3 options, as they are after an override was laid over the defaults."""
+    """Check S3 options, for an override after it is merged with the defaults."""
     storage = config.storage
     if _is_s3(storage.url):
         yield from _s3_rules(storage.s3, ("storage", "s3"))

@@ -1,4 +1,4 @@
-"""What pydantic refused, in words an operator can act on; a secret's value is never shown."""
+"""Translation of pydantic's errors for operators. Values of secrets are never shown."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -38,7 +38,12 @@ _SHOWN_AT_MOST: Final = 60
 
 
 def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
-    """One problem per setting that was refused; `values` is what was validated."""
+    """Return one problem for each refused setting.
+
+    Args:
+        error: pydantic's error.
+        values: the tree that was validated.
+    """
     details = error.errors(include_url=False)
     paths = [_path(detail["loc"], values) for detail in details]
     refused_below = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
@@ -52,7 +57,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
 
 
 def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN401 -- a raw tree
-    """The location without the names that pydantic adds for the members of a union."""
+    """Return the location without the names that pydantic adds for members of a union."""
     path: list[str | int] = []
     for step in loc:
         if isinstance(values, dict) and (step in values or annotation_at((*path, step))):
@@ -94,7 +99,7 @@ def _value_at(path: SettingPath, values: Any) -> object:  # noqa: ANN401 -- a ra
 
 
 def _shown(value: object) -> str:
-    """The value as YAML would write it, cut where it is long."""
+    """Return the value as in YAML, shortened if it is long."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

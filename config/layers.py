@@ -1,4 +1,4 @@
-"""Layers of settings: each is a tree with the origin of every value; a later one wins."""
+"""Layers of settings: trees with the origin of every value. A later layer overrides others."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sidetier.config.problems import Problem, SettingPath
 
 @dataclass(slots=True)
 class Layer:
-    """Values from one source. Mutable while it is built, and only then."""
+    """Values from one source. Mutable only while it is built."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[SettingPath, str] = field(default_factory=dict)
@@ -18,18 +18,18 @@ class Layer:
     warnings: list[str] = field(default_factory=list)
 
     def put(self, path: SettingPath, value: object, origin: str) -> None:
-        """Set one value, with the mappings on the way to it."""
-        here: Any = self.values
+        """Set one value, and create the mappings above it."""
+        mapping: Any = self.values
         for step in path[:-1]:
-            if not isinstance(here.get(step), dict):
-                here[step] = {}
-            here = here[step]
-        here[path[-1]] = value
+            if not isinstance(mapping.get(step), dict):
+                mapping[step] = {}
+            mapping = mapping[step]
+        mapping[path[-1]] = value
         self.origins[path] = origin
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
-    """The layers as one; mappings are merged key by key, everything else is replaced."""
+    """Merge the layers. Mappings are merged key by key; other values are replaced."""
     merged = Layer()
     for layer in layers:
         _merge_mapping(merged, layer, (), merged.values, layer.values)
@@ -44,16 +44,16 @@ def _merge_mapping(
     merged: Layer, layer: Layer, path: SettingPath, into: dict[str, Any], new: dict[str, Any]
 ) -> None:
     for key, value in new.items():
-        here = (*path, key)
-        given = {} if value is None and is_section(here) else value
-        if isinstance(given, dict) and not replaces_whole(here):
+        setting = (*path, key)
+        given = {} if value is None and is_section(setting) else value
+        if isinstance(given, dict) and not replaces_whole(setting):
             if not isinstance(into.get(key), dict):
                 into[key] = {}
-            _take_origin(merged, layer, here)
-            _merge_mapping(merged, layer, here, into[key], given)
+            _take_origin(merged, layer, setting)
+            _merge_mapping(merged, layer, setting, into[key], given)
         else:
             into[key] = given
-            _replace_origins(merged, layer, here)
+            _replace_origins(merged, layer, setting)
 
 
 def _take_origin(merged: Layer, layer: Layer, path: SettingPath) -> None:

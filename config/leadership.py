@@ -1,4 +1,4 @@
-"""How the sidecar learns which partitions its broker leads."""
+"""Settings for the source of leadership: which partitions the broker leads."""
 
 import re
 from typing import Annotated, Literal
@@ -35,7 +35,7 @@ class KraftConfig(Part):
 
 
 class ZookeeperSaslConfig(Part):
-    """SASL towards ZooKeeper."""
+    """SASL authentication to ZooKeeper."""
 
     mechanism: Literal["DIGEST-MD5", "GSSAPI"] = Field(
         default="DIGEST-MD5", description="The SASL mechanism."
@@ -50,7 +50,7 @@ class ZookeeperSaslConfig(Part):
 
 
 class ZookeeperTlsConfig(Part):
-    """TLS towards ZooKeeper."""
+    """TLS connections to ZooKeeper."""
 
     ca_file: AbsolutePath | None = Field(default=None, description="PEM file of trusted CAs.")
     cert_file: AbsolutePath | None = Field(default=None, description="PEM file of our certificate.")
@@ -75,7 +75,7 @@ class ZookeeperConfig(Part):
 
 
 class StaticConfig(Part):
-    """Leadership by decree, for backfills and tests."""
+    """A fixed list of led partitions, for backfills and tests."""
 
     partitions: Annotated[
         tuple[Annotated[str, AfterValidator(_partition_name)], ...], Field(strict=False)
@@ -85,7 +85,7 @@ class StaticConfig(Part):
     )
 
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
-        """The partitions by topic and number."""
+        """Return the partitions as topic and number."""
         split = (name.rsplit("-", 1) for name in self.partitions)
         return tuple(TopicPartition(topic, int(number)) for topic, number in split)
 

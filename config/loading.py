@@ -1,4 +1,4 @@
-"""The configuration from all of its sources: defaults < files < environment < flags."""
+"""The configuration from all sources: defaults < files < environment < flags."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ from sidetier.segments.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration that is whole and without contradiction."""
+    """A complete configuration without contradictions."""
 
     config: Config
     given: Mapping[str, Any]
-    """What the sources held, before defaults."""
+    """Values of the sources, without defaults."""
     origins: Origins
     warnings: tuple[str, ...] = ()
 
     def origin(self, path: SettingPath) -> str:
-        """Where it was given: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or `default`."""
+        """Return the source: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`, or `default`."""
         if not _holds(self.given, path):
             return DEFAULT_ORIGIN
         return origin_of(path, self.origins) or DEFAULT_ORIGIN
@@ -46,15 +46,17 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
 ) -> LoadedConfig:
-    """Read and check everything; no file but the given ones is touched.
+    """Load and check the configuration.
+
+    Reads no file except the given ones, and a `<cluster>.json` beside a `.properties`.
 
     Args:
-        files: YAML, or Pinterest-style `.properties`; a later file wins over an earlier one.
-        environ: Of its variables those that begin with `SIDETIER_` are settings.
+        files: YAML, or Pinterest's `.properties`; a later file overrides an earlier one.
+        environ: variables that begin with `SIDETIER_` are settings.
         flags: `key=value`, as in `storage.url=s3://bucket/prefix`.
 
     Raises:
-        ConfigurationError: with one line for every problem that was found.
+        ConfigurationError: with one line for every problem.
     """
     given = merge([*map(_file_layer, files), environment_layer(environ or {}), flag_layer(flags)])
     problems = list(given.problems)
@@ -66,7 +68,7 @@ def load(
     if config is not None:
         problems += contradictions(config)
     raise_problems(problems, given.origins)
-    if config is None:  # every ValidationError is a problem, which was raised
+    if config is None:  # never happens: explain() returns a problem for every ValidationError
         raise ConfigurationError("the configuration is not valid")
     return LoadedConfig(config, given.values, given.origins, (*given.warnings, *warnings(config)))
 

@@ -1,6 +1,6 @@
-"""Log dirs that are given by a pattern, where their names differ from host to host.
+"""Log dirs given as a pattern, for names that differ from host to host.
 
-Strimzi, for one, puts the broker's id into the name: `/var/lib/kafka/data-0/kafka-log3`.
+Strimzi, for example, includes the broker's id in the name: `/var/lib/kafka/data-0/kafka-log3`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +12,11 @@ from sidetier.config.startup import META_PROPERTIES, Machine
 
 
 def with_found_log_dirs(config: Config, find: Callable[[str], Iterable[str]] = glob) -> Config:
-    """`log_dirs` with every pattern (`*`, `?`, `[...]`) replaced by the log dirs that it matches
-    now: directories with a meta.properties. One that matches none stays, so that it is missed.
+    """Replace every pattern (`*`, `?`, `[...]`) in `log_dirs` with the log dirs that it matches
+    now.
+
+    A log dir is a directory with a meta.properties. A pattern without a match is kept, so that it
+    is reported as missing.
     """
     if not any(has_magic(str(path)) for path in config.log_dirs):
         return config
@@ -27,7 +30,9 @@ def _found(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
 
 
 def missing_log_dirs(config: Config, machine: Machine) -> tuple[Path, ...]:
-    """Log dirs whose broker has not started yet; what is wrong otherwise is left to the start."""
+    """Return the log dirs in which the broker has not started yet. The start reports other
+    problems.
+    """
     return tuple(path for path in config.log_dirs if _is_missing(path, machine))
 
 

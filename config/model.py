@@ -1,6 +1,6 @@
-"""The configuration: one frozen model per part; unknown keys are refused.
+"""The configuration: one frozen model for each part. Unknown keys are refused.
 
-Durations are seconds, sizes are bytes; both may be written with a unit (`30s`, `5m`, `16MiB`).
+Durations are in seconds and sizes in bytes; both accept a unit (`30s`, `5m`, `16MiB`).
 """
 
 from typing import Annotated

@@ -25,23 +25,25 @@ RESERVED: Final = frozenset(
         "SIDETIER_SCHEMA_REGISTRY_USER_INFO",
     }
 )
-"""Variables of the command line itself, of its commands, and of the servers for demo and tests."""
+"""Variables of the command line and its commands, and of the servers for demo and tests."""
 
 _SERVICE_LINK: Final = re.compile(
     r"SIDETIER_(\w+_)?((SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"
     r"|PORT=(tcp|udp|sctp)://.*)"
 )
-"""What Kubernetes puts into every container once a Service is named sidetier…: not ours. The value
-counts too, or `SIDETIER_HTTP_PORT=80`, with one underscore too few, would pass unnoticed."""
+"""Variables that Kubernetes sets in every container when a Service's name begins with `sidetier`.
+They are no settings. The value must match, too: otherwise `SIDETIER_HTTP_PORT=80`, with one
+underscore too few, would be ignored without an error.
+"""
 
 
 def environment_name(name: str) -> str:
-    """`storage.s3.region` as `SIDETIER_STORAGE__S3__REGION`."""
+    """Return `storage.s3.region` as `SIDETIER_STORAGE__S3__REGION`."""
     return PREFIX + name.upper().replace(".", "__")
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """The settings among the environment's variables; an unknown SIDETIER_ one is a problem."""
+    """Return the settings in the environment; an unknown `SIDETIER_` variable is a problem."""
     layer = Layer()
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in RESERVED:
@@ -57,7 +59,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def flag_layer(assignments: Iterable[str]) -> Layer:
-    """The settings of `--set key=value` flags; an unknown key is a problem."""
+    """Return the settings of `--set key=value` flags; an unknown key is a problem."""
     layer = Layer()
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -74,7 +76,9 @@ def flag_layer(assignments: Iterable[str]) -> Layer:
 
 
 def _flag_path(name: str) -> SettingPath:
-    """A key inside a free-form mapping may hold dots: `broker.client.security.protocol`."""
+    """Split a key at its dots, except inside a free-form mapping:
+    `broker.client.security.protocol`.
+    """
     steps = tuple(name.split("."))
     for length in range(1, len(steps)):
         if is_free_form(steps[:length]):
@@ -95,7 +99,7 @@ def _put(layer: Layer, path: SettingPath, text: str, origin: str) -> None:
 
 
 def _typed(path: SettingPath, text: str) -> object:
-    """Text stays text where text is wanted; everything else is read as YAML."""
+    """Keep text for settings of type text; parse everything else as YAML."""
     if takes_null(path) and text.strip() in ("", "null", "~"):
         return None
     return text if takes_text(path) else yaml_value(text)

@@ -1,4 +1,4 @@
-"""Pinterest's `<cluster>.properties` as a layer; the table says what becomes of each key."""
+"""Pinterest's `<cluster>.properties` as a layer; `pinterest_table` has the handling of each key."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from sidetier.config.yaml_file import read_config_text
 
 
 def endpoint_layer(layer: Layer, path: Path) -> None:
-    """Add the url and overrides of `<cluster>.json` to the layer, where there is such a file.
+    """Add URL and overrides of `<cluster>.json` to the layer, if the file exists.
 
     Forms: `{"ts_bucket", "ts_base_prefix", "overrides": {topic: {the same two}}}`, and
     `{"bucket_public", "bucket_pii", "prefix", "topics": {topic: {"pii": bool}}}`.
@@ -63,13 +63,13 @@ _ENTROPY_BITS: Final = f"{PREFIX}s3.prefix.entropy.bits"
 
 
 def properties_layer(text: str, path: Path) -> Layer:
-    """The settings of their file, with a warning for each key that is ignored.
+    """Return the settings of Pinterest's file, with a warning for each ignored key.
 
-    The cluster's name is the file's, as theirs is. `<cluster>.json` beside it is read where it has
-    one of their forms.
+    The cluster's name is the name of the file, as in Pinterest's uploader. `<cluster>.json` beside
+    it is read if it has one of the known forms.
 
     Raises:
-        ConfigurationError: the text is not of the format of Java properties.
+        ConfigurationError: the text is not in the format of Java properties.
     """
     properties = parse_properties(text, str(path))
     layer = Layer()
@@ -110,7 +110,7 @@ def _complain(layer: Layer, item: Property, path: Path, message: str) -> None:
 
 
 def known_key(key: str) -> PinterestKey | None:
-    """The table's row for a key, which may name a topic."""
+    """Return the table's row for a key, which may contain a topic; None for an unknown key."""
     for known in KEYS:
         pattern = re.escape(known.key).replace("<topic>", "[A-Za-z0-9._-]+")
         if re.fullmatch(pattern, key):
@@ -136,7 +136,7 @@ def _integer(value: str) -> int:
 
 
 def _entropy_bits(value: str) -> int:
-    """Any number below 1 means none; ours knows -1 and 0."""
+    """Map any number below -1 to -1: Pinterest's uploader takes it as no prefix, too."""
     return max(_integer(value), -1)
 
 

@@ -1,4 +1,5 @@
-"""What becomes of each key of Pinterest's segment uploader: one table, and the docs follow it.
+"""Table of the keys of Pinterest's segment uploader and how each is handled. The docs are made from
+it.
 
 Source: `SegmentUploaderConfiguration`, `MetricsConfiguration` and the dead letter queue handlers of
 their open-source release.
@@ -13,7 +14,13 @@ Fate = Literal["taken", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class PinterestKey:
-    """One key: `key` may hold `<topic>`; `setting` is ours, where the value is taken."""
+    """One key of Pinterest's uploader.
+
+    Attributes:
+        key: its name; may contain `<topic>`.
+        fate: whether the value is used (`taken`), ignored with a warning, or refused.
+        setting: the Sidetier setting that gets the value.
+    """
 
     key: str
     fate: Fate

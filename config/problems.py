@@ -1,4 +1,4 @@
-"""Problems of a configuration, and how all of them are told at once."""
+"""Problems of a configuration, reported all at once."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from difflib import get_close_matches
 from sidetier.segments.errors import ConfigurationError
 
 SettingPath = tuple[str | int, ...]
-"""Where a value stands: keys of mappings, and indexes of lists."""
+"""Path of a value: keys of mappings, and indexes of lists."""
 
 Origins = Mapping[SettingPath, str]
-"""Where values came from: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`."""
+"""Source of each value: `sidetier.yaml:12`, `env SIDETIER_…`, `flag --set`."""
 
 DEFAULT_ORIGIN = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with one setting, or between several; the first is named."""
+    """A problem of one setting, or of several; `path` is the first of them."""
 
     path: SettingPath
     message: str
 
 
 def dotted(path: SettingPath) -> str:
-    """`("storage", "overrides", 0, "url")` as `storage.overrides[0].url`."""
+    """Return `("storage", "overrides", 0, "url")` as `storage.overrides[0].url`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -32,7 +32,7 @@ def dotted(path: SettingPath) -> str:
 
 
 def origin_of(path: SettingPath, origins: Origins) -> str | None:
-    """Where the setting, or else what holds it, was given; None for a default."""
+    """Return the source of the setting or of the nearest part around it; None for a default."""
     for length in range(len(path), 0, -1):
         origin = origins.get(path[:length])
         if origin is not None:
@@ -41,20 +41,20 @@ def origin_of(path: SettingPath, origins: Origins) -> str | None:
 
 
 def told(problem: Problem, origins: Origins) -> str:
-    """One line: the setting, where it was given, what is wrong."""
+    """Return one line: the setting, its source, the problem."""
     origin = origin_of(problem.path, origins)
     where = f" ({origin})" if origin else ""
     return f"{dotted(problem.path) or 'configuration'}{where}: {problem.message}"
 
 
 def raise_problems(problems: Iterable[Problem], origins: Origins) -> None:
-    """Raise one ConfigurationError with a line per problem; nothing where there is none."""
+    """Raise one ConfigurationError with a line for each problem, if there are any."""
     lines = list(dict.fromkeys(told(problem, origins) for problem in problems))
     if lines:
         raise ConfigurationError("\n".join(lines))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing where no name is near."""
+    """Return `; did you mean …?`, or an empty text if no name is similar."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""

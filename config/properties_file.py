@@ -1,4 +1,4 @@
-"""The format of `java.util.Properties`."""
+"""Parser of the `java.util.Properties` format."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _SHORT: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A key, its value, and the line, counted from 1, on which it begins."""
+    """A key, its value, and the number of its first line, counted from 1."""
 
     key: str
     value: str
@@ -23,18 +23,22 @@ class Property:
 
 
 def parse_properties(text: str, name: str) -> tuple[Property, ...]:
-    r"""The properties in the order of the file; `name` is the file's name in messages.
+    r"""Parse the properties, in the order of the file.
 
     Source: `java.util.Properties.load(Reader)`, line continuations and escapes included.
 
+    Args:
+        text: the file's content.
+        name: name of the file, for messages.
+
     Raises:
-        ConfigurationError: a `\u` that is not followed by four hexadecimal digits.
+        ConfigurationError: a `\u` without four hexadecimal digits.
     """
     return tuple(_property(line, number, name) for number, line in _logical_lines(text))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines joined where one ends in an odd number of backslashes, without comments and blanks."""
+    """Join lines that end in an odd number of backslashes; skip comments and blank lines."""
     joined, first = "", 0
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         line = raw.lstrip(" \t\f")

@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the models and from the table of foreign keys."""
+"""Generator of documentation pages from the models and from the table of Pinterest's keys."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ _SHORT_TYPES: Final[Mapping[str, str]] = {
 
 
 def configuration_page() -> str:
-    """`docs/configuration.md`."""
+    """Return the text of `docs/configuration.md`."""
     schema = json_schema()
     lines = [_INTRODUCTION % {"example": environment_name("storage.s3.region")}]
     for name, node in schema["properties"].items():
@@ -71,7 +71,7 @@ def _rows(name: str, node: Any, schema: Any, *, required: bool) -> Iterator[str]
         if any(choice.get("type") == "null" for choice in node.get("anyOf", ())):
             yield _row(name, "mapping", _code(None), node["description"])
             if "[]" in name:
-                return  # the same settings stand above, with defaults that are not those here
+                return  # listed above already; the defaults there do not apply in list items
         for key, inner in part["properties"].items():
             yield from _rows(
                 f"{name}.{key}", inner, schema, required=key in part.get("required", ())
@@ -89,7 +89,7 @@ def _row(name: str, kind: str, default: str, text: str) -> str:
 
 
 def _resolved(node: Any, schema: Any) -> Any:  # noqa: ANN401 -- JSON
-    """The node, or the definition that it or its one choice besides null refers to."""
+    """Return the node, or the definition that it or its only non-null choice refers to."""
     choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
     target = choices[0] if len(choices) == 1 else node
     if "$ref" in target:
@@ -164,7 +164,7 @@ Bucket and prefix come from a Java class there. Where a file of the same name wi
 
 
 def pinterest_page() -> str:
-    """`docs/pinterest-properties.md`."""
+    """Return the text of `docs/pinterest-properties.md`."""
     lines = [_PINTEREST]
     for fate, title in (("taken", "Taken"), ("ignored", "Ignored"), ("refused", "Refused")):
         lines += [f"## {title}", "", "| key | setting | theirs | ours | |", "|---|---|---|---|---|"]

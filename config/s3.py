@@ -1,4 +1,4 @@
-"""Options of an S3 store."""
+"""Settings of an S3 store."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
@@ -11,13 +11,13 @@ from sidetier.config.units import Size
 
 MIB: Final = 1024**2
 SMALLEST_PART: Final = 5 * MIB
-"""S3 refuses smaller parts, but for the last."""
+"""S3 refuses smaller parts, except the last one."""
 LARGEST_PUT: Final = 5 * 1024 * MIB
-"""S3 refuses a larger single PUT, and a larger part."""
+"""S3 refuses a larger single PUT or part."""
 
 
 def _without_credentials(url: str) -> str:
-    """Raises ValueError where the URL holds credentials: errors and log events show it."""
+    """Raise ValueError for credentials in the URL, which errors and log events show."""
     if "@" in url or "?" in url or "#" in url:
         raise ValueError(
             "must not hold a user, a password, ? or #; credentials are given by access_key_id and "
@@ -32,7 +32,7 @@ EndpointUrl = Annotated[
 
 
 class S3Config(Part):
-    """Options of an S3 store. Credentials come from the whole AWS chain unless given here."""
+    """Options of an S3 store. Unless given here, credentials come from AWS's credential chain."""
 
     endpoint_url: EndpointUrl | None = Field(
         default=None, description="Endpoint of a store other than AWS."

@@ -1,4 +1,4 @@
-"""The JSON schema of the configuration file."""
+"""JSON schema of the configuration file."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -16,8 +16,10 @@ _SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema, draft 2020-12, of the YAML file. Nothing that the schema passes is promised to
-    be free of contradictions: `sidetier config check` looks for those.
+    """Return the JSON Schema, draft 2020-12, of the YAML file.
+
+    A file that matches the schema may still have contradictions, which `sidetier config check`
+    finds.
     """
     schema = Config.model_json_schema()
     for name, part in schema["$defs"].items():
@@ -32,12 +34,12 @@ def json_schema() -> dict[str, Any]:
 
 
 def _refer_to_secrets(client: dict[str, Any]) -> None:
-    """Other properties of librdkafka may be text; these hold secrets."""
+    """Require references for librdkafka properties that contain secrets. Others may be text."""
     client["patternProperties"] = {SECRET_PROPERTY: {"$ref": "#/$defs/SecretRef"}}
 
 
 def _show_defaults(part: dict[str, Any], name: str) -> None:
-    """Defaults as a user would write them, with a unit."""
+    """Replace defaults with the form in which a user writes them, with a unit."""
     for key, node in part.get("properties", {}).items():
         show = _SHOWN.get(node.get("title", ""))
         if show is not None and "default" in node:
@@ -53,7 +55,7 @@ def _parts() -> Mapping[str, Any]:
 
 
 def _without_part_defaults(node: Any) -> Any:  # noqa: ANN401 -- JSON
-    """A part's default is made of its settings' defaults, which stand there already."""
+    """Remove the defaults of parts: they repeat the defaults of their settings."""
     if isinstance(node, dict):
         return {
             key: _without_part_defaults(value)

@@ -1,4 +1,4 @@
-"""What `sidetier config check` and a start look for on the machine, before anything is touched."""
+"""Checks of this machine, before `sidetier config check` or a start changes anything."""
 
 import os
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ Kind = Literal["directory", "file", "missing"]
 
 
 class Machine(Protocol):
-    """The little that is looked at."""
+    """Access to the file system for the checks."""
 
     def kind(self, path: Path) -> Kind:
-        """What stands at the path, links followed."""
+        """Return the kind of file at the path; links are followed."""
         ...
 
     def readable(self, path: Path) -> bool:
@@ -28,26 +28,26 @@ class Machine(Protocol):
         ...
 
     def read_text(self, path: Path) -> str:
-        """The file's text; raises OSError or UnicodeDecodeError."""
+        """Return the file's text; raises OSError or UnicodeDecodeError."""
         ...
 
     def real(self, path: Path) -> Path:
-        """The path with every link resolved, as far as it exists."""
+        """Return the path with every link resolved, as far as it exists."""
         ...
 
     def device(self, path: Path) -> int | None:
-        """Which file system it stands on; None where that cannot be told."""
+        """Return the id of the path's file system; None if it is unknown."""
         ...
 
 
 class LocalMachine:
-    """This machine."""
+    """The machine that this process runs on."""
 
     def kind(self, path: Path) -> Kind:
         """See `Machine.kind`."""
         try:
             return "directory" if path.is_dir() else "file" if path.exists() else "missing"
-        except OSError:  # a directory on the way that may not be entered
+        except OSError:  # a directory above it cannot be entered
             return "missing"
 
     def readable(self, path: Path) -> bool:
@@ -72,12 +72,12 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True)
 class LogDirs:
-    """What the log dirs say of themselves.
+    """Result of the checks.
 
     Attributes:
-        identity: The broker they belong to; None where no log dir tells it.
-        problems: What keeps a sidecar from starting.
-        warnings: Log dirs that cannot be read now while others can: the broker goes on without
+        identity: the broker of the log dirs; None if no log dir tells it.
+        problems: problems that prevent the sidecar's start.
+        warnings: log dirs that cannot be read now while others can. The broker continues without
             them, and so does the sidecar.
     """
 
@@ -87,25 +87,28 @@ class LogDirs:
 
 
 def check_machine(config: Config, machine: Machine) -> LogDirs:
-    """Whether the log dirs are there, readable, and of one broker of one cluster."""
+    """Check that the log dirs exist, are readable, and belong to one broker of one cluster.
+
+    The store's directory and the spool are checked, too.
+    """
     unread: list[Problem] = []
-    found: list[tuple[SettingPath, Path, MetaProperties]] = []
+    readable: list[tuple[SettingPath, Path, MetaProperties]] = []
     for i, log_dir in enumerate(config.log_dirs):
         path: SettingPath = ("log_dirs", i)
-        looked = _look(path, log_dir, machine)
-        if isinstance(looked, Problem):
-            unread.append(looked)
+        result = _look(path, log_dir, machine)
+        if isinstance(result, Problem):
+            unread.append(result)
         else:
-            found.append((path, log_dir, looked))
-    problems = [] if found else unread
-    problems += _disagreements(found)
+            readable.append((path, log_dir, result))
+    problems = [] if readable else unread
+    problems += _disagreements(readable)
     problems += _same_directory(config, machine)
     problems += _store_through_links(config, machine)
-    problems += _spool(config, machine, [log_dir for _, log_dir, _ in found])
-    identity = found[0][2] if found else None
+    problems += _spool(config, machine, [log_dir for _, log_dir, _ in readable])
+    identity = readable[0][2] if readable else None
     if identity is not None:
         problems += _against_config(config, identity)
-    return LogDirs(identity, tuple(problems), tuple(unread) if found else ())
+    return LogDirs(identity, tuple(problems), tuple(unread) if readable else ())
 
 
 def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
@@ -150,7 +153,7 @@ def _disagreements(found: list[tuple[SettingPath, Path, MetaProperties]]) -> Ite
 
 
 def _same_directory(config: Config, machine: Machine) -> Iterator[Problem]:
-    """Two names that lead to one directory would have every segment twice."""
+    """Find log dirs that are the same directory. Every segment would be archived twice."""
     first: dict[Path, Path] = {}
     for i, log_dir in enumerate(config.log_dirs):
         real = machine.real(log_dir)
@@ -163,7 +166,7 @@ def _same_directory(config: Config, machine: Machine) -> Iterator[Problem]:
 def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
     root = file_root(config.storage.url)
     if root is None or machine.real(root) == root:
-        return  # contradictions() has compared the names
+        return  # contradictions() compares paths without links
     real = machine.real(root)
     for log_dir in config.log_dirs:
         if real.is_relative_to(machine.real(log_dir)):
@@ -172,8 +175,10 @@ def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
 
 
 def _spool(config: Config, machine: Machine, readable: list[Path]) -> Iterator[Problem]:
-    """A hard link needs one file system; that it may be made, a start tries. The spool of a log dir
-    that cannot be read may be on the same failed disk.
+    """Check that each log dir has a spool on its file system, which hard links need.
+
+    Whether hard links are permitted is tried at the start. A missing spool is not reported while a
+    log dir cannot be read: it may be on the same failed disk.
     """
     setting: SettingPath = ("uploader", "pins", "spool")
     spools = config.uploader.pins.spool

@@ -1,4 +1,4 @@
-"""Where segments are stored, and how hard the sidecar tries."""
+"""Settings of the store: locations, retries and deadlines."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from sidetier.config.units import Duration, Size
 
 
 class RetryConfig(Part):
-    """How a request is tried again; above it, an upload is tried for as long as its bytes exist."""
+    """Retries of one request. A failed upload is repeated as long as the segment's bytes exist."""
 
     attempts: int = Field(default=8, ge=1, description="Tries of one request, the first included.")
     first_delay: Duration = Field(
@@ -29,7 +29,7 @@ class RetryConfig(Part):
 
 
 class DeadlineConfig(Part):
-    """How long one attempt may take: base + size / min_bytes_per_second."""
+    """Deadline of one attempt: base + size / min_bytes_per_second."""
 
     base: Duration = Field(default=30.0, gt=0, description="Deadline of a request without a body.")
     min_bytes_per_second: Size = Field(
@@ -50,12 +50,12 @@ class DeadlineConfig(Part):
     )
 
     def seconds(self, size: int) -> float:
-        """The deadline of one attempt to send or fetch `size` bytes."""
+        """Return the deadline, in seconds, of one attempt to send or fetch `size` bytes."""
         return self.base + size / self.min_bytes_per_second
 
 
 class StorageOverride(Part):
-    """Another place for some topics."""
+    """Another location for some topics."""
 
     topics: TopicPattern = Field(
         description="Regular expression of the topics; the first that matches wins."
@@ -71,7 +71,7 @@ class StorageOverride(Part):
 
 
 class StorageProviderConfig(Part):
-    """A plug-in that says where topics are stored."""
+    """A plug-in that returns the location of topics."""
 
     name: str = Field(
         description="Its entry point in the group sidetier.storage_endpoints (docs/storage.md)."
@@ -83,7 +83,7 @@ class StorageProviderConfig(Part):
 
 @dataclass(frozen=True, slots=True)
 class StorageTarget:
-    """The place of one topic: a url, and the options of its store."""
+    """Location of one topic: a URL, and the options of its store."""
 
     url: str
     s3: S3Config
@@ -104,7 +104,7 @@ def _laid_over(options: _Options, other: _Options | None) -> _Options:
 
 
 class StorageConfig(Part):
-    """Where segments are stored, and how hard the sidecar tries."""
+    """Location of the archive, retries and deadlines."""
 
     url: StorageUrl = Field(
         description="Root of the archive: s3://bucket/prefix, file:///directory, gs://, abfs://, "
@@ -139,8 +139,9 @@ class StorageConfig(Part):
     )
 
     def target(self, topic: str) -> StorageTarget:
-        """Where the topic is stored, the same for writer and reader: by the first override that
-        matches, then by the plug-in, then at `url`.
+        """Return the location of a topic; writers and readers get the same one.
+
+        The first override that matches applies, then the plug-in, then `url`.
 
         Raises:
             ConfigurationError: the plug-in is not installed, or fails.
@@ -153,7 +154,7 @@ class StorageConfig(Part):
         return self.at(self.url if url is None else url)
 
     def targets(self) -> tuple[StorageTarget, ...]:
-        """Every place that is configured, without repeats; raises as `target`."""
+        """Return every configured location, without duplicates; raises as `target`."""
         places = [self.at(self.url), *map(self.overridden, self.overrides)]
         plug_in = self._plug_in()
         if plug_in is not None:
@@ -166,11 +167,11 @@ class StorageConfig(Part):
         return load_plug_in(self.provider.name, self.provider.options)
 
     def at(self, url: str) -> StorageTarget:
-        """The place at a url, with the options of these settings."""
+        """Return the location at a URL, with the options of these settings."""
         return StorageTarget(url, self.s3, self.gcs, self.azure, self.hdfs)
 
     def overridden(self, override: StorageOverride) -> StorageTarget:
-        """The place of an override, whose options are laid over those of these settings."""
+        """Return the location of an override. Its options override those of these settings."""
         return StorageTarget(
             override.url,
             _laid_over(self.s3, override.s3),

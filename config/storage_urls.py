@@ -1,7 +1,8 @@
-"""Urls of stores, and plug-ins that say at which url a topic is stored.
+"""URLs of stores, and plug-ins that return the URL of a topic.
 
-A package registers one as an entry point of the group `sidetier.storage_endpoints`: a callable
-that takes its options, text by text, and returns an object with the methods of `TopicUrls`.
+A package registers a plug-in as an entry point of the group `sidetier.storage_endpoints`: a
+callable that takes its options (a mapping of text to text) and returns an object with the methods
+of `TopicUrls`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ SCHEMES: Final = ("s3", "file", "gs", "abfs", "hdfs", "memory")
 
 
 def storage_url(value: str) -> str:
-    """The url without trailing slashes; raises ValueError with what is wrong."""
+    """Return the URL without trailing slashes; raise ValueError with the problem."""
     known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     parts = urlsplit(value)
     if "://" not in value or parts.scheme not in SCHEMES:
@@ -41,30 +42,30 @@ ENTRY_POINT_GROUP: Final = "sidetier.storage_endpoints"
 
 @runtime_checkable
 class TopicUrls(Protocol):
-    """Where topics are stored; may be called from many threads at once.
+    """Location of topics. May be called from many threads at once.
 
-    Sidecars, consumers and jobs each load it. All must get the same answers, and the url of a topic
-    must never change: what was stored before would no longer be found.
+    Sidecars, consumers and jobs each load the plug-in. All must get the same answers, and the URL
+    of a topic must never change: readers would not find the objects at the old URL.
     """
 
     def url(self, topic: str) -> str | None:
-        """The storage url of a topic, one of `urls`; None for that of the settings.
+        """Return the URL of a topic, one of `urls`; None for the URL in the settings.
 
-        It is asked for each topic once in a process. An exception counts as a wrong setting.
+        Called once per topic and process. An exception is reported as a wrong setting.
         """
         ...
 
     def urls(self) -> Iterable[str]:
-        """Every url that `url` returns for any topic; each is checked when a sidecar starts."""
+        """Return every URL that `url` returns for any topic; a sidecar checks each at its start."""
         ...
 
 
 class PlugIn:
-    """A loaded plug-in, whose answers are checked and remembered.
+    """A loaded plug-in, whose answers are checked and cached.
 
     Args:
-        name: Of its entry point.
-        inner: What the entry point has returned.
+        name: name of its entry point.
+        inner: object that the entry point has returned.
     """
 
     def __init__(self, name: str, inner: TopicUrls) -> None:
@@ -101,25 +102,26 @@ class PlugIn:
 
 
 def load_plug_in(name: str, options: Mapping[str, str]) -> PlugIn:
-    """The plug-in that is registered under the name; the same object for the same options.
+    """Return the plug-in that is registered under the name; the same object for the same options.
 
     Raises:
-        ConfigurationError: no package registers the name, or it cannot be loaded or made.
+        ConfigurationError: no package registers the name, or the plug-in cannot be loaded or
+            created.
     """
     return _loaded(name, tuple(sorted(options.items())))
 
 
 @cache
 def _loaded(name: str, options: tuple[tuple[str, str], ...]) -> PlugIn:
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in found.names:
-        known = ", ".join(sorted(found.names)) or "none"
+    plug_ins = entry_points(group=ENTRY_POINT_GROUP)
+    if name not in plug_ins.names:
+        known = ", ".join(sorted(plug_ins.names)) or "none"
         raise ConfigurationError(
             f"storage.provider.name: {name!r} is not installed; installed: {known}. A package "
             f"registers it as an entry point of the group {ENTRY_POINT_GROUP}"
         )
     try:
-        inner = found[name].load()(dict(options))
+        inner = plug_ins[name].load()(dict(options))
     except Exception as error:
         raise ConfigurationError(f"storage.provider {name}: {error}") from error
     if not isinstance(inner, TopicUrls):

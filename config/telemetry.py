@@ -1,4 +1,4 @@
-"""Metrics, health and logs."""
+"""Settings of metrics, health checks and logs."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from sidetier.config.types import SecretRef
 
 
 class HttpConfig(Part):
-    """The HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
+    """HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -32,7 +32,7 @@ class HttpConfig(Part):
 
 
 def local_url(host: str, port: int) -> str:
-    """The address, for a client on the same host, of a server that listens on `host`."""
+    """Return the URL of a server that listens on `host`, for a client on the same host."""
     any_address = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- mapped
     plain = host.strip("[]")
     address = any_address.get(plain, plain)
@@ -40,7 +40,7 @@ def local_url(host: str, port: int) -> str:
 
 
 class LogConfig(Part):
-    """The sidecar's own log, on standard error."""
+    """Log of the sidecar, on standard error."""
 
     format: Literal["json", "console"] = Field(
         default="json", description="Log format: one JSON object per line, or text for people."

@@ -1,4 +1,4 @@
-"""Which topics are archived."""
+"""Settings of the topics to archive."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -11,16 +11,16 @@ from sidetier.config.types import TopicPattern
 INTERNAL_TOPICS: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state"}
 )
-"""Topics that brokers keep for themselves (`Topic.INTERNAL_TOPICS` in Kafka)."""
+"""Internal topics of the brokers (`Topic.INTERNAL_TOPICS` in Kafka)."""
 
 METADATA_TOPIC: Final = "__cluster_metadata"
-"""KRaft's own log; it lies in a log dir and is no topic."""
+"""KRaft's metadata log: a directory in a log dir, but not a topic."""
 
 Patterns = Annotated[tuple[TopicPattern, ...], Field(strict=False)]
 
 
 class TopicsConfig(Part):
-    """Which topics are archived: patterns match the whole name, and exclude wins."""
+    """Topics to archive: patterns match the whole name, and exclude overrides include."""
 
     include: Patterns = Field(
         default=(".*",), min_length=1, description="Regular expressions of topics to archive."
@@ -39,7 +39,7 @@ class TopicsConfig(Part):
     )
 
     def selects(self, topic: str) -> bool:
-        """Whether the topic is to be archived, by its name alone."""
+        """Whether the topic is archived, by its name alone."""
         if topic == METADATA_TOPIC or (topic in INTERNAL_TOPICS and not self.internal):
             return False
         if any(re.fullmatch(pattern, topic) for pattern in self.exclude):

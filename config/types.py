@@ -1,4 +1,4 @@
-"""Field types that several parts use: absolute paths, patterns, secrets by reference."""
+"""Field types that several parts use: absolute paths, patterns, references to secrets."""
 
 import os
 import re
@@ -20,7 +20,11 @@ from sidetier.segments.errors import ConfigurationError
 
 
 def _absolute_path(value: object) -> Path:
-    """Raises ValueError for anything but an absolute path; `..` is resolved by name only."""
+    """Return the normalized path; `..` is resolved without reading links.
+
+    Raises:
+        ValueError: not an absolute path.
+    """
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path, such as /var/lib/kafka/data")
     if "\0" in str(value):
@@ -31,7 +35,7 @@ def _absolute_path(value: object) -> Path:
 
 
 def _pattern(value: str) -> str:
-    """Raises ValueError where the text is no regular expression."""
+    """Return the text; raise ValueError if it is not a regular expression."""
     try:
         re.compile(value)
     except re.error as error:
@@ -45,10 +49,10 @@ AbsolutePath = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "format": "path", "pattern": "^/"}),
 ]
-"""A path from the root, without `.`, `..` or doubled slashes."""
+"""An absolute path without `.`, `..` or doubled slashes."""
 
 TopicPattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
-"""A regular expression that has to match the whole name of a topic."""
+"""A regular expression that must match the whole name of a topic."""
 
 
 def _read_text(path: Path) -> str:
@@ -56,7 +60,7 @@ def _read_text(path: Path) -> str:
 
 
 class SecretRef(Part):
-    """Where a secret is found; the secret itself is never part of the configuration."""
+    """Location of a secret; the secret itself is never part of the configuration."""
 
     env: str | None = Field(
         default=None, min_length=1, description="Name of an environment variable."
@@ -76,7 +80,7 @@ class SecretRef(Part):
         environ: Mapping[str, str] = os.environ,
         read_text: Callable[[Path], str] = _read_text,
     ) -> str:
-        """The secret, read anew at each call so that a rotated one is found.
+        """Read the secret. Each call reads it again, so that a rotated secret is found.
 
         Raises:
             ConfigurationError: the variable or the file is missing or empty.
@@ -99,17 +103,17 @@ class SecretRef(Part):
             raise ConfigurationError(f"the secret in {self} cannot be read: {error}") from error
 
     def __str__(self) -> str:
-        """The reference, which is no secret."""
+        """Return the reference, which is not secret."""
         return f"environment variable {self.env}" if self.env else f"file {self.file}"
 
 
 PropertyValue = str | int | float | bool
 References = Mapping[str, PropertyValue | SecretRef]
-"""Properties of a client; secrets are references, which each process resolves."""
+"""Properties of a client. Secrets are references, which each process resolves."""
 
 
 def resolved(properties: References) -> dict[str, PropertyValue]:
-    """The same with the secrets: keep it out of logs.
+    """Return the properties with the secrets. Do not log them.
 
     Raises:
         ConfigurationError: a secret cannot be read in this process.

@@ -1,4 +1,4 @@
-"""Durations and sizes: read with a unit, held as seconds and bytes, shown with a unit again."""
+"""Durations and sizes: parsed with a unit, stored as seconds and bytes, shown with a unit."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _STEP: Final = 1000
 
 
 def _scaled(value: object, units: dict[str, float], help_text: str) -> float:
-    """The number in base units; `units[""]` says what a bare number counts.
+    """Return the number in base units; `units[""]` is the unit of a bare number.
 
     Raises:
         ValueError: not a number with a known unit, or negative.
@@ -48,19 +48,19 @@ def _scaled(value: object, units: dict[str, float], help_text: str) -> float:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from `30s`, `200ms`, `5m`, `1h`, `2d`, or a bare number of seconds.
+    """Return the seconds of `30s`, `200ms`, `5m`, `1h`, `2d`, or of a bare number of seconds.
 
     Raises:
-        ValueError: anything else.
+        ValueError: the value has another form.
     """
     return _scaled(value, {**_SECONDS, "": 1.0}, _DURATION_HELP)
 
 
 def parse_size(value: object) -> int:
-    """Bytes from `16MiB`, `1GB`, or a bare number of bytes; a fraction of a byte is refused.
+    """Return the bytes of `16MiB`, `1GB`, or of a bare number of bytes.
 
     Raises:
-        ValueError: anything else.
+        ValueError: the value has another form, or is not a whole number of bytes.
     """
     size = _scaled(value, {**_BYTES, "": 1}, _SIZE_HELP)
     if size != int(size):
@@ -69,7 +69,7 @@ def parse_size(value: object) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that `parse_duration` reads back as the same number."""
+    """Return the shortest text that `parse_duration` parses to the same number."""
     for unit in ("d", "h", "m", "s"):
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{int(seconds / _SECONDS[unit])}{unit}"
@@ -80,7 +80,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads back as the same number."""
+    """Return the shortest text that `parse_size` parses to the same number."""
     for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB"):
         if size and size % _BYTES[unit] == 0:
             return f"{size // _BYTES[unit]}{unit}"
@@ -88,7 +88,7 @@ def format_size(size: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: `0 B`, `999 B`, `1.5 kB`, `12.3 MB`."""
+    """Return a size for people: `0 B`, `999 B`, `1.5 kB`, `12.3 MB`."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if abs(value) < _STEP:
@@ -99,27 +99,32 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DiskFloor:
-    """Free space that is left to the broker: a number of bytes, or a share of the file system."""
+    """Free disk space that is left to the broker.
+
+    Attributes:
+        size: in bytes; None if a share is given.
+        share: share of the file system, from 0 to 1.
+    """
 
     size: int | None = None
     share: float = 0.0
 
     def of(self, total: int) -> int:
-        """The floor in bytes on a file system of `total` bytes."""
+        """Return the floor in bytes for a file system of `total` bytes."""
         return self.size if self.size is not None else int(total * self.share)
 
     def __str__(self) -> str:
-        """As it is written in the configuration."""
+        """Return the value as written in the configuration."""
         if self.size is not None:
             return format_size(self.size)
         return f"{self.share * _WHOLE_PERCENT:g}%"
 
 
 def parse_disk_floor(value: object) -> DiskFloor:
-    """A `DiskFloor` from `5%` or a size.
+    """Parse `5%` or a size.
 
     Raises:
-        ValueError: neither.
+        ValueError: the value is neither.
     """
     if isinstance(value, DiskFloor):
         return value
@@ -135,7 +140,7 @@ def parse_disk_floor(value: object) -> DiskFloor:
 
 
 def _schema(number: str, units: str, title: str) -> WithJsonSchema:
-    """Of a bare number, or a number with one of these units."""
+    """Return the schema of a bare number, or of a number with one of these units."""
     text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({units})?\s*$"}
     return WithJsonSchema({"anyOf": [{"type": number, "minimum": 0}, text], "title": title})
 
@@ -148,7 +153,7 @@ Duration = Annotated[
     PlainSerializer(format_duration, return_type=str),
     _schema("number", "ms|s|m|h|d", "duration"),
 ]
-"""Seconds."""
+"""A duration in seconds."""
 
 Size = Annotated[
     int,
@@ -156,7 +161,7 @@ Size = Annotated[
     PlainSerializer(format_size, return_type=str),
     _schema("integer", _SIZE_UNITS, "size"),
 ]
-"""Bytes."""
+"""A size in bytes."""
 
 FreeDisk = Annotated[
     DiskFloor,
@@ -164,4 +169,4 @@ FreeDisk = Annotated[
     PlainSerializer(str, return_type=str),
     _schema("integer", f"%|{_SIZE_UNITS}", "size or percentage"),
 ]
-"""Bytes, or a share of the file system."""
+"""A size in bytes, or a share of the file system."""

@@ -1,4 +1,4 @@
-"""How the daemon works: threads, bounds, gates."""
+"""Settings of the daemon: threads, limits, gates."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 
 class PinsConfig(Part):
-    """Closed segments are held open until they are stored; these are the bounds of that."""
+    """Limits on pins, which keep closed segments readable until they are stored."""
 
     max_files: int = Field(
         default=20_000, ge=3, description="Maximum number of open files; keep it below the ulimit."
@@ -36,8 +36,9 @@ class PinsConfig(Part):
 
 
 class RescueConfig(Part):
-    """A follower's own copy stands in where the leader's sidecar does not store: it is held as a
-    leader's is, and uploaded when the watermark stands still and the copy nears its deletion.
+    """Rescue by a follower's sidecar when the leader's makes no progress. The follower's copy is
+    pinned as a leader's is, and uploaded when `offset.wm` has not advanced and the copy nears its
+    deletion.
     """
 
     enabled: bool = Field(
@@ -61,7 +62,7 @@ class RescueConfig(Part):
 
 
 class HighWatermarkConfig(Part):
-    """How the sidecar learns that a segment's records are committed. At least one is needed."""
+    """How the sidecar learns that records are committed. At least one source is needed."""
 
     checkpoint: bool = Field(
         default=True, description="Read replication-offset-checkpoint in each log dir."
@@ -77,12 +78,12 @@ class HighWatermarkConfig(Part):
 
 
 SnapshotKind = Literal["topics", "broker-configs", "acls", "quotas", "scram-users", "group-offsets"]
-"""The kinds of `segments.cluster_state`, as a setting names them."""
+"""Kinds of cluster state, as in `segments.cluster_state`."""
 
 
 class ClusterSnapshotsConfig(Part):
-    """Snapshots of the cluster's state beside the segments: what a restore of a whole cluster needs
-    besides records. One sidecar of the cluster takes them. They need broker.bootstrap_servers.
+    """Snapshots of the cluster's state, which a restore of a whole cluster needs besides the
+    records. One sidecar of the cluster takes them. They need broker.bootstrap_servers.
     """
 
     enabled: bool = Field(
@@ -112,14 +113,15 @@ class ClusterSnapshotsConfig(Part):
 
 
 OnDivergence = Literal["quarantine", "halt"]
+"""Reaction to a divergence of the archive's history from the log's."""
 OnGap = Literal["step_over", "halt"]
-"""What is done when archive and log have parted."""
+"""Reaction to a gap: records that were deleted before they were archived."""
 OnRecreated = Literal["halt", "retire"]
-"""What is done when an archive belongs to a topic of the same name that is no more."""
+"""Reaction to an archive that belongs to a deleted topic of the same name."""
 
 
 class UploaderConfig(Part):
-    """How the daemon works."""
+    """Settings of the daemon."""
 
     threads: int = Field(default=8, ge=1, le=256, description="Concurrent segment uploads.")
     request_threads: int = Field(
@@ -203,6 +205,9 @@ class UploaderConfig(Part):
     )
 
     def led_only(self) -> "UploaderConfig":
-        """The same, where somebody has said by hand what is led: nothing else is anybody's."""
+        """Return the settings without rescue, for a fixed list of led partitions.
+
+        Partitions outside the list have no leader then, so there is nothing to rescue.
+        """
         rescue = self.rescue.model_copy(update={"enabled": False})
         return self.model_copy(update={"rescue": rescue})

@@ -1,4 +1,4 @@
-"""A YAML file as a layer: line numbers are kept, a key that stands twice is refused."""
+"""A YAML file as a layer, with line numbers. A key that occurs twice is refused."""
 
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,7 +13,7 @@ _PLAIN_TAGS: Final = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
 
 
 def read_config_text(path: Path) -> str:
-    """The text of a configuration file.
+    """Return the text of a configuration file.
 
     Raises:
         ConfigurationError: it is missing, cannot be read, or is not UTF-8.
@@ -29,10 +29,14 @@ def read_config_text(path: Path) -> str:
 
 
 def yaml_layer(text: str, name: str) -> Layer:
-    """The settings of one YAML document; `name` is the file's name in messages.
+    """Return the settings of one YAML document.
+
+    Args:
+        text: the document.
+        name: name of the file, for messages.
 
     Raises:
-        ConfigurationError: the text is no YAML, or not a mapping.
+        ConfigurationError: the text is not YAML, or not a mapping.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -45,10 +49,10 @@ def yaml_layer(text: str, name: str) -> Layer:
 
 
 def yaml_value(text: str) -> object:
-    """One value, as in a flag or an environment variable.
+    """Parse one value of a flag or an environment variable.
 
     Raises:
-        ValueError: the text is no YAML.
+        ValueError: the text is not YAML.
     """
     try:
         return cast("object", yaml.safe_load(text))
@@ -64,7 +68,7 @@ def _syntax(name: str, error: yaml.MarkedYAMLError) -> str:
 
 
 class _Reader:
-    """Builds a layer from nodes."""
+    """Builds a layer from YAML nodes."""
 
     def __init__(self, loader: yaml.SafeLoader, name: str) -> None:
         self._loader = loader
@@ -108,11 +112,13 @@ class _Reader:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = cast("object", self._loader.construct_object(key_node))
-            here = (*path, str(key))
-            self._layer.origins[here] = self._place(key_node)
+            setting = (*path, str(key))
+            self._layer.origins[setting] = self._place(key_node)
             if not isinstance(key, str):
-                self._layer.problems.append(Problem(here, "the key must be text: put it in quotes"))
-            values[str(key)] = self._value(value_node, here)
+                self._layer.problems.append(
+                    Problem(setting, "the key must be text: put it in quotes")
+                )
+            values[str(key)] = self._value(value_node, setting)
         return values
 
     def _refuse_repeats(self, node: yaml.MappingNode, path: SettingPath) -> None:
@@ -122,10 +128,10 @@ class _Reader:
                 raise ConfigurationError(f"{self._place(key_node)}: a key must be text")
             line = key_node.start_mark.line + 1
             if key_node.value in first:
-                here = (*path, key_node.value)
+                setting = (*path, key_node.value)
                 lines = f"{first[key_node.value]} and {line}"
                 message = f"stands twice in {self._name}, on lines {lines}"
-                self._layer.problems.append(Problem(here, message))
+                self._layer.problems.append(Problem(setting, message))
             first.setdefault(key_node.value, line)
 
 

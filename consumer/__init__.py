@@ -1,1 +1,1 @@
-"""The tiered consumer: Kafka and the store read as one log."""
+"""Kafka consumer that reads a topic's log from the brokers and from the archive."""

@@ -1,4 +1,4 @@
-"""What a `TieredConsumer` counts, for applications that want it."""
+"""Prometheus metrics of a `TieredConsumer`, for applications that export them."""
 
 import threading
 import weakref
@@ -18,12 +18,14 @@ _guard: Final = threading.Lock()
 
 
 class ConsumerMetrics:
-    """Every metric. Methods are cheap, may be called from any thread, and never raise.
+    """All metrics of one registry. Methods are cheap, thread-safe, and never raise.
 
-    Also a `RequestObserver` of the storage layer, and a `ReadingObserver` of the archive reader.
+    Also implements `RequestObserver` of the storage layer and `ReadingObserver` of the archive
+    reader.
 
     Args:
-        registry: one `ConsumerMetrics` per registry; see `metrics_of`.
+        registry: registry that the metrics are registered in. A registry accepts each metric name
+            once, so consumers that share a registry share this object; see `metrics_of`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -37,10 +39,15 @@ class ConsumerMetrics:
         self._fetched = _counter(consumer_catalogue.FETCHED_BYTES, registry)
         self._fallbacks = _counter(consumer_catalogue.FALLBACKS, registry)
         self._retries = _counter(catalogue.RETRIES, registry)
-        seconds = catalogue.REQUEST_SECONDS
+        request_seconds = catalogue.REQUEST_SECONDS
         self._requests = Histogram(
-            seconds.name, seconds.help, seconds.labels, registry=registry, buckets=seconds.buckets
+            request_seconds.name,
+            request_seconds.help,
+            request_seconds.labels,
+            registry=registry,
+            buckets=request_seconds.buckets,
         )
+        # Create each labelled series now: they are exported as 0 before the first event.
         for source in (Source.KAFKA, Source.STORE):
             for counter in (self._records, self._bytes, self._switches, self._misses):
                 counter.labels(source.value)
@@ -48,24 +55,24 @@ class ConsumerMetrics:
             self._prefetch.labels(outcome)
 
     def handed_out(self, source: Source, records: int, size: int) -> None:
-        """So many records with so many bytes of values were handed out."""
+        """Count records returned to the application, and the bytes of their values."""
         self._records.labels(source.value).inc(records)
         self._bytes.labels(source.value).inc(size)
 
     def switched(self, to: Source) -> None:
-        """A partition goes on at the other source."""
+        """Count a partition whose reading continues at the other source."""
         self._switches.labels(to.value).inc()
 
     def missed(self, source: Source) -> None:
-        """A source does not have the next offset."""
+        """Count a source that does not have the next offset of a partition."""
         self._misses.labels(source.value).inc()
 
     def reset(self) -> None:
-        """An offset was given up by auto.offset.reset."""
+        """Count an offset that was replaced according to `auto.offset.reset`."""
         self._resets.inc()
 
     def gap(self, offsets: int) -> None:
-        """So many offsets are nowhere, and were stepped over."""
+        """Count skipped offsets that neither Kafka nor the store has."""
         self._gaps.inc(offsets)
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
@@ -82,7 +89,7 @@ class ConsumerMetrics:
         self._fetched.inc(size)
 
     def decoded(self, tp: TopicPartition, records: int) -> None:
-        """See `ReadingObserver`; what is handed out is counted where it is."""
+        """See `ReadingObserver`. Ignored: `handed_out` counts records when they are returned."""
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
         """See `ReadingObserver`."""
@@ -96,14 +103,17 @@ class ConsumerMetrics:
 
 
 def metrics_of(registry: CollectorRegistry | None) -> ConsumerMetrics:
-    """The metrics in a registry, one for all consumers that share it; a private one without."""
+    """Return the metrics of a registry, shared by all consumers that use this registry.
+
+    Without a registry, return new metrics in a private registry.
+    """
     if registry is None:
         return ConsumerMetrics(CollectorRegistry())
     with _guard:
-        found = _shared.get(registry)
-        if found is None:
-            found = _shared[registry] = ConsumerMetrics(registry)
-        return found
+        metrics = _shared.get(registry)
+        if metrics is None:
+            metrics = _shared[registry] = ConsumerMetrics(registry)
+        return metrics
 
 
 def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:

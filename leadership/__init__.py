@@ -1,1 +1,1 @@
-"""Who leads what: the port and its KRaft, ZooKeeper and static adapters."""
+"""Leadership of partitions: the port and its KRaft, ZooKeeper and static adapters."""

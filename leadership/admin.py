@@ -1,4 +1,4 @@
-"""The one way in which librdkafka's admin client is made here."""
+"""Create librdkafka's admin client, with the same defaults everywhere."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _logger: Final = logging.getLogger("sidetier.leadership.librdkafka")
 
 
 def as_texts(properties: Mapping[str, str | int | float | bool]) -> dict[str, str]:
-    """Properties as librdkafka reads them: true, not True."""
+    """Return properties in librdkafka's text form: true, not True."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in properties.items()
@@ -25,10 +25,15 @@ def admin_client(
     properties: Mapping[str, str],
     ours: Mapping[str, str | int | float | bool] | None = None,
 ) -> AdminClient:
-    """A client that connects in the background; the given properties win over ours.
+    """Return a client that connects in the background.
+
+    Args:
+        bootstrap_servers: Addresses of one or more brokers.
+        properties: The user's librdkafka properties; they override `ours`.
+        ours: Defaults of the caller.
 
     Raises:
-        ConfigurationError: librdkafka refuses a property.
+        ConfigurationError: librdkafka rejects a property.
     """
     settings: dict[str, str | int | float | bool] = {
         "client.id": "sidetier",

@@ -1,4 +1,4 @@
-"""The state of the whole cluster: by librdkafka's admin client; quotas and offsets by `wire`."""
+"""State of the whole cluster: from librdkafka's admin client; quotas and offsets from `wire`."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -72,22 +72,22 @@ _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_
 _RESOURCES: Final[Mapping[ResourceType, str]] = {
     ResourceType.TOPIC: "TOPIC",
     ResourceType.GROUP: "GROUP",
-    ResourceType.BROKER: "CLUSTER",  # Kafka's name; librdkafka has another for the same number
+    ResourceType.BROKER: "CLUSTER",  # librdkafka calls Kafka's CLUSTER (the same number) BROKER
     ResourceType.TRANSACTIONAL_ID: "TRANSACTIONAL_ID",
 }
 
 
 class KafkaClusterState:
-    """Asks the brokers in batches, with pauses in between. One thread at a time.
+    """Reads cluster state in batches with pauses in between. For one thread at a time.
 
     Args:
-        bootstrap_servers: The addresses of some brokers.
-        properties: Further properties for librdkafka.
-        pause: Waits so many seconds; returns early, with True, when the process is to end.
-        timeout: Longest wait for one answer, in seconds.
+        bootstrap_servers: Addresses of one or more brokers.
+        properties: Further librdkafka properties.
+        pause: Waits the given seconds; returns True early when the process is to end.
+        timeout: Maximum wait for one response, in seconds.
 
     Raises:
-        ConfigurationError: librdkafka refuses a property.
+        ConfigurationError: librdkafka rejects a property.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class KafkaClusterState:
 
     @property
     def kinds(self) -> Collection[SnapshotKind]:
-        """See the port."""
+        """See `ClusterStateSource`."""
         return tuple(SnapshotKind)
 
     def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
-        """See the port."""
+        """See `ClusterStateSource`."""
         try:
             match kind:
                 case SnapshotKind.TOPICS:
@@ -132,7 +132,7 @@ class KafkaClusterState:
             raise LeadershipUnavailableError(f"{kind}: {self._told(kind, error)}") from error
 
     def close(self) -> None:
-        """Nothing to wait for: the connections go with the client."""
+        """Do nothing: librdkafka closes the connections when the client is destroyed."""
 
     def _told(self, kind: SnapshotKind, error: KafkaException) -> str:
         if error.args[0].code() in _REFUSALS:
@@ -140,7 +140,7 @@ class KafkaClusterState:
         return f"{self._servers}: {error}"
 
     def _spread(self, items: Sequence[T], size: int, seconds: float) -> Iterator[Sequence[T]]:
-        """The items in batches, spread over so many seconds."""
+        """Yield the items in batches that are spread over `seconds`."""
         batches = [items[start : start + size] for start in range(0, len(items), size)]
         for number, batch in enumerate(batches):
             if number and self._pause(seconds / len(batches)):
@@ -149,7 +149,7 @@ class KafkaClusterState:
 
     def _topics(self, before: TopicDefinitions | None, seconds: float) -> ReadState:
         listed = self._client.list_topics(timeout=self._timeout).topics
-        found: dict[str, TopicDefinition] = {}
+        definitions: dict[str, TopicDefinition] = {}
         problems: list[str] = []
         for names in self._spread(sorted(listed), _TOPICS_AT_ONCE, seconds):
             described = self._client.describe_topics(
@@ -159,30 +159,32 @@ class KafkaClusterState:
                 [ConfigResource(ResourceType.TOPIC, name) for name in names],
                 request_timeout=self._timeout,
             )
-            told = {resource.name: future for resource, future in configs.items()}
+            config_futures = {resource.name: future for resource, future in configs.items()}
             for name in names:
                 known = before.topics.get(name) if before else None
                 try:
                     topic = described[name].result()
                     entries, problem = self._or_before(
-                        told[name], _set_for_topic, known.configs if known else {}
+                        config_futures[name], _set_for_topic, known.configs if known else {}
                     )
                 except KafkaException as error:
                     if error.args[0].code() in _GONE:
                         continue
                     problems.append(f"{name}: {self._told(SnapshotKind.TOPICS, error)}")
                     if known is not None:
-                        found[name] = known
+                        definitions[name] = known
                     continue
                 if problem is not None:
                     problems.append(f"configuration of {name}: {problem}")
-                found[name] = TopicDefinition(
+                definitions[name] = TopicDefinition(
                     partitions=len(topic.partitions),
-                    replication_factor=max(len(one.replicas) for one in topic.partitions),
+                    replication_factor=max(
+                        len(partition.replicas) for partition in topic.partitions
+                    ),
                     configs=entries,
                     topic_id=None if topic.topic_id is None else kafka_text(str(topic.topic_id)),
                 )
-        return ReadState(TopicDefinitions(found), _joined(problems))
+        return ReadState(TopicDefinitions(definitions), _joined(problems))
 
     def _or_before(
         self,
@@ -203,9 +205,11 @@ class KafkaClusterState:
         secret = dict(before.secret) if before else {}
         problems = []
         ids = sorted(self._client.list_topics(timeout=self._timeout).brokers)
-        for broker_id in ids:  # each broker tells its own alone
-            asked = ConfigResource(ResourceType.BROKER, str(broker_id))
-            future = self._client.describe_configs([asked], request_timeout=self._timeout)[asked]
+        for broker_id in ids:  # a broker returns only its own configuration
+            resource = ConfigResource(ResourceType.BROKER, str(broker_id))
+            future = self._client.describe_configs([resource], request_timeout=self._timeout)[
+                resource
+            ]
             try:
                 entries = future.result()
             except KafkaException as error:
@@ -213,10 +217,16 @@ class KafkaClusterState:
                     raise
                 problems.append(f"broker {broker_id}: {error}")
                 continue
-            every = [one for entry in entries.values() for one in _with_synonyms(entry)]
-            of_broker = [one for one in every if _is_from(one, ConfigSource.DYNAMIC_BROKER_CONFIG)]
+            all_options = [option for entry in entries.values() for option in _with_synonyms(entry)]
+            of_broker = [
+                option
+                for option in all_options
+                if _is_from(option, ConfigSource.DYNAMIC_BROKER_CONFIG)
+            ]
             of_all = [
-                one for one in every if _is_from(one, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+                option
+                for option in all_options
+                if _is_from(option, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
             ]
             brokers[broker_id] = _values(of_broker)
             default |= _values(of_all)
@@ -231,7 +241,7 @@ class KafkaClusterState:
     def _acls(self) -> ReadState:
         everything = AclBindingFilter(
             ResourceType.ANY,
-            None,  # type: ignore[arg-type]  # any name, principal and host
+            None,  # type: ignore[arg-type]  # None matches any name, principal and host
             ResourcePatternType.ANY,
             None,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
@@ -239,41 +249,41 @@ class KafkaClusterState:
             AclPermissionType.ANY,
         )
         try:
-            told = self._client.describe_acls(everything, request_timeout=self._timeout).result()
+            listed = self._client.describe_acls(everything, request_timeout=self._timeout).result()
         except KafkaException as error:
             if error.args[0].code() == KafkaError.SECURITY_DISABLED:
                 return ReadState(AclBindings((), enabled=False))
             raise
         known = [
-            one
-            for one in told
-            if one.restype in _RESOURCES and one.operation is not AclOperation.UNKNOWN
+            acl
+            for acl in listed
+            if acl.restype in _RESOURCES and acl.operation is not AclOperation.UNKNOWN
         ]
         bindings = sorted(
             AclBinding(
-                _RESOURCES[one.restype],
-                one.name,
-                one.resource_pattern_type.name,
-                one.principal,
-                one.host,
-                one.operation.name,
-                one.permission_type.name,
+                _RESOURCES[acl.restype],
+                acl.name,
+                acl.resource_pattern_type.name,
+                acl.principal,
+                acl.host,
+                acl.operation.name,
+                acl.permission_type.name,
             )
-            for one in known
+            for acl in known
         )
-        unknown = len(told) - len(known)
+        unknown = len(listed) - len(known)
         problem = (
             f"{unknown} ACLs of users or delegation tokens cannot be read" if unknown else None
         )
         return ReadState(AclBindings(tuple(bindings), enabled=True), problem)
 
     def _quotas(self) -> ReadState:
-        """Read by `wire`: librdkafka does not know client quotas."""
+        """Read client quotas through `wire`: librdkafka has no request for them."""
         from sidetier.wire.requests import client_quotas  # noqa: PLC0415 -- see `_wire`
 
         try:
             with self._wire() as cluster:
-                told = client_quotas(cluster, timeout=self._timeout)
+                entries = client_quotas(cluster, timeout=self._timeout)
         except (BrokerError, ConfigurationError) as error:
             raise LeadershipUnavailableError(
                 f"quotas: {error}; the sidecar's principal needs "
@@ -283,9 +293,9 @@ class KafkaClusterState:
             ) from error
         quotas = [
             ClientQuota(
-                tuple(sorted(QuotaEntity(*part) for part in one.entity.items())), one.values
+                tuple(sorted(QuotaEntity(*part) for part in entry.entity.items())), entry.values
             )
-            for one in told
+            for entry in entries
         ]
         quotas.sort(key=lambda quota: str(quota.entity))
         return ReadState(ClientQuotas(tuple(quotas)))
@@ -293,50 +303,50 @@ class KafkaClusterState:
     def _scram_users(self) -> ReadState:
         future = self._client.describe_user_scram_credentials(request_timeout=self._timeout)
         users: dict[str, tuple[ScramMechanism, ...]] = {}
-        every = future.result()  # type: ignore[union-attr]  # one future, since no user is named
-        for name, told in every.items():
-            infos = told.scram_credential_infos
+        descriptions = future.result()  # type: ignore[union-attr]  # no user is named: a single future
+        for name, user in descriptions.items():
+            infos = user.scram_credential_infos
             users[name] = tuple(
-                sorted(ScramMechanism(one.mechanism.name, one.iterations) for one in infos)
+                sorted(ScramMechanism(info.mechanism.name, info.iterations) for info in infos)
             )
         return ReadState(ScramUsers(users))
 
     def _group_offsets(self, before: GroupOffsets | None, seconds: float) -> ReadState:
         listed = self._client.list_consumer_groups(request_timeout=self._timeout).result()
-        names = {one.group_id for one in listed.valid}
+        names = {group_listing.group_id for group_listing in listed.valid}
         problems = [f"groups are missing: {error}" for error in listed.errors]
-        found: dict[str, _Offsets] = {}
+        offsets_by_group: dict[str, _Offsets] = {}
         known = before.groups if before else {}
-        if problems:  # a broker did not answer: its groups are still there, as far as is known
-            found |= {group: known[group] for group in known.keys() - names}
+        if problems:  # a broker did not respond: keep the groups of the previous read
+            offsets_by_group |= {group: known[group] for group in known.keys() - names}
         try:
             cluster = self._wire()
-        except ConfigurationError as error:  # a property that only librdkafka supports
+        except ConfigurationError as error:  # `wire` lacks a property that librdkafka supports
             problems.append(f"commit metadata is not stored: {error}")
-            every = self._offsets_without_metadata(sorted(names), seconds)
+            results = self._offsets_without_metadata(sorted(names), seconds)
         else:
-            every = self._offsets(cluster, sorted(names), seconds)
-        for group, offsets in every:
+            results = self._offsets(cluster, sorted(names), seconds)
+        for group, offsets in results:
             if isinstance(offsets, str):
                 problems.append(f"group {group}: {offsets}")
                 offsets = known.get(group, {})  # noqa: PLW2901
             if offsets:
-                found[group] = offsets
+                offsets_by_group[group] = offsets
         if not self._may_see_all_groups():
             problems.append(
                 "only groups that the sidecar's principal may describe are listed: it needs "
                 f"{_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
             )
-        return ReadState(GroupOffsets(found), _joined(problems))
+        return ReadState(GroupOffsets(offsets_by_group), _joined(problems))
 
     def _offsets(
         self, cluster: "Cluster", groups: Sequence[str], seconds: float
     ) -> Iterator[tuple[str, _Offsets | str]]:
-        """Each group's committed offsets, or why they could not be read.
+        """Yield each group's committed offsets, or why they could not be read.
 
         Deleted groups are left out. The batches are spread over `seconds`.
 
-        Read by `wire`: librdkafka copies commit metadata without the terminating zero byte, so
+        `wire` reads them: librdkafka copies commit metadata without the terminating zero byte, so
         confluent-kafka reads beyond its end.
         """
         from sidetier.wire.requests import committed_offsets  # noqa: PLC0415 -- see `_wire`
@@ -346,22 +356,22 @@ class KafkaClusterState:
             for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
                 for group in batch:
                     try:
-                        told = committed_offsets(
+                        offsets = committed_offsets(
                             cluster, group, require_stable=False, timeout=timeout
                         )
                     except BrokerError as error:
                         if error.retry:
-                            # More groups may have this coordinator: wait less for each of them.
+                            # More groups may have this coordinator: shorten their timeout.
                             timeout = min(timeout, _IMPATIENT_SECONDS)
                         if not (isinstance(error, KafkaApiError) and error.code in _GONE):
                             yield group, _with_permission(error)
                     else:
-                        yield group, _by_topic(told)
+                        yield group, _by_topic(offsets)
 
     def _offsets_without_metadata(
         self, groups: Sequence[str], seconds: float
     ) -> Iterator[tuple[str, _Offsets | str]]:
-        """The same, read by librdkafka, without commit metadata."""
+        """Yield the same from librdkafka, without commit metadata."""
         for batch in self._spread(groups, _GROUPS_AT_ONCE, seconds):
             futures = {
                 group: self._client.list_consumer_group_offsets(
@@ -371,15 +381,15 @@ class KafkaClusterState:
             }
             for group, future in futures.items():
                 try:
-                    told = future.result()
+                    offsets = future.result()
                 except KafkaException as error:
                     if error.args[0].code() not in _GONE:
                         yield group, self._told(SnapshotKind.GROUP_OFFSETS, error)
                 else:
-                    yield group, _without_metadata(told)
+                    yield group, _without_metadata(offsets)
 
     def _wire(self) -> "Cluster":
-        # Kafka's messages take 25 MB of memory, and only one sidecar of the cluster needs them.
+        # Importing Kafka's messages takes 25 MB, and only one sidecar of the cluster needs them.
         from sidetier.wire.cluster import Cluster  # noqa: PLC0415
         from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
@@ -387,11 +397,11 @@ class KafkaClusterState:
         return Cluster(ClientSettings.from_properties(properties))
 
     def _may_see_all_groups(self) -> bool:
-        """ListGroups leaves out, without a word, what the principal may not describe."""
-        told = self._client.describe_cluster(
+        """Return whether ListGroups is complete: it omits groups without permission silently."""
+        cluster = self._client.describe_cluster(
             include_authorized_operations=True, request_timeout=self._timeout
         ).result()
-        allowed = told.authorized_operations
+        allowed = cluster.authorized_operations
         return allowed is None or AclOperation.DESCRIBE in allowed
 
 
@@ -402,11 +412,11 @@ def _set_for_topic(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
 
 
 def _is_from(entry: ConfigEntry, source: ConfigSource) -> bool:
-    return ConfigSource(entry.source) is source  # a number, whatever its type says
+    return ConfigSource(entry.source) is source  # `source` is an int, despite its declared type
 
 
 def _with_synonyms(entry: ConfigEntry) -> list[ConfigEntry]:
-    """The value in force, and the weaker ones behind it: a broker's own hides the cluster's."""
+    """Return the effective entry and those that it overrides: a broker's hides the cluster's."""
     return [entry, *entry.synonyms.values()]
 
 
@@ -426,24 +436,24 @@ def _with_permission(error: BrokerError) -> str:
 
 def _by_topic(told: "Mapping[TopicPartition, WireOffset]") -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
-    for tp, one in told.items():
-        committed = CommittedOffset(one.offset, one.metadata)
+    for tp, offset in told.items():
+        committed = CommittedOffset(offset.offset, offset.metadata)
         by_topic.setdefault(tp.topic, {})[tp.partition] = committed
     return by_topic
 
 
 def _without_metadata(told: ConsumerGroupTopicPartitions) -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
-    for one in told.topic_partitions or ():
-        if one.error is None and one.offset >= 0:
-            by_topic.setdefault(one.topic, {})[one.partition] = CommittedOffset(one.offset)
+    for tp in told.topic_partitions or ():
+        if tp.error is None and tp.offset >= 0:
+            by_topic.setdefault(tp.topic, {})[tp.partition] = CommittedOffset(tp.offset)
     return by_topic
 
 
 def _joined(problems: Sequence[str]) -> str | None:
-    """The first problems, and how many more there are."""
+    """Return the first problems and the number of further ones; None without problems."""
     if not problems:
         return None
     more = len(problems) - _PROBLEMS_TOLD
-    told = "; ".join(problems[:_PROBLEMS_TOLD])
-    return told + (f"; and {more} more" if more > 0 else "")
+    text = "; ".join(problems[:_PROBLEMS_TOLD])
+    return text + (f"; and {more} more" if more > 0 else "")

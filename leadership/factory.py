@@ -1,4 +1,4 @@
-"""Opens the leadership source that the settings describe."""
+"""Open the leadership source that the settings describe."""
 
 from sidetier.leadership.port import LeadershipSource
 from sidetier.leadership.settings import (
@@ -10,10 +10,10 @@ from sidetier.leadership.settings import (
 
 
 def open_leadership(settings: LeadershipSettings) -> LeadershipSource:
-    """A source that was not started yet; its driver is imported only now.
+    """Return a source that is not started yet. Its driver is imported only now.
 
     Raises:
-        ConfigurationError: the settings contradict each other, or a driver is missing.
+        ConfigurationError: The settings contradict each other, or a driver is missing.
     """
     match settings:
         case KraftSettings():

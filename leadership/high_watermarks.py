@@ -1,6 +1,6 @@
-"""High watermarks from the brokers: ListOffsets for the latest offset, read-uncommitted (KIP-396).
+"""High watermarks from the brokers: ListOffsets for the latest offset, read_uncommitted (KIP-396).
 
-Read-committed would give the last stable offset, which an open transaction holds back.
+read_committed would return the last stable offset, which an open transaction holds back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,15 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition
 
 
 class KafkaHighWatermarks:
-    """Asks the leaders of partitions for their high watermarks, all of them in one call."""
+    """Requests high watermarks from the partitions' leaders, all partitions in one call."""
 
     def __init__(
         self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 5.0
     ) -> None:
-        """Connects in the background.
+        """Create the client, which connects in the background.
 
         Raises:
-            ConfigurationError: librdkafka refuses a property.
+            ConfigurationError: librdkafka rejects a property.
         """
         self._servers = bootstrap_servers
         self._timeout = timeout
@@ -32,26 +32,28 @@ class KafkaHighWatermarks:
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, HighWatermark]:
-        """What could be learned; partitions whose leader does not answer are left out.
+        """Return the high watermarks; partitions whose leader does not respond are left out.
 
         Raises:
-            LeadershipUnavailableError: no partition got an answer.
+            LeadershipUnavailableError: No partition got a response.
         """
         try:
-            found = ask_offsets(self._client, partitions, End.LATEST, self._timeout)
+            answers = ask_offsets(self._client, partitions, End.LATEST, self._timeout)
         except KafkaException as error:
             raise self._unavailable(error) from error
-        failures = [told for told in found.values() if isinstance(told, KafkaException)]
-        if failures and len(failures) == len(found):
+        failures = [answer for answer in answers.values() if isinstance(answer, KafkaException)]
+        if failures and len(failures) == len(answers):
             raise self._unavailable(failures[-1]) from failures[-1]
         return {
-            tp: HighWatermark(told.offset, UNKNOWN_EPOCH if told.epoch is None else told.epoch)
-            for tp, told in found.items()
-            if not isinstance(told, KafkaException)
+            tp: HighWatermark(
+                answer.offset, UNKNOWN_EPOCH if answer.epoch is None else answer.epoch
+            )
+            for tp, answer in answers.items()
+            if not isinstance(answer, KafkaException)
         }
 
     def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
         return LeadershipUnavailableError(f"{self._servers}: no high watermark: {error}")
 
     def close(self) -> None:
-        """Nothing to wait for: the connections go with the client."""
+        """Do nothing: librdkafka closes the connections when the client is destroyed."""

@@ -1,4 +1,4 @@
-"""Where logs begin and end: ListOffsets (KIP-396), asked of the partitions' leaders in one call."""
+"""Start and end offsets of logs: ListOffsets (KIP-396) to the partitions' leaders in one call."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,13 +23,13 @@ _OLD_LEADER: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.KAFKA_STORAGE_ERROR,  # its log dir is offline, and another replica leads
+        KafkaError.KAFKA_STORAGE_ERROR,  # the leader's log dir went offline; another replica leads
     }
 )
 
 
 class End(Enum):
-    """Of a log: its start offset, or one past the last offset that may be read."""
+    """Position in a log: its start offset, or the offset after the last readable record."""
 
     START = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -37,8 +37,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogOffset:
-    """An end of a log, and the leader epoch that goes with it: with the latest offset the newest of
-    the leader's log, whatever the isolation level; None where the broker tells none.
+    """Offset of a log's start or end.
+
+    Attributes:
+        offset: The offset.
+        epoch: Leader epoch that the broker returned with it: for the latest offset, the newest
+            epoch of the leader's log, whatever the isolation level; None if the broker returned
+            none.
     """
 
     offset: Offset
@@ -52,22 +57,22 @@ def ask_offsets(
     timeout: float,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, LogOffset | KafkaException]:
-    """Of each partition its offset, or why its leader gives none.
+    """Return the offset of each partition, or the error of its leader.
 
-    The latest offset is the last stable offset with read committed, the high watermark otherwise.
+    The latest offset is the last stable offset with read_committed, the high watermark otherwise.
 
     Raises:
-        KafkaException: nothing can be asked.
+        KafkaException: No request could be sent.
     """
-    found = _ask(client, tps, end, timeout, isolation)
-    stale = [tp for tp, told in found.items() if _knows_an_old_leader(told)]
+    offsets = _ask(client, tps, end, timeout, isolation)
+    stale = [tp for tp, offset in offsets.items() if _knows_an_old_leader(offset)]
     if stale:
-        # librdkafka asks the leader that its metadata names, in that leader's epoch, and does not
-        # fetch metadata anew when a broker refuses: for minutes each answer would be the same.
+        # librdkafka sends the request to the leader and epoch of its cached metadata, and does not
+        # refresh the metadata after a refusal: the same error would be returned for minutes.
         with suppress(KafkaException):
             client.list_topics(timeout=timeout)
-            found |= _ask(client, stale, end, timeout, isolation)
-    return found
+            offsets |= _ask(client, stale, end, timeout, isolation)
+    return offsets
 
 
 def _knows_an_old_leader(told: LogOffset | KafkaException) -> bool:
@@ -86,17 +91,19 @@ def _ask(
         isolation_level=_LEVELS[isolation],
         request_timeout=timeout,
     )
-    found: dict[TopicPartition, LogOffset | KafkaException] = {}
-    for asked, future in futures.items():
-        tp = TopicPartition(asked.topic, asked.partition)
+    offsets: dict[TopicPartition, LogOffset | KafkaException] = {}
+    for partition, future in futures.items():
+        tp = TopicPartition(partition.topic, partition.partition)
         try:
-            told = future.result()
+            result = future.result()
         except KafkaException as error:
-            found[tp] = error
+            offsets[tp] = error
             continue
-        epoch = told.leader_epoch
-        found[tp] = LogOffset(Offset(told.offset), None if epoch is None else LeaderEpoch(epoch))
-    return found
+        epoch = result.leader_epoch
+        offsets[tp] = LogOffset(
+            Offset(result.offset), None if epoch is None else LeaderEpoch(epoch)
+        )
+    return offsets
 
 
 def all_offsets(
@@ -106,10 +113,10 @@ def all_offsets(
     timeout: float,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, LogOffset]:
-    """The same; raises KafkaException where one of them is not given."""
-    found = {}
-    for tp, told in ask_offsets(client, tps, end, timeout, isolation).items():
-        if isinstance(told, KafkaException):
-            raise told
-        found[tp] = told
-    return found
+    """Return the same as `ask_offsets`; raise the KafkaException of a failed partition."""
+    offsets = {}
+    for tp, offset in ask_offsets(client, tps, end, timeout, isolation).items():
+        if isinstance(offset, KafkaException):
+            raise offset
+        offsets[tp] = offset
+    return offsets

@@ -1,4 +1,4 @@
-"""The leadership port: a stream of frozen views, and the difference between two."""
+"""The leadership port: a stream of frozen views, and the difference between two views."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,14 @@ _NO_IDS: Mapping[str, str] = MappingProxyType({})
 
 
 class Unreadable(NamedTuple):
-    """Why a part of a source, such as one node of ZooKeeper, could not be read, and how often in a
-    row. It is read again after a growing pause; meanwhile its last known state counts.
+    """Why a part of a source, such as one ZooKeeper node, could not be read.
+
+    The source reads it again after a growing pause. Until then it uses the last known state.
+
+    Attributes:
+        kind: Class name of the error.
+        error: Text of the error.
+        failures: Number of consecutive failures.
     """
 
     kind: str
@@ -27,13 +33,17 @@ _ALL_READABLE: Mapping[str, Unreadable] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LeadershipView:
-    """What this broker leads at one moment.
+    """The partitions that this broker leads at one moment.
 
-    `leads` maps each partition to the leader epoch in which this broker leads it, UNKNOWN_EPOCH
-    where the source does not tell. `topic_ids` holds the topic ids that the source knows, as Kafka
-    prints them (22 characters). `known` is False until the source has answered once, and again when
-    it has been unreachable for too long to be believed: then `leads` is empty. `unreadable` names
-    the parts of the source that could not be read: each concerns its own topic or partition.
+    Attributes:
+        leads: Led partitions, with the leader epoch of this broker's leadership; UNKNOWN_EPOCH if
+            the source does not provide it.
+        topic_ids: Topic ids that the source knows, by topic name, in Kafka's text form (22
+            characters).
+        known: False until the source has responded once, and again when it has been unreachable
+            for too long; `leads` is then empty.
+        unreadable: Parts of the source that could not be read. Each affects only its own topic or
+            partition.
     """
 
     leads: Mapping[TopicPartition, LeaderEpoch] = field(default_factory=lambda: _NOTHING)
@@ -44,8 +54,13 @@ class LeadershipView:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipChange:
-    """The difference between two views: sorted partitions. One that was led already is in `renewed`
-    when its epoch or its topic id is another; it was in other hands in between, or may have been.
+    """Difference between two views, as sorted partitions.
+
+    Attributes:
+        gained: Partitions that are led only in the later view.
+        lost: Partitions that are led only in the earlier view.
+        renewed: Partitions that are led in both views, with another leader epoch or topic id:
+            another broker led them in between, or may have.
     """
 
     gained: tuple[TopicPartition, ...]
@@ -57,7 +72,7 @@ class LeadershipChange:
 
 
 def diff(before: LeadershipView, after: LeadershipView) -> LeadershipChange:
-    """What changed from one view to the next."""
+    """Return the difference between two consecutive views."""
     old, new = before.leads, after.leads
     return LeadershipChange(
         gained=tuple(sorted(new.keys() - old.keys())),
@@ -73,13 +88,13 @@ def diff(before: LeadershipView, after: LeadershipView) -> LeadershipChange:
 
 
 def _is_another_topic(topic: str, before: LeadershipView, after: LeadershipView) -> bool:
-    """Both views know the topic's id, and it is another: deleted and created again in between."""
+    """Return whether both views know the topic's id and it differs: the topic was recreated."""
     old, new = before.topic_ids.get(topic), after.topic_ids.get(topic)
     return old is not None and new is not None and old != new
 
 
 class HighWatermark(NamedTuple):
-    """A partition's high watermark, and the leader epoch of the leader that told it."""
+    """High watermark of a partition, and the leader epoch of the leader that reported it."""
 
     offset: Offset
     leader_epoch: LeaderEpoch
@@ -87,9 +102,15 @@ class HighWatermark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What of a topic's configuration matters to archiving; durations in seconds, sizes in bytes of
-    `.log` files. `retention` is infinity where the broker deletes nothing by time, None where it is
-    not known; `retention_bytes` is None in both cases.
+    """Configuration of a topic that matters for archiving.
+
+    Attributes:
+        compacted: Whether `cleanup.policy` contains `compact`.
+        native_tiering: Whether Kafka's own tiered storage is enabled (`remote.storage.enable`).
+        retention: `retention.ms` in seconds; infinity if the broker deletes nothing by time, None
+            if unknown.
+        retention_bytes: `retention.bytes`, for the `.log` files; None if unlimited or unknown.
+        delete_delay: `file.delete.delay.ms` in seconds; None if unknown.
     """
 
     compacted: bool = False
@@ -100,24 +121,27 @@ class TopicConfig:
 
 
 class TopicConfigSource(Protocol):
-    """Asks the brokers how topics are configured."""
+    """Reads topic configurations from the brokers."""
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
-        """The configuration of each topic; None where the broker refuses to tell.
+        """Return the configuration of each topic; None if the broker refuses it.
 
         Raises:
-            LeadershipUnavailableError: no answer came in time.
+            LeadershipUnavailableError: No response arrived in time.
         """
         ...
 
     def close(self) -> None:
-        """Let connections go; may be called twice."""
+        """Close the connections. May be called twice."""
         ...
 
 
 class ReadState(NamedTuple):
-    """One kind of a cluster's state, and what is missing of it; `problem` is None where nothing is
-    known to be missing.
+    """State of one kind that was read from the cluster.
+
+    Attributes:
+        content: The state.
+        problem: Which part is missing, and why; None if nothing is known to be missing.
     """
 
     content: SnapshotContent
@@ -125,61 +149,63 @@ class ReadState(NamedTuple):
 
 
 class ClusterStateSource(Protocol):
-    """Reads the state of the whole cluster from its brokers, slowly, to leave them alone."""
+    """Reads the state of the whole cluster from its brokers, slowly to limit their load."""
 
     @property
     def kinds(self) -> Collection[SnapshotKind]:
-        """What it can read; constant."""
+        """Kinds of state that it can read; constant."""
         ...
 
     def read(self, kind: SnapshotKind, before: SnapshotContent | None, seconds: float) -> ReadState:
-        """One kind of state.
+        """Read one kind of state.
 
         Args:
             kind: One of `kinds`.
-            before: What was read last. What a broker does not tell now is taken from it.
-            seconds: Over how long the requests are spread where there are many.
+            before: Result of the previous read. Parts that a broker does not return are taken from
+                it.
+            seconds: Duration over which many requests are spread.
 
         Raises:
-            LeadershipUnavailableError: the brokers do not answer, or refuse; the text says which
-                permission is missing.
+            LeadershipUnavailableError: The brokers do not respond, or refuse; the text names the
+                missing permission.
         """
         ...
 
     def close(self) -> None:
-        """Let connections go; may be called twice."""
+        """Close the connections. May be called twice."""
         ...
 
 
 ViewListener = Callable[[LeadershipView], None]
-"""Called on the source's own thread with each new view; must return quickly and not raise."""
+"""Called on the source's own thread with each new view. Must return quickly and must not raise."""
 
 
 class LeadershipSource(Protocol):
-    """Where leadership comes from.
+    """Source of leadership views.
 
-    A view shows a partition as led only when that has been confirmed by a source that shows
-    committed metadata; it drops a partition as soon as anything says that the lead is lost.
+    A view includes a partition only after a source that reads committed metadata has confirmed the
+    leadership. It drops a partition as soon as any source reports the leadership as lost.
     """
 
     def start(self, listener: ViewListener) -> None:
-        """Begin to deliver views; the first comes without a change, as soon as one is known.
+        """Start to deliver views. The first one is delivered as soon as it is known.
 
         Raises:
-            ConfigurationError: the source can never work as it is configured.
+            ConfigurationError: The source can never work with its configuration.
         """
         ...
 
     def view(self) -> LeadershipView:
-        """The latest view."""
+        """Return the latest view."""
         ...
 
     def failure(self) -> BaseException | None:
-        """Why the source's own thread died, or None while it lives (also before `start`)."""
+        """Return why the source's own thread died; None while it lives or before `start`."""
         ...
 
     def stop(self) -> None:
-        """Stop delivering; returns when no further call of the listener can come; may be called
-        twice, also before `start`.
+        """Stop delivering views. The listener is not called after this returns.
+
+        May be called twice, also before `start`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Hands views to one listener, and ends for good when told to."""
+"""Delivers views to one listener until it is closed."""
 
 from threading import RLock
 
@@ -6,10 +6,10 @@ from sidetier.leadership.port import LeadershipView, ViewListener
 
 
 class ViewPublisher:
-    """Keeps the latest view and tells the listener of each new one.
+    """Keeps the latest view and calls the listener with each new one.
 
-    After `close` has returned the listener is not called again. The lock is held during the call,
-    so that `close` waits for it; a listener may itself close (the lock is reentrant).
+    After `close` has returned, the listener is not called again. The lock is held during the call,
+    so `close` waits for it. The listener itself may call `close` (the lock is reentrant).
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class ViewPublisher:
         return self._view
 
     def open(self, listener: ViewListener) -> None:
-        """From now on the listener hears of new views."""
+        """Deliver new views to the listener from now on."""
         with self._lock:
             self._listener = listener
 
     def publish(self, view: LeadershipView) -> None:
-        """Make this the latest view; the listener is called if it differs from the one before."""
+        """Store the latest view; call the listener if it differs from the previous one."""
         with self._lock:
             if self._listener is None or view == self._view:
                 return
@@ -36,6 +36,6 @@ class ViewPublisher:
             self._listener(view)
 
     def close(self) -> None:
-        """Publish nothing more; may be called twice, also before `open`."""
+        """Stop publishing. May be called twice, also before `open`."""
         with self._lock:
             self._listener = None

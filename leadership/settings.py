@@ -1,4 +1,4 @@
-"""What the leadership sources need to know; durations are seconds."""
+"""Settings of the leadership sources. Durations are in seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ class KraftSettings:
     """Leadership in KRaft mode, from the metadata log, the Metadata request, or both."""
 
     broker_id: BrokerId
-    """`node.id` of the broker that the sidecar stands beside."""
+    """`node.id` of the sidecar's own broker."""
     metadata_log_dir: Path | None = None
-    """The directory that holds `__cluster_metadata-0`; None to do without the metadata log."""
+    """Log dir that contains `__cluster_metadata-0`; None to work without the metadata log."""
     bootstrap_servers: str | None = None
-    """The sidecar's own broker, `host:port`; None to do without the Metadata request."""
+    """The sidecar's own broker, `host:port`; None to work without the Metadata request."""
     cluster_id: str | None = None
-    """The cluster id of `meta.properties`; an answer from another cluster ends the source."""
+    """Cluster id of `meta.properties`. A response from another cluster ends the source."""
     client_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Further librdkafka properties (`security.protocol`, `sasl.…`, `ssl.…`); they win."""
+    """librdkafka properties (`security.protocol`, `sasl.…`, `ssl.…`); they override our own."""
     poll_interval: float = 10.0
-    """Between two Metadata requests when nothing hints at a change."""
+    """Time between two Metadata requests while nothing hints at a change."""
     log_poll_interval: float = 1.0
-    """Between two looks at the metadata log when no file event comes."""
+    """Time between two reads of the metadata log while there are no file events."""
     request_timeout: float = 5.0
-    """For one Metadata request."""
+    """Timeout of one Metadata request."""
     stale_after: float = 60.0
-    """How long the last answer is believed while none comes (`inf`: for ever)."""
+    """How long the last response stays valid without a new one (`inf`: forever)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class ZookeeperSettings:
     """Leadership in ZooKeeper mode."""
 
     broker_id: BrokerId
-    """`broker.id` of the broker that the sidecar stands beside."""
+    """`broker.id` of the sidecar's own broker."""
     connect: str
     """Kafka's `zookeeper.connect`: `host:port,host:port/chroot`."""
     cluster_id: str | None = None
-    """The cluster id of `meta.properties`; another one under `/cluster/id` ends the source."""
+    """Cluster id of `meta.properties`. Another id under `/cluster/id` ends the source."""
     session_timeout: float = 18.0
-    """Asked of ZooKeeper; also how long the view is believed without a connection."""
+    """Requested session timeout; also how long the view stays valid without a connection."""
     auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Credentials for ZooKeeper's ACLs, such as `("digest", "user:secret")`."""
     sasl: Mapping[str, str] | None = field(default=None, repr=False)
@@ -52,7 +52,7 @@ class ZookeeperSettings:
 
 @dataclass(frozen=True, slots=True)
 class ZookeeperTls:
-    """TLS towards ZooKeeper; paths of PEM files."""
+    """TLS settings for ZooKeeper; paths of PEM files."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -64,12 +64,12 @@ class ZookeeperTls:
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings:
-    """Leadership by decree, for backfills and tests."""
+    """Static leadership, for backfills and tests."""
 
     partitions: tuple[TopicPartition, ...] | None = None
-    """What is led; None for every partition that lies in `log_dirs`."""
+    """Led partitions; None for every partition in `log_dirs`."""
     log_dirs: tuple[Path, ...] = ()
-    """Where partitions are looked for when none are named."""
+    """Log dirs that are searched for partitions if `partitions` is None."""
 
 
 LeadershipSettings = KraftSettings | ZookeeperSettings | StaticSettings

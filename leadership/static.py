@@ -1,4 +1,4 @@
-"""Leadership by decree: named partitions, or all that lie in the log dirs."""
+"""Static leadership: named partitions, or all partitions in the log dirs."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,10 +20,10 @@ _METADATA_TOPIC = "__cluster_metadata"
 
 
 class StaticLeadership:
-    """A `LeadershipSource` whose view is fixed at `start`; it has no thread that could die.
+    """A `LeadershipSource` whose view is fixed at `start`. It has no thread.
 
-    Nothing confirms it: two sidecars that are told to lead the same partition are kept apart by the
-    conditional writes of the store alone.
+    Nothing confirms the leadership. If two sidecars are configured to lead the same partition, only
+    the store's conditional writes keep them apart.
     """
 
     def __init__(self, settings: StaticSettings) -> None:
@@ -31,12 +31,14 @@ class StaticLeadership:
         self._publisher = ViewPublisher()
 
     def start(self, listener: ViewListener) -> None:
-        """Deliver the one view, on the caller's thread.
+        """Deliver the only view, on the caller's thread.
+
+        A log dir that cannot be read is left out until the next start, as long as another one can
+        be read.
 
         Raises:
-            ConfigurationError: no log dir can be read, or neither partitions nor log dirs are
-                given. Of several log dirs, those that cannot be read are left out until the next
-                start.
+            ConfigurationError: No log dir can be read, or neither partitions nor log dirs are
+                given.
         """
         partitions = self._partitions()
         self._publisher.open(listener)
@@ -47,15 +49,15 @@ class StaticLeadership:
         )
 
     def view(self) -> LeadershipView:
-        """The latest view."""
+        """Return the latest view."""
         return self._publisher.view
 
     def failure(self) -> BaseException | None:
-        """Always None."""
+        """Return None: there is no thread that could die."""
         return None
 
     def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering views."""
         self._publisher.close()
 
     def _partitions(self) -> Iterable[TopicPartition]:
@@ -65,27 +67,27 @@ class StaticLeadership:
             raise ConfigurationError(
                 "static leadership needs partitions, or log dirs to find them in"
             )
-        found: set[TopicPartition] = set()
+        partitions: set[TopicPartition] = set()
         problems: list[str] = []
         for log_dir in self._settings.log_dirs:
             try:
-                found.update(_found_in(log_dir))
+                partitions.update(_found_in(log_dir))
             except OSError as error:
                 problems.append(f"log dir {log_dir} cannot be read: {error.strerror}")
         if len(problems) == len(self._settings.log_dirs):
             raise ConfigurationError("; ".join(problems))
         for problem in problems:
             log.warning("leadership.log_dir_unreadable", reason=problem)
-        return found
+        return partitions
 
 
 def _found_in(log_dir: Path) -> list[TopicPartition]:
     names = [entry.name for entry in log_dir.iterdir() if entry.is_dir()]
     parsed = [parse_partition_directory(name) for name in names]
     return [
-        found.topic_partition
-        for found in parsed
-        if found is not None
-        and found.state is DirectoryState.LIVE
-        and found.topic_partition.topic != _METADATA_TOPIC
+        directory.topic_partition
+        for directory in parsed
+        if directory is not None
+        and directory.state is DirectoryState.LIVE
+        and directory.topic_partition.topic != _METADATA_TOPIC
     ]

@@ -1,4 +1,4 @@
-"""Topic configurations (DescribeConfigs): what may be archived, and how soon it is deleted."""
+"""Topic configurations (DescribeConfigs): which topics to archive, and how soon Kafka deletes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -22,30 +22,31 @@ _REFUSED: Final = frozenset(
 )
 log: Final = structlog.get_logger()
 _UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
-"""A broker whose metadata lags says so of a topic that was just created."""
+"""Errors of a broker whose metadata does not yet contain a topic that was just created."""
 
 
 class KafkaTopicConfigs:
-    """Asks the cluster for the configuration of topics, all of them in one call."""
+    """Reads topic configurations from the cluster, all topics in one call."""
 
     def __init__(
         self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 10.0
     ) -> None:
-        """Connects in the background.
+        """Create the client, which connects in the background.
 
         Raises:
-            ConfigurationError: librdkafka refuses a property.
+            ConfigurationError: librdkafka rejects a property.
         """
         self._servers = bootstrap_servers
         self._timeout = timeout
         self._client = admin_client(bootstrap_servers, properties)
 
     def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
-        """The configuration of each topic; None where the broker refuses to tell. Topics that it
-        does not know (yet), or could not be asked for, are left out.
+        """Return the configuration of each topic; None if the broker refuses it.
+
+        Topics that the broker does not know (yet), and topics whose request failed, are left out.
 
         Raises:
-            LeadershipUnavailableError: there is no answer for any of them.
+            LeadershipUnavailableError: No topic got a response.
         """
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
         try:
@@ -62,7 +63,7 @@ class KafkaTopicConfigs:
                     answers[resource.name] = None
                 elif error.args[0].code() not in _UNKNOWN:
                     failure = error
-            except ValueError as error:  # asked again; the other topics go on meanwhile
+            except ValueError as error:  # requested again later; the other topics are returned
                 log.warning("topic.config_malformed", topic=resource.name, error=str(error))
         if not answers and failure is not None:
             raise self._unavailable(failure) from failure
@@ -72,7 +73,7 @@ class KafkaTopicConfigs:
         return LeadershipUnavailableError(f"{self._servers}: no topic configuration: {error}")
 
     def close(self) -> None:
-        """Nothing to wait for: the connections go with the client."""
+        """Do nothing: librdkafka closes the connections when the client is destroyed."""
 
 
 def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
@@ -80,7 +81,7 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
 
 
 def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
-    """What of a topic's settings, by their names in Kafka, matters to archiving."""
+    """Return the configuration for archiving from Kafka's settings by name."""
     policy = (values.get("cleanup.policy") or "").split(",")
     deletes = "compact" not in policy or "delete" in policy
     retention = _milliseconds(values.get("retention.ms")) if deletes else _INFINITE
@@ -95,5 +96,5 @@ def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
 
 
 def _milliseconds(text: str | None) -> float | None:
-    """Seconds, from what the broker says in ms."""
+    """Convert Kafka's milliseconds to seconds."""
     return None if text is None else int(text) / 1000

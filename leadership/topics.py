@@ -1,4 +1,4 @@
-"""A topic as the brokers describe it."""
+"""Description of a topic by the brokers."""
 
 from typing import Final
 
@@ -10,21 +10,21 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 def described(client: AdminClient, topic: str, timeout: float) -> TopicDescription | None:
-    """What the brokers say of a topic; None where they have none of this name.
+    """Return the brokers' description of a topic; None if it does not exist.
 
     Raises:
-        KafkaException: no answer within `timeout` seconds, or it is refused.
+        KafkaException: No response within `timeout` seconds, or the request is refused.
     """
-    asked = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)
+    futures = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)
     try:
-        found: TopicDescription = asked[topic].result()
+        description: TopicDescription = futures[topic].result()
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise
-    return found
+    return description
 
 
 def kafka_text(uuid: str) -> str:
-    """Where librdkafka prints an id with `+` and `/`, Kafka has `-` and `_`."""
+    """Convert a topic id to Kafka's form, with `-` and `_` where librdkafka has `+` and `/`."""
     return uuid.rstrip("=").translate(_URL_SAFE)

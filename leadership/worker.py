@@ -1,4 +1,4 @@
-"""The thread that a source runs on, and the mailbox through which others reach it."""
+"""The thread of a leadership source, and the mailbox for messages from other threads."""
 
 from collections.abc import Callable
 from threading import Condition, Thread, current_thread
@@ -11,10 +11,10 @@ Message = TypeVar("Message")
 
 
 class Mailbox(Generic[Message]):
-    """What other threads tell the source's own thread.
+    """Messages of other threads for the source's own thread.
 
-    It is bounded by its senders: each posts one message per watch that fired, answer that came or
-    hint that is not yet taken.
+    The senders bound its size: each posts one message per fired watch, per response, or per hint
+    that was not taken yet.
     """
 
     def __init__(self) -> None:
@@ -23,33 +23,33 @@ class Mailbox(Generic[Message]):
         self._closed = False
 
     def post(self, message: Message) -> None:
-        """Add a message; dropped after `close`."""
+        """Add a message. Dropped after `close`."""
         with self._changed:
             if not self._closed:
                 self._messages.append(message)
                 self._changed.notify()
 
     def post_once(self, message: Message) -> None:
-        """Add a message unless an equal one waits already."""
+        """Add a message unless an equal one is waiting."""
         with self._changed:
             if not self._closed and message not in self._messages:
                 self._messages.append(message)
                 self._changed.notify()
 
     def take(self, timeout: float | None) -> list[Message]:
-        """All messages, in order; waits up to `timeout` seconds for the first one."""
+        """Return all messages in order; wait up to `timeout` seconds for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._closed, timeout)
-            taken, self._messages = self._messages, []
-            return taken
+            messages, self._messages = self._messages, []
+            return messages
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the mailbox is closed and accepts no more messages."""
         return self._closed
 
     def close(self) -> None:
-        """Drop what waits and let the taker go."""
+        """Drop the waiting messages and wake the reader."""
         with self._changed:
             self._closed = True
             self._messages.clear()
@@ -57,7 +57,7 @@ class Mailbox(Generic[Message]):
 
 
 class Worker:
-    """A named daemon thread whose death is remembered with its reason."""
+    """Named daemon thread that records why it died."""
 
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self._run = run
@@ -66,21 +66,21 @@ class Worker:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the thread died; None while it lives and after a regular end."""
+        """Error that ended the thread; None while it runs and after a regular end."""
         return self._failure
 
     def start(self) -> None:
-        """Start the thread, once."""
+        """Start the thread. May be called once."""
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end; returns at once before the start and on the thread itself."""
+        """Wait for the thread's end; return at once before the start or on the thread itself."""
         if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(timeout)
 
     def _guarded(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # noqa: BLE001 - the owner learns of it, whatever it is
+        except BaseException as error:  # noqa: BLE001 - reported to the owner through `failure`
             self._failure = error
             _log.error("leadership.thread_died", thread=self._thread.name, reason=str(error))

@@ -1,1 +1,1 @@
-"""Copies of a cluster's topics: from its archive and its brokers into another cluster."""
+"""Copy topics from a cluster's archive and brokers into another cluster."""

@@ -1,9 +1,9 @@
-"""ACLs of copied topics on the target, as MirrorMaker 2 copies them.
+"""Copy the ACLs of copied topics to the target, as MirrorMaker 2 does.
 
-A literal topic ACL of the source is created for the copy's name. Only the mirror should write to a
-copy: an ACL that allows WRITE is left out, and one that allows ALL becomes READ. Denials are copied
-as they are. Prefixed ACLs and those for `*` cover topics that the mirror may not copy, and are left
-out. ACLs that are deleted on the source stay on the target.
+For each literal topic ACL of the source, an ACL for the copy's name is created. Only the mirror
+should write to a copy: an ACL that allows WRITE is left out, and one that allows ALL becomes READ.
+ACLs that deny are copied unchanged. Prefixed ACLs and ACLs for `*` are left out, because they cover
+topics that the mirror may not copy. ACLs that are deleted on the source stay on the target.
 """
 
 import time
@@ -22,27 +22,27 @@ log = structlog.get_logger("sidetier.mirror")
 
 
 class Acls(Protocol):
-    """The ACLs of a cluster. Each method raises LeadershipUnavailableError where none answers."""
+    """The ACLs of a cluster. Each method raises LeadershipUnavailableError if no broker answers."""
 
     def acls(self) -> AclBindings:
-        """All of them."""
+        """Return all ACLs."""
         ...
 
     def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
-        """Create ACLs. Returns those that were refused, and why."""
+        """Create ACLs. Return the refused ones, each with the reason."""
         ...
 
 
 def acls_of_copies(
     bindings: Iterable[AclBinding], targets: Mapping[str, str]
 ) -> frozenset[AclBinding]:
-    """The ACLs that the target should have.
+    """Return the ACLs that the target should have.
 
     Args:
-        bindings: Of the source.
+        bindings: The ACLs of the source.
         targets: The copy's name of each source topic.
     """
-    found = set()
+    wanted = set()
     for binding in bindings:
         if (
             binding.resource_type != "TOPIC"
@@ -55,17 +55,17 @@ def acls_of_copies(
             continue
         if binding.permission == "ALLOW" and binding.operation == "ALL":
             copied = replace(copied, operation="READ")
-        found.add(copied)
-    return frozenset(found)
+        wanted.add(copied)
+    return frozenset(wanted)
 
 
 class AclCopier:
-    """Creates what the target lacks, when a topic was added and every ten minutes.
+    """Creates missing ACLs on the target when a topic was added, and every ten minutes.
 
     Args:
-        source: Of the source cluster.
-        target: Of the target cluster.
-        clock: Seconds of a monotonic clock.
+        source: The ACLs of the source cluster.
+        target: The ACLs of the target cluster.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -78,11 +78,15 @@ class AclCopier:
         self._copied_at = float("-inf")
 
     def copy(self, targets: Mapping[str, str]) -> None:
-        """Create the ACLs of these copies, if it is time to.
+        """Create the missing ACLs of these copies if a topic was added or the interval is over.
+
+        Args:
+            targets: The copy's name of each source topic.
 
         Raises:
-            ConfigurationError: one of the clusters has no authorizer.
-            LeadershipUnavailableError: no broker answers, or they do not let this client see ACLs.
+            ConfigurationError: One of the clusters has no authorizer.
+            LeadershipUnavailableError: No broker answers, or the brokers do not allow this client
+                to describe ACLs.
         """
         now = self._clock()
         if targets == self._targets and now - self._copied_at < INTERVAL_SECONDS:

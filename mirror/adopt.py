@@ -1,9 +1,9 @@
-"""Takes over from a mirror that has committed its progress on the source, outside of transactions.
+"""Take over from a mirror that has committed its progress on the source, without transactions.
 
-Such a mirror (MirrorMaker 1, a copier made of a consumer and a producer) may have produced records
-beyond the offset that it has committed last, or may have committed an offset before its records
-were written. So the last records of the target are searched on the source: the progress is then set
-exactly behind the last one that was copied.
+Such a mirror (MirrorMaker 1, or a copier made of a consumer and a producer) may have produced
+records beyond its last committed offset, or may have committed an offset before its records were
+written. Therefore the last records of the target are searched on the source, and the progress is
+set to the offset after the last copied record.
 """
 
 from collections import deque
@@ -28,14 +28,14 @@ _Contents = tuple[int, bytes | None, bytes | None]
 
 
 class CommittedAs(StrEnum):
-    """What the old mirror's committed offset means."""
+    """Meaning of the old mirror's committed offset."""
 
     NEXT_OFFSET = "next-offset"
     LAST_RECORD = "last-record"
 
 
 class Verdict(StrEnum):
-    """How sure the progress is."""
+    """How reliable the progress is."""
 
     VERIFIED = "verified"
     NOTHING_COPIED = "verified: nothing was copied yet"
@@ -51,17 +51,17 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdoptedPartition:
-    """What is taken over of one partition.
+    """The progress to take over for one partition.
 
     Attributes:
         copy: Source partition and target partition.
-        committed: What the old mirror has committed, as the offset of the next record.
-        progress: The source offset at which the new mirror goes on.
-        verdict: How sure that is.
-        compared: Number of records that are equal on both clusters, up to the last one.
-        possible_duplicates: At most so many source offsets were copied already, and are copied
-            again. 0 where the progress is verified.
-        runs: Where the compared records are on the target.
+        committed: The old mirror's committed offset, converted to the offset of the next record.
+        progress: The source offset at which the new mirror continues.
+        verdict: How reliable `progress` is.
+        compared: Number of records, up to the last one, that are equal on both clusters.
+        possible_duplicates: Maximum number of source offsets that are copied a second time. 0 if
+            the progress is verified.
+        runs: The offset map of the compared records.
     """
 
     copy: Copy
@@ -75,12 +75,12 @@ class AdoptedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Where the last records of the target are on the source.
+    """Position of the target's last records on the source.
 
     Attributes:
-        pairs: Source and target offset of each equal record, by rising offset.
-        end: The source offset behind the last record that was copied.
-        is_unique: False where the same records are in two places of the source.
+        pairs: Source and target offset of each equal record, by ascending offset.
+        end: The source offset after the last record that was copied.
+        is_unique: False if the same records are in two places on the source.
     """
 
     pairs: tuple[tuple[Offset, Offset], ...]
@@ -89,16 +89,17 @@ class Alignment:
 
 
 def align(tail: Sequence[Record], source: Iterable[Record]) -> Alignment | None:
-    """Find the last records of the target among those of the source; None where they are not.
+    """Find the last records of the target on the source; None if they are not there.
 
-    Records are equal that have the same timestamp, key and value. The place counts at which most of
-    the tail's records, up to its last one, are equal one by one. The tail need not be found whole:
-    an old mirror that has started again has copied some records twice. Where it was then stopped
-    before it had caught up with itself, the records of its former run count as copied, too.
+    Two records are equal if they have the same timestamp, key and value. The best position is the
+    one at which most of the tail's records, counted backwards from its last one, are equal. The
+    whole tail need not match: an old mirror that was restarted has copied some records twice. If it
+    was stopped before it reached the end of its former run, the records of the former run count as
+    copied too.
 
     Args:
-        tail: Of the target, by rising offset; at least one record.
-        source: Records of the source, by rising offset.
+        tail: The last records of the target, by ascending offset; at least one.
+        source: Records of the source, by ascending offset.
     """
     expected = [_contents(record) for record in tail]
     window: deque[tuple[Offset, _Contents]] = deque(maxlen=len(tail))
@@ -108,18 +109,18 @@ def align(tail: Sequence[Record], source: Iterable[Record]) -> Alignment | None:
     for record in source:
         contents = _contents(record)
         window.append((record.offset, contents))
-        found = tuple(_matching(window, expected))
-        if len(found) > len(best):
-            best, end, is_unique = found, Offset(record.offset + 1), True
-            former_run = iter(_behind_former(expected, len(found)))
+        matching = tuple(_matching(window, expected))
+        if len(matching) > len(best):
+            best, end, is_unique = matching, Offset(record.offset + 1), True
+            former_run = iter(_behind_former(expected, len(matching)))
         elif next(former_run, None) == contents:
             end = Offset(record.offset + 1)
         else:
             former_run = iter(())
-        if best and len(found) == len(best) and found != best:
+        if best and len(matching) == len(best) and matching != best:
             is_unique = False
             if len(best) == len(tail):
-                break  # nothing can tell them apart
+                break  # two positions of the whole tail: no further record can decide between them
     if not best:
         return None
     targets = [record.offset for record in reversed(tail)]
@@ -127,9 +128,10 @@ def align(tail: Sequence[Record], source: Iterable[Record]) -> Alignment | None:
 
 
 def _behind_former(expected: Sequence[_Contents], matching: int) -> Sequence[_Contents]:
-    """What follows the tail's last record where a former run has copied it; empty where none has.
+    """Return the records after the tail's last record in a former run that had copied it too.
 
-    The last `matching` records are those of the last run.
+    The last `matching` records belong to the last run. Returns no records if no former run has
+    copied the last record.
     """
     last = len(expected) - 1
     former_runs = range(last - matching, -1, -1)
@@ -140,7 +142,7 @@ def _behind_former(expected: Sequence[_Contents], matching: int) -> Sequence[_Co
 def _matching(
     window: deque[tuple[Offset, _Contents]], expected: Sequence[_Contents]
 ) -> Iterator[Offset]:
-    """The source offsets of the equal records, from the last one backwards."""
+    """Yield the source offsets of the equal records, from the last one backwards."""
     for (offset, contents), wanted in zip(reversed(window), reversed(expected), strict=False):
         if contents != wanted:
             return
@@ -160,62 +162,65 @@ def adopt_partition(
     compare: int = COMPARED_RECORDS,
     search: int = SEARCHED_OFFSETS,
 ) -> AdoptedPartition:
-    """Find out where the copy of a partition goes on.
+    """Determine where the copy of a partition continues.
 
     Args:
         copy: Source partition and target partition.
-        committed: What the old mirror has committed, as the offset of the next record.
+        committed: The old mirror's committed offset, as the offset of the next record.
         source: Reads the source.
         target: Reads the target.
         compare: Number of the target's last offsets to compare; 0 compares none.
         search: Number of source offsets from `committed` on in which they are searched.
 
     Raises:
-        ConfigurationError: a topic does not exist, or the committed offset is beyond the source.
-        MirrorError: a transaction stays open for too long.
-        BrokerError: a broker refuses, or none answers.
+        ConfigurationError: A topic does not exist, or the committed offset is beyond the source's
+            end.
+        MirrorError: A transaction stays open for too long.
+        BrokerError: A broker refuses, or none answers.
     """
-    there, written = source.offsets(copy.source), target.offsets(copy.target)
-    if there is None or written is None:
-        missing = f"{copy.source.topic} on the source" if there is None else copy.target.topic
+    source_log, target_log = source.offsets(copy.source), target.offsets(copy.target)
+    if source_log is None or target_log is None:
+        missing = f"{copy.source.topic} on the source" if source_log is None else copy.target.topic
         raise ConfigurationError(
             f"topic {missing} does not exist: the old mirror has copied to another name (--rename)"
         )
-    if committed > there.end:
+    if committed > source_log.end:
         raise ConfigurationError(
             f"{copy.source}: the old mirror's next offset is {committed}, and the source ends at "
-            f"{there.end}: --committed says what the committed offset means; or the topic was "
+            f"{source_log.end}: --committed says what the committed offset means; or the topic was "
             "created again"
         )
-    behind = Offset(max(there.last_stable - committed, 0))
+    behind = Offset(max(source_log.last_stable - committed, 0))
     unverified = AdoptedPartition(copy, committed, committed, Verdict.NOT_COMPARED, 0, behind)
     if compare == 0:
         return unverified
-    tail = list(target.read(copy.target, max(written.end - compare, written.start), written.end))
+    tail = list(
+        target.read(copy.target, max(target_log.end - compare, target_log.start), target_log.end)
+    )
     if not tail:
-        return _of_empty_target(unverified, there.start, written.end)
-    start = max(committed - compare, there.start)
-    end = min(there.last_stable, committed + search)
-    found = align(tail, source.read(copy.source, start, end))
-    if found is None:
+        return _of_empty_target(unverified, source_log.start, target_log.end)
+    start = max(committed - compare, source_log.start)
+    end = min(source_log.last_stable, committed + search)
+    alignment = align(tail, source.read(copy.source, start, end))
+    if alignment is None:
         return replace(unverified, verdict=Verdict.NOT_FOUND)
-    if not found.is_unique:
+    if not alignment.is_unique:
         return replace(unverified, verdict=Verdict.AMBIGUOUS)
     return AdoptedPartition(
         copy,
         committed,
-        found.end,
+        alignment.end,
         Verdict.VERIFIED,
-        len(found.pairs),
+        len(alignment.pairs),
         0,
-        joined(Run(at, to, 1) for at, to in found.pairs),
+        joined(Run(at, to, 1) for at, to in alignment.pairs),
     )
 
 
 def _of_empty_target(
     unverified: AdoptedPartition, source_start: Offset, target_end: Offset
 ) -> AdoptedPartition:
-    """The target has no record: it never had one, or they have expired."""
+    """Handle a target without records: it never had one, or its records have expired."""
     if target_end == 0 and unverified.committed <= source_start:
         return replace(unverified, verdict=Verdict.NOTHING_COPIED, possible_duplicates=0)
     return replace(unverified, verdict=Verdict.NOT_FOUND)
@@ -224,31 +229,32 @@ def _of_empty_target(
 def next_offsets(
     committed: Mapping[TopicPartition, CommittedOffset], meaning: CommittedAs
 ) -> dict[TopicPartition, Offset]:
-    """The offset of the next record of each partition that the old mirror has committed."""
+    """Convert the old mirror's committed offsets to the offset of the next record."""
     more = 1 if meaning is CommittedAs.LAST_RECORD else 0
-    return {tp: Offset(one.offset + more) for tp, one in committed.items()}
+    return {tp: Offset(offset.offset + more) for tp, offset in committed.items()}
 
 
 def progress_to_write(
     adopted: Iterable[AdoptedPartition], progress: Mapping[TopicPartition, CommittedOffset]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The progress that is not there yet; empty where all of it was taken over before.
+    """Return the progress that is not yet on the target; empty if all was adopted before.
 
     Args:
-        adopted: What is taken over.
-        progress: What the new mirror has on the target.
+        adopted: The partitions to take over.
+        progress: The progress that the new mirror has on the target.
 
     Raises:
-        ConfigurationError: other progress is there; one line for each partition.
+        ConfigurationError: The target has other progress; one line for each partition.
     """
     wanted = {
-        one.copy.target: CommittedOffset(one.progress, metadata=one.copy.lineage) for one in adopted
+        adoption.copy.target: CommittedOffset(adoption.progress, metadata=adoption.copy.lineage)
+        for adoption in adopted
     }
     different = [
         f"{tp}: the mirror's progress is source offset {progress[tp].offset}, the old mirror's is "
-        f"{one.offset}"
-        for tp, one in sorted(wanted.items())
-        if tp in progress and progress[tp].offset != one.offset
+        f"{adoption.offset}"
+        for tp, adoption in sorted(wanted.items())
+        if tp in progress and progress[tp].offset != adoption.offset
     ]
     if different:
         raise ConfigurationError(
@@ -256,7 +262,7 @@ def progress_to_write(
             "with other options. Use another --name, or delete its consumer group on the target if "
             "it has copied nothing\n" + "\n".join(different)
         )
-    return {tp: one for tp, one in wanted.items() if tp not in progress}
+    return {tp: adoption for tp, adoption in wanted.items() if tp not in progress}
 
 
 def write_progress(
@@ -268,15 +274,15 @@ def write_progress(
 ) -> None:
     """Write progress, and the offset map of the compared records, in one transaction.
 
-    What a kill leaves: nothing, or all of it. Repeating it changes nothing.
+    A kill leaves all of it or nothing. Repeating it changes nothing.
 
     Raises:
-        BrokerError: the target refuses, or does not answer.
+        BrokerError: The target refuses, or does not answer.
     """
     records = [
-        encode_map_record(MapChunk(one.copy.target, one.runs, one.copy.target_id))
-        for one in adopted
-        if one.runs and one.copy.target in progress
+        encode_map_record(MapChunk(partition.copy.target, partition.runs, partition.copy.target_id))
+        for partition in adopted
+        if partition.runs and partition.copy.target in progress
     ]
     target.start()
     if records:

@@ -1,9 +1,9 @@
-"""Raw batches of an archive: the segments that may be read, their gaps and their transactions.
+"""Read raw batches of an archive, with its gaps and transactions.
 
-Reading is as with read_committed: it ends below the first record of a transaction that is still
-open where the archive ends, unless these count as aborted. Which transactions were aborted is told
-by the files beside the segments (`.txnindex`, `.snapshot`), or else by the markers in the segments
-themselves.
+Reading works as with read_committed: it ends below the first record of a transaction that is still
+open at the archive's end, unless open transactions count as aborted. Whether a transaction was
+aborted is read from the files beside the segments (`.txnindex`, `.snapshot`), or else from the
+markers in the segments themselves.
 """
 
 import struct
@@ -48,9 +48,13 @@ OpenTransactions = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedBatches:
-    """Bytes that begin with a batch; the last batch may be cut. The memory is writable.
+    """Bytes that begin with a batch.
 
-    `end` is the offset up to which these bytes count, exclusive: another segment holds from there.
+    Attributes:
+        data: The bytes; the last batch may be incomplete. The memory is writable.
+        aborted: The aborted transactions in these bytes.
+        end: The offset up to which these bytes count, exclusive; another segment has the records
+            from there on.
     """
 
     data: memoryview
@@ -60,7 +64,7 @@ class ArchivedBatches:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveGap:
-    """The offsets from `start` up to, not including, `end` are not stored; `detail` says why."""
+    """The archive does not have the offsets [`start`, `end`); `detail` is the reason."""
 
     start: Offset
     end: Offset
@@ -69,7 +73,7 @@ class ArchiveGap:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEnd:
-    """Nothing at the asked offset can be read, now; `offset` is the readable end (exclusive)."""
+    """Nothing can be read at the requested offset now; `offset` is the end, exclusive."""
 
     offset: Offset
 
@@ -78,12 +82,12 @@ ArchiveRead = ArchivedBatches | ArchiveGap | ArchiveEnd
 
 
 class ArchiveSource:
-    """Reads the archives of many partitions, each sequentially; for one thread.
+    """Reads the archives of many partitions, each sequentially. Not thread-safe.
 
     Args:
         archive: The cluster's archive.
-        abort_open: Whether transactions that are open at an archive's end count as aborted. Else
-            reading ends at the first record of one.
+        abort_open: Whether transactions that are open at an archive's end count as aborted. If not,
+            reading ends at the first record of such a transaction.
     """
 
     def __init__(
@@ -106,29 +110,29 @@ class ArchiveSource:
         self._topic_ids: Mapping[str, UUID] = {}
 
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
-        """Ignore archives of former topics from now on.
+        """Ignore the archives of former topics from now on.
 
-        Until `sidetier retire` or a sidecar has moved it, the archive of a topic that was deleted
-        and created again holds the records of the former one.
+        If a topic was deleted and created again, its archive holds the records of the former topic
+        until `sidetier retire` or a sidecar has moved it.
 
         Args:
-            topic_ids: Kafka's ids of the topics; one without an id may have any archive.
+            topic_ids: Kafka's ids of the topics; a topic without an id may have any archive.
         """
         self._topic_ids = topic_ids
 
     def view(
         self, tp: TopicPartition, max_age: float = 0.0, topic_id: UUID | None = None
     ) -> ArchiveView | None:
-        """What can be read of a partition; None where nothing is stored.
+        """Return the readable part of a partition's archive; None if nothing is stored.
 
         Args:
             tp: The partition.
-            max_age: How many seconds old the answer may be.
-            topic_id: The topic's id; that of `expect` unless given.
+            max_age: Maximum age of the result, in seconds.
+            topic_id: The topic's id; by default the id given to `expect`.
 
         Raises:
-            ArchiveError: what is stored is not what it should be.
-            StorageError: as the port says.
+            ArchiveError: The stored objects are not valid.
+            StorageError: As `RemoteStorage` documents.
         """
         if tp not in self._partitions:
             self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
@@ -140,20 +144,20 @@ class ArchiveSource:
         return view
 
     def stable_end(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
-        """The end of what can be read, exclusive: nothing of an open transaction lies below it.
+        """Return the end of the readable offsets, exclusive: no open transaction begins below it.
 
-        None where nothing is stored. Raises as `view`.
+        Returns None if nothing is stored. Raises the errors of `view`.
         """
         view = self.view(tp, max_age)
         return None if view is None else self._stable_end(tp, view)
 
     def read(self, tp: TopicPartition, offset: Offset, max_age: float = 0.0) -> ArchiveRead:
-        """The batches from the one that holds an offset on, or why there are none.
+        """Return the batches from the one that holds `offset` on, or why there are none.
 
         Raises:
-            DamagedSegmentError: a stored segment has no batch where one should begin.
-            ConfigurationError: transactions in an archive that tells nothing about them.
-            ArchiveError, StorageError: as `view`.
+            DamagedSegmentError: A stored segment has no batch where one should begin.
+            ConfigurationError: The archive has transactions but does not show which were aborted.
+            ArchiveError, StorageError: As `view`.
         """
         view = self.view(tp, max_age)
         if view is None:
@@ -167,7 +171,7 @@ class ArchiveSource:
         try:
             return self._read(tp, view, log, offset, end)
         except (ObjectNotFoundError, PreconditionFailedError):
-            # The store's lifecycle rules or a quarantine have replaced what was listed.
+            # Lifecycle rules of the store or a quarantine have changed the listed objects since.
             self._cursors.pop(tp, None)
             if max_age == 0.0:
                 raise
@@ -206,11 +210,11 @@ class ArchiveSource:
     def _behind(
         self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
     ) -> ArchiveRead:
-        """A segment has no batch at the offset or above: compaction, or records are missing."""
+        """Handle a segment without a batch at or above the offset: a compacted one, or a gap."""
         noted = noted_next_offset(self._archive.store(tp.topic).head_object(log.key))
         until = min(view.until(offset), end)
         if noted is not None and noted > offset:
-            # Compaction has removed the segment's last records; nothing is missing up to there.
+            # Compaction has removed the segment's last records, so none is missing below `noted`.
             return ArchivedBatches(memoryview(b""), (), min(noted, until))
         return self._gap(tp, view, offset, until)
 
@@ -223,7 +227,7 @@ class ArchiveSource:
         ).position
 
     def _batches(self, tp: TopicPartition, log: StoredLog, position: int) -> memoryview:
-        """Bytes from a batch on: at least that batch, where the segment holds it whole."""
+        """Return the bytes from a batch on; at least that batch, if the segment has all of it."""
         data = self._fetch(tp, log, position, self._chunk_bytes)
         size = _first_batch_bytes(data)
         return data if size <= len(data) else self._fetch(tp, log, position, size)
@@ -261,7 +265,7 @@ class ArchiveSource:
 
 
 class _Transactions:
-    """What the segments of one partition say of transactions, each segment asked once."""
+    """The transactions in the segments of one partition; each segment is read once."""
 
     def __init__(self, store: RemoteStorage, read: Callable[[StoredLog, int], memoryview]) -> None:
         self._store = store
@@ -271,33 +275,33 @@ class _Transactions:
     def aborted(
         self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
     ) -> tuple[AbortedTransaction, ...]:
-        """The aborted transactions with records or markers from `start` up to `end`.
+        """Return the aborted transactions with records or markers in [`start`, `end`).
 
-        One that has ended below is left out: its producer may have committed since. One that is
-        open at the archive's end counts as aborted.
+        A transaction that ended below `start` is left out, because its producer may have committed
+        since. A transaction that is open at the archive's end counts as aborted.
         """
-        found: list[AbortedTransaction] = []
+        transactions: list[AbortedTransaction] = []
         following: StoredLog | None = log
         while following is not None:
             aborted, still_open = self._learn(view, following)
-            found.extend(
-                AbortedTransaction(one.producer_id, one.first_offset)
-                for one in aborted
-                if one.last_offset >= start and one.first_offset < end
+            transactions.extend(
+                AbortedTransaction(entry.producer_id, entry.first_offset)
+                for entry in aborted
+                if entry.last_offset >= start and entry.first_offset < end
             )
-            undecided = {one: first for one, first in still_open.items() if first < end}
+            undecided = {entry: first for entry, first in still_open.items() if first < end}
             if not undecided:
                 break
             following = view.after(following.base_offset)
             if following is None:
-                found.extend(
+                transactions.extend(
                     AbortedTransaction(producer_id, Offset(first))
                     for producer_id, first in undecided.items()
                 )
-        return tuple(found)
+        return tuple(transactions)
 
     def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
-        """The transactions that are open at a segment's end."""
+        """Return the transactions that are open at a segment's end."""
         return self._learn(view, log)[1]
 
     def _learn(
@@ -309,12 +313,15 @@ class _Transactions:
         if following is not None:
             learnt = transactions_of(self._store, log, following)
             if learnt is not None:
-                found = (
+                result = (
                     learnt.aborted,
-                    {one.producer_id: int(one.first_offset) for one in learnt.still_open},
+                    {
+                        transaction.producer_id: int(transaction.first_offset)
+                        for transaction in learnt.still_open
+                    },
                 )
-                self._known[log.version] = found
-                return found
+                self._known[log.version] = result
+                return result
         before = dict(self._open_at_base(view, log))
         if noted_records(self._store.head_object(log.key)) is not None:
             self._known[log.version] = ((), before)
@@ -323,10 +330,10 @@ class _Transactions:
         return self._known[log.version]
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
-        """From the producer snapshot, or from the nearest segment below that tells."""
+        """Read from the producer snapshot, or from the nearest lower segment that has one."""
         noted = open_at_base(self._store, log)
         if noted is not None:
-            return {one.producer_id: int(one.first_offset) for one in noted}
+            return {transaction.producer_id: int(transaction.first_offset) for transaction in noted}
         to_walk: list[StoredLog] = []
         state: OpenTransactions = {}
         for lower in view.below(log.base_offset):
@@ -336,7 +343,9 @@ class _Transactions:
             to_walk.append(lower)
             noted = open_at_base(self._store, lower)
             if noted is not None:
-                state = {one.producer_id: int(one.first_offset) for one in noted}
+                state = {
+                    transaction.producer_id: int(transaction.first_offset) for transaction in noted
+                }
                 break
         for lower in reversed(to_walk):
             self._known[lower.version] = self._walk(lower, state)
@@ -346,7 +355,7 @@ class _Transactions:
     def _walk(
         self, log: StoredLog, before: OpenTransactions
     ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
-        """By the markers in the segment itself."""
+        """Read the transactions from the markers in the segment itself."""
         still_open = dict(before)
         aborted: list[AbortedTxn] = []
         position = 0
@@ -372,7 +381,7 @@ class _Transactions:
 
 
 def _is_abort(header: BatchHeader, batch: memoryview) -> bool:
-    """Whether a control batch is an abort marker (KIP-98: key is version and type)."""
+    """Whether a control batch is an abort marker (KIP-98: its key is version and type)."""
     try:
         (record,) = decode_records(header, bytes(batch[HEADER_BYTES:]))
         _, kind = _MARKER.unpack_from(record.key or b"")
@@ -384,7 +393,7 @@ def _is_abort(header: BatchHeader, batch: memoryview) -> bool:
 
 
 def _first_batch_bytes(data: memoryview) -> int:
-    """The length that the first batch announces; 0 where not even the length is there."""
+    """Return the length in the first batch's header; 0 if even the length field is incomplete."""
     if len(data) < LENGTH_PREFIX_BYTES:
         return 0
     return LENGTH_PREFIX_BYTES + int.from_bytes(data[8:12])

@@ -1,10 +1,11 @@
-"""A bounded copy of one partition by several attempts, of which one at a time writes.
+"""Run a bounded copy of one partition by several attempts, of which one at a time writes.
 
-Spark starts an attempt again where it fails, and a second one beside a slow one. All attempts have
-the partition's transactional id: the newest fences the others and goes on from the progress. A
-fenced attempt must not fence back at once, or both would abort each other's transactions for ever.
-If it ended instead, Spark would count a failure, start another attempt, and that would fence the
-one that writes; or it would count a success, and kill the one that writes. So it stands by.
+Spark starts an attempt again when it fails, and starts a second attempt beside a slow one. All
+attempts use the partition's transactional id: the newest attempt fences the others and continues
+from the progress. A fenced attempt must not fence the newest one back at once, or both would abort
+each other's transactions for ever. A fenced attempt must not end either. If it fails, Spark counts
+a failure and starts another attempt, which fences the one that writes. If it succeeds, Spark kills
+the attempt that writes. So a fenced attempt waits.
 """
 
 import threading
@@ -37,14 +38,14 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Standby:
-    """Decides what a fenced attempt does; no I/O.
+    """Decide what a fenced attempt does. No I/O.
 
-    It takes over where the progress stands still: the attempt that has fenced it may be dead, and
-    Spark starts no other one as long as this one runs. Each take-over doubles the patience, so that
-    two attempts that are both slow do not keep each other from committing.
+    The attempt takes over when the progress does not change: the attempt that fenced it may be
+    dead, and Spark starts no other attempt while this one runs. Each takeover doubles the patience,
+    so that two slow attempts do not keep each other from committing.
 
     Args:
-        end: The offset after the last that is copied.
+        end: The end of the offsets to copy, exclusive.
         patience: Seconds without progress after which the attempt takes over.
     """
 
@@ -54,12 +55,12 @@ class Standby:
     _moved_at: float = field(default=0.0, init=False)
 
     def begin(self, now: float) -> None:
-        """Note that the attempt was fenced; `now` is of a monotonic clock."""
+        """Start to wait after the attempt was fenced; `now` is in seconds of a monotonic clock."""
         self._position = None
         self._moved_at = now
 
     def step(self, position: Offset | None, now: float) -> Step:
-        """What to do, given the progress; None where it cannot be read now."""
+        """Return the next step; `position` is the progress, None if it cannot be read now."""
         if position is not None and position >= self.end:
             return Step.END
         if position is not None and position != self._position:
@@ -83,13 +84,13 @@ def run_attempt(
 
     Args:
         copy: Copies from the progress on, with a new producer at each call.
-        progress: The offset of the next source record; None where it cannot be read now.
-        standby: Decides what happens once this attempt is fenced.
-        clock: Seconds of a monotonic clock.
-        pause: Waits for so many seconds.
+        progress: Returns the offset of the next source record; None if it cannot be read now.
+        standby: Decides what this attempt does after it was fenced.
+        clock: Returns seconds of a monotonic clock.
+        pause: Waits for the given number of seconds.
 
     Raises:
-        SidetierError: what `copy` raises, but for a ProducerFencedError.
+        SidetierError: Any error of `copy` except ProducerFencedError.
     """
     while True:
         try:

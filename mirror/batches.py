@@ -1,12 +1,12 @@
-"""Which source batches a mirror copies, which it re-encodes and which it drops: pure.
+"""Decide which source batches a mirror copies, re-encodes or drops. Pure, no I/O.
 
-A batch is copied as it is, but for its header, where the target's broker accepts its records. The
+A batch is copied as it is, except for its header, if the target's broker accepts its records. The
 broker requires dense offsets inside a batch (`LogValidator`, KIP-98), so a compacted batch is
 re-encoded. A batch whose timestamps the source's broker has set (LogAppendTime) is re-encoded too:
 no producer may send that attribute, and without it the target would show the producer's timestamps.
 
 Control batches, batches of aborted transactions and batches without records are dropped. The
-position moves over them.
+position moves past them.
 """
 
 from collections import deque
@@ -20,17 +20,22 @@ from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
 _LOG_APPEND_TIME: Final = 0x08
-_DELETE_HORIZON: Final = 0x40  # of a compacted batch (KIP-534)
+_DELETE_HORIZON: Final = 0x40  # set by the log cleaner on compacted batches (KIP-534)
 _NOT_OF_PRODUCERS: Final = _LOG_APPEND_TIME | _DELETE_HORIZON
-"""Attributes that no producer may send."""
+"""Batch attributes that the broker does not accept from a producer."""
 MAX_OFFSET: Final = Offset(2**63 - 1)
 
 
 class SourceBatch(NamedTuple):
-    """A batch whose records, or some of them, go to the target.
+    """A batch of which all or some records are sent to the target.
 
-    `data` has the whole batch with its header. `start` (inclusive) and `end` (exclusive) are the
-    offsets that are wanted of it: the batch's own, or fewer where the copy begins or ends inside.
+    Attributes:
+        header: The parsed header of the batch.
+        data: The whole batch, header included.
+        start: The first offset to copy, inclusive. Above the batch's base offset if the copy begins
+            inside the batch.
+        end: The end of the offsets to copy, exclusive. Below the batch's next offset if the copy
+            ends inside the batch.
     """
 
     header: BatchHeader
@@ -40,22 +45,24 @@ class SourceBatch(NamedTuple):
 
     @property
     def must_be_reencoded(self) -> bool:
-        """Whether the target's broker, or the wanted range, needs other record bytes."""
+        """Whether the record bytes must change for the broker or for the range to copy."""
         header, start, end = self.header, self.start, self.end
         return (
             start > header.base_offset
             or end < header.next_offset
-            or end - start != header.record_count  # brokers take dense offsets of producers only
+            or end - start != header.record_count  # brokers accept only dense offsets
             or header.attributes & _NOT_OF_PRODUCERS != 0
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is taken of some source bytes.
+    """The batches to copy out of some bytes that were read from the source.
 
-    `next_offset` is the position after them: the offset of the next source record that has not been
-    handled. `dropped_records` counts the records of aborted transactions.
+    Attributes:
+        batches: The batches to copy, by ascending offset.
+        next_offset: The offset of the next source record to handle, after these bytes.
+        dropped_records: Number of records of aborted transactions that were left out.
     """
 
     batches: tuple[SourceBatch, ...]
@@ -70,19 +77,20 @@ def select_batches(
     *,
     until: Offset = MAX_OFFSET,
 ) -> Selection:
-    """What of these batches goes to the target.
+    """Select the batches to copy to the target.
 
     Args:
-        data: Consecutive batches; the last one may be cut, and is left for the next read.
-        position: The first offset that is wanted. Batches below it are passed over.
+        data: Consecutive batches. The last one may be incomplete; it is left for the next read.
+        position: The first offset to copy, inclusive. Batches that end at or below it are skipped.
         aborted: Every aborted transaction with a record or its marker at `position` or above in
-            these bytes, as a Fetch answer lists them. Those that have ended below must be left out:
-            records that the same producer committed since would be dropped.
-        until: The end of what is wanted, exclusive.
+            these bytes, as a Fetch response lists them. Leave out transactions that ended below
+            `position`: otherwise records that the same producer committed since then would be
+            dropped.
+        until: The end of the offsets to copy, exclusive.
 
     Raises:
-        DamagedSegmentError: a header that cannot be one. CRCs are checked where a batch is sent.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: A batch header is not valid. CRCs are checked when a batch is sent.
+        UnsupportedFormatError: The message format is v0 or v1.
     """
     coming = deque(sorted(aborted, key=lambda transaction: transaction.first_offset))
     aborting: set[int] = set()
@@ -97,8 +105,8 @@ def select_batches(
             aborting.add(coming.popleft().producer_id)
         is_control = header.is_control
         if is_control:
-            # A commit marker of this producer cannot come before the marker that ends its aborted
-            # transaction, so either marker ends it.
+            # Either kind of marker ends the producer's aborted transaction: a commit marker of this
+            # producer can only come after the abort marker.
             aborting.discard(header.producer_id)
         if end > position and not is_control:
             if aborting and header.is_transactional and header.producer_id in aborting:

@@ -1,4 +1,4 @@
-"""The topics of a mirror: found on the source, checked, and created on the target."""
+"""Find a mirror's topics on the source, check them, and create them on the target."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ _SET: Final = 0
 _CREATE_TIMEOUT_MS: Final = 30_000
 _OFFSETS_TOPIC: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
-    # Only closed segments are compacted, and readers begin at the start.
+    # Small segments, because only closed segments are compacted and readers start at the beginning.
     "segment.bytes": str(16 << 20),
 }
 
@@ -56,7 +56,7 @@ log = structlog.get_logger("sidetier.mirror")
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A source topic: its number of partitions, the settings that are set on it, and its id."""
+    """A source topic: number of partitions, settings that are set on the topic, and id."""
 
     partitions: int
     settings: Mapping[str, str]
@@ -64,23 +64,23 @@ class SourceTopic:
 
 
 class SourceTopics(Protocol):
-    """Where a mirror finds its topics."""
+    """The source in which a mirror finds its topics."""
 
     def cluster_id(self) -> str:
-        """Kafka's id of the source cluster, or another name of it."""
+        """Return Kafka's id of the source cluster, or another name of it."""
         ...
 
     def topics(self, selects: Callable[[str], bool]) -> dict[str, SourceTopic]:
-        """The topics that exist now and are selected."""
+        """Return the topics that exist now and are selected."""
         ...
 
     def lineages(self) -> dict[str, Lineage]:
-        """Where the topics come from that are copies themselves."""
+        """Return the lineages of the topics that are copies themselves, by topic."""
         ...
 
 
 class BrokerTopics:
-    """The topics of a running cluster."""
+    """The topics of a running cluster. Implements `SourceTopics`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -92,24 +92,24 @@ class BrokerTopics:
     def topics(self, selects: Callable[[str], bool]) -> dict[str, SourceTopic]:
         """See the port."""
         described = self._cluster.metadata().topics
-        found = {name: topic for name, topic in described.items() if selects(name)}
-        settings = topic_settings(self._cluster, found, only_set=True)
+        selected = {name: topic for name, topic in described.items() if selects(name)}
+        settings = topic_settings(self._cluster, selected, only_set=True)
         return {
             name: SourceTopic(len(topic.partitions), settings.get(name, {}), topic.topic_id)
-            for name, topic in found.items()
+            for name, topic in selected.items()
         }
 
     def lineages(self) -> dict[str, Lineage]:
-        """See the port: the progress of the mirrors that write to this cluster says it."""
-        found: dict[str, Lineage] = {}
+        """See the port. Read from the progress of the mirrors that write to this cluster."""
+        lineages: dict[str, Lineage] = {}
         for group in list_groups(self._cluster):
             if not group.startswith(GROUP_PREFIX):
                 continue
             for tp, committed in committed_offsets(self._cluster, group).items():
                 lineage = decode_lineage(committed.metadata)
                 if lineage is not None:
-                    found[tp.topic] = lineage
-        return found
+                    lineages[tp.topic] = lineage
+        return lineages
 
 
 class CopySettings(StrEnum):
@@ -117,24 +117,23 @@ class CopySettings(StrEnum):
 
     NONE = "none"
     ONCE = "once"
-    """Those that the mirror creates."""
+    """Copies that the mirror creates, at creation."""
     SYNC = "sync"
-    """All of them, again whenever a setting is changed on either side."""
+    """All copies, again whenever a setting is changed on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogOptions:
-    """How topics are created and what is accepted.
+    """How topics are created, and which problems are accepted.
 
     Attributes:
         create: Whether missing topics are created on the target.
-        replication_factor: Of created topics; -1 for the target's default.
+        replication_factor: Replication factor of created topics; -1 for the target's default.
         settings: Which copies get the settings that are set on the source topic.
         accept_log_append_time: Whether a target topic may replace timestamps.
         accept_records: Whether a target topic without progress may have records.
         raise_partitions: Whether a copy gets more partitions when its source topic does.
-        restart_recreated: Whether the copy of a source topic that was deleted and created again is
-            deleted and created again, too.
+        restart_recreated: Whether a copy is deleted and created again when its source topic was.
         refuse_loops: Whether copies are refused that would feed a cluster its own records.
     """
 
@@ -150,10 +149,19 @@ class CatalogOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One topic: its copy's name, and what `copies` would do or why it does nothing.
+    """The plan for one topic: its copy, and what `copies` would change or why it is refused.
 
-    `added_partitions` is how many partitions an existing target topic would get, and
-    `changed_settings` are the settings that would be set on it.
+    Attributes:
+        source: The source topic.
+        target: The name of its copy.
+        partitions: Number of partitions of the source topic.
+        lineage: The lineage of the copy, with the current ids of the topics.
+        settings: Settings with which the target topic is created.
+        exists: Whether the target topic exists and stays.
+        problem: Why the topic cannot be copied; None if it can.
+        source_id: Kafka's id of the source topic.
+        added_partitions: Number of partitions to add to an existing target topic.
+        changed_settings: Settings to set on an existing target topic.
     """
 
     source: str
@@ -167,18 +175,19 @@ class Planned:
     added_partitions: int = 0
     changed_settings: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, Lineage] = field(default_factory=dict)
-    """What is kept beside the progress, by partition."""
+    """The lineages stored with the progress, by partition number."""
     replaces: UUID | None = None
-    """The id of an existing target topic that is deleted first: the copy is made anew."""
+    """The id of an existing target topic to delete first, because the copy is made again."""
     former: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    """Progress of a target topic that was deleted or will be. Brokers delete it after the topic."""
+    """Progress of a target topic that was or will be deleted; brokers delete it after the topic."""
 
 
 class Catalog:
-    """Plans and creates the topics of a mirror; for one thread.
+    """Plans and creates the topics of a mirror. Not thread-safe.
 
-    `refused` has the topics that cannot be copied, with the reason, and `source_ids` the ids of the
-    source topics that can be, as of the last `copies`.
+    Attributes:
+        refused: The topics that cannot be copied, each with the reason, as of the last `copies`.
+        source_ids: The ids of the source topics that can be copied, as of the last `copies`.
     """
 
     def __init__(
@@ -200,28 +209,33 @@ class Catalog:
         self._acls = acls
         self._is_first = True
 
-    def plan(self) -> list[Planned]:  # noqa: C901 -- a decision for each thing that can be wrong
-        """Every selected topic, with its problem if it has one. Changes nothing.
+    def plan(self) -> list[Planned]:  # noqa: C901 -- one branch per possible problem
+        """Return every selected topic, with its problem if it has one. Changes nothing.
 
         Raises:
-            ConfigurationError: a rename rule gives an impossible name, or one name to two topics.
-            BrokerError: a broker refuses, or none answers.
+            ConfigurationError: A rename rule gives a name that is not legal, or one name to two
+                topics.
+            BrokerError: A broker refuses, or none answers.
         """
-        found = self._source.topics(self._rules.selects)
-        targets = self._rules.targets(found)
+        topics = self._source.topics(self._rules.selects)
+        targets = self._rules.targets(topics)
         cluster_id, lineages = self._source.cluster_id(), self._source.lineages()
         metadata = self._target.metadata()
-        there = {name: topic for name, topic in metadata.topics.items() if name in targets.values()}
-        settings = topic_settings(self._target, there, only_set=False)
+        existing_topics = {
+            name: topic for name, topic in metadata.topics.items() if name in targets.values()
+        }
+        settings = topic_settings(self._target, existing_topics, only_set=False)
         progress = self._progress()
-        has_records = self._topics_with_records(there, progress)
+        has_records = self._topics_with_records(existing_topics, progress)
         planned = []
         for source, target in targets.items():
-            topic = found[source]
+            topic = topics[source]
             lineage = replace(
                 lineage_of_copy(source, cluster_id, lineages),
                 source_id=_text(topic.topic_id),
-                target_id=_text(there[target].topic_id) if target in there else None,
+                target_id=_text(existing_topics[target].topic_id)
+                if target in existing_topics
+                else None,
             )
             problem = None
             if self._options.refuse_loops:
@@ -232,7 +246,7 @@ class Catalog:
             added = 0
             kept: dict[int, Lineage] = {}
             former = {tp: progress[tp] for tp in progress if tp.topic == target}
-            existing = there.get(target)
+            existing = existing_topics.get(target)
             replaces = self._replaced_id(existing, lineage, former)
             if replaces is not None:
                 existing = None
@@ -276,7 +290,7 @@ class Catalog:
         lineage: Lineage,
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> UUID | None:
-        """The id of a target topic that is deleted first; None for one that stays."""
+        """Return the id of the target topic to delete first; None if it stays."""
         if existing is None or not self._options.restart_recreated:
             return None
         if not may_restart(lineage, _kept(progress, progress).values()):
@@ -297,33 +311,35 @@ class Catalog:
         }
 
     def copies(self) -> dict[TopicPartition, Copy]:
-        """Create what is missing, and return the partitions of all workers.
+        """Create missing topics and partitions, and return the partitions of all workers.
 
-        A topic with a problem is refused the first time; later, when topics were added or created
-        again while the mirror runs, it is left out and logged.
+        On the first call, a topic with a problem is an error. Later, when topics were added or
+        created again while the mirror runs, the topic is left out and logged.
 
         Raises:
-            ConfigurationError: as `plan`; or topics that cannot be copied, one line each.
-            BrokerError: as `plan`; or a topic cannot be created.
+            ConfigurationError: An error of `plan`, or topics that cannot be copied, one line each.
+            BrokerError: An error of `plan`, or a topic cannot be created.
         """
         planned = self.plan()
         refused: dict[str, str] = {
-            one.source: one.problem for one in planned if one.problem is not None
+            topic.source: topic.problem for topic in planned if topic.problem is not None
         }
         if refused and self._is_first:
             raise ConfigurationError("\n".join(refused.values()))
-        sound = [one for one in planned if self._apply(one, refused)]
+        sound = [topic for topic in planned if self._apply(topic, refused)]
         self.refused = refused
-        self.source_ids = {one.source: one.source_id for one in sound if one.source_id is not None}
-        ids = self._ids([one.target for one in sound if not one.exists])
+        self.source_ids = {
+            topic.source: topic.source_id for topic in sound if topic.source_id is not None
+        }
+        ids = self._ids([topic.target for topic in sound if not topic.exists])
         self.create_offsets_topic()
         if self._acls is not None:
-            self._acls.copy({one.source: one.target for one in sound})
+            self._acls.copy({topic.source: topic.target for topic in sound})
         self._is_first = False
         return {
-            source: self._copy(one, source, ids.get(one.target, one.lineage.target_id))
-            for one in sound
-            for source in _partitions(one.source, one.partitions)
+            source: self._copy(topic, source, ids.get(topic.target, topic.lineage.target_id))
+            for topic in sound
+            for source in _partitions(topic.source, topic.partitions)
         }
 
     def _copy(self, one: Planned, source: TopicPartition, target_id: str | None) -> Copy:
@@ -340,7 +356,7 @@ class Catalog:
     def _progress(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What is committed now: other workers have open transactions."""
+        """Return the current progress, without waiting for other workers' open transactions."""
         return committed_offsets(self._target, self._names.group, partitions, require_stable=False)
 
     def _topics_with_records(
@@ -348,7 +364,7 @@ class Catalog:
         there: Mapping[str, TopicMetadata],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> set[str]:
-        """The target topics that have records, and no progress, in the same partition."""
+        """Return the target topics that have a partition with records but without progress."""
         if self._options.accept_records:
             return set()
         new = [
@@ -359,8 +375,8 @@ class Catalog:
         ]
         if not new:
             return set()
-        # The progress of a copy is committed before its first record: whoever has written records
-        # of this mirror meanwhile is seen in the progress that is read after the ends.
+        # A copy's progress is committed before its first record. So if another worker has begun
+        # this copy meanwhile, the progress that is read after the end offsets shows it.
         ends = list_offsets(self._target, dict.fromkeys(new, LATEST))
         written = [tp for tp in new if ends[tp].offset > 0]
         if not written:
@@ -368,7 +384,7 @@ class Catalog:
         return {tp.topic for tp in set(written) - self._progress(written).keys()}
 
     def _apply(self, one: Planned, refused: dict[str, str]) -> bool:
-        """Create or change the target topic; False, with the reason in `refused`, where not."""
+        """Create or change the target topic. Return False if it has a problem (see `refused`)."""
         problem = one.problem
         if problem is None:
             try:
@@ -393,14 +409,16 @@ class Catalog:
             log.info("mirror.settings_changed", topic=one.target, settings=one.changed_settings)
 
     def _create(self, one: Planned) -> None:
-        """Create a target topic, after the former one is gone with its progress.
+        """Create a target topic after the former one was deleted together with its progress.
 
-        What a kill leaves at each step: the former topic; or no topic, and progress that the
-        brokers are about to delete; or the new topic without progress. The next call goes on.
-        Other workers may do the same at the same time: the former topic is deleted by its id.
+        A kill leaves one of three states: the former topic; no topic, with progress that the
+        brokers are about to delete; or the new topic without progress. The next call continues from
+        there. Other workers may do the same at the same time: the former topic is deleted by its
+        id.
         """
         if one.replaces is not None:
-            # What an open transaction commits to the former topic must not appear behind.
+            # Offsets that an open transaction commits for the former topic must not appear after
+            # its deletion.
             self._stable_progress(one.former)
             delete_topics(self._target, [one.replaces])
             log.warning(
@@ -429,7 +447,7 @@ class Catalog:
 
     def _require_forgotten(self, one: Planned) -> None:
         left = self._stable_progress(one.former)
-        # Another worker may have begun the new copy.
+        # Progress with other metadata is no obstacle: another worker may have begun the new copy.
         if any(left[tp].metadata == one.former[tp].metadata for tp in left):
             raise BrokerUnavailableError(
                 f"the brokers have not yet deleted the progress of topic {one.target}, which was "
@@ -450,7 +468,7 @@ class Catalog:
         return {name: _text(topic.topic_id) for name, topic in described.items()}
 
     def create_offsets_topic(self) -> None:
-        """Create the topic of the offset map where it does not exist; raises as `copies`."""
+        """Create the offset map's topic if it does not exist. Raises the errors of `copies`."""
         topic = self._names.offsets_topic
         if topic not in self._target.metadata([topic]).topics:
             create_topic(
@@ -465,10 +483,10 @@ class Catalog:
 def create_topic(
     cluster: Cluster, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
 ) -> None:
-    """Create a topic; no error where another worker has just done so.
+    """Create a topic. It is not an error if another worker has just created it.
 
     Raises:
-        BrokerError: the cluster refuses it.
+        BrokerError: The cluster refuses it.
     """
     try:
         cluster.retrying(
@@ -497,10 +515,15 @@ def create_topic(
 
 
 def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
-    """Raise a topic's number of partitions; no error where another worker has just done so.
+    """Add partitions to a topic. It is not an error if another worker has just done so.
+
+    Args:
+        cluster: The cluster of the topic.
+        topic: The topic.
+        partitions: The new total number of partitions.
 
     Raises:
-        BrokerError: the cluster refuses it.
+        BrokerError: The cluster refuses it.
     """
     try:
         cluster.retrying(
@@ -521,10 +544,10 @@ def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
 
 
 def set_topic_settings(cluster: Cluster, topic: str, settings: Mapping[str, str]) -> None:
-    """Set these settings on a topic, and leave its others.
+    """Set these settings on a topic; its other settings stay unchanged.
 
     Raises:
-        BrokerError: the cluster refuses it.
+        BrokerError: The cluster refuses it.
     """
     cluster.request(
         Controller(),
@@ -552,7 +575,7 @@ def _text(topic_id: UUID | None) -> str | None:
 
 
 def _first_count(one: Planned, partition: int) -> int | None:
-    """How many partitions the source topic had when the copy of this one began."""
+    """Return the source topic's number of partitions when the copy of this one began."""
     kept = one.kept.get(partition)
     return one.partitions if kept is None else kept.partitions
 
@@ -581,10 +604,15 @@ def _require_leaders(cluster: Cluster, topic: str, partitions: int) -> None:
 def topic_settings(
     cluster: Cluster, topics: Collection[str], *, only_set: bool
 ) -> dict[str, dict[str, str]]:
-    """The settings of topics: all effective ones, or those that are set on the topic itself.
+    """Return the settings of topics.
+
+    Args:
+        cluster: The cluster to ask.
+        topics: The topic names.
+        only_set: Return only settings that are set on the topic itself, not all effective ones.
 
     Raises:
-        BrokerError: a broker refuses, or none answers.
+        BrokerError: A broker refuses, or none answers.
     """
     if not topics:
         return {}

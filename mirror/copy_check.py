@@ -1,4 +1,4 @@
-"""Compares a copy with the archive that it was made from, by consuming both."""
+"""Compare a copy with the archive that it was made from, by consuming both."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class CheckedCopy:
-    """What was compared of one partition: the archived records, and the differences."""
+    """Result for one partition: the number of archived records compared, and the differences."""
 
     target: TopicPartition
     records: int
@@ -32,10 +32,16 @@ class CheckedCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopiedRange:
-    """The source offsets from `start` up to, not including, `end`, and where they were copied.
+    """A range of source offsets that was copied.
 
-    `stable_end` is the first offset of a transaction that is open at the archive's end, or that
-    end. Records from there on were copied only if such transactions count as aborted.
+    Attributes:
+        source: The source partition.
+        target: Its copy.
+        start: The first source offset, inclusive.
+        end: The end of the source offsets, exclusive.
+        stable_end: The first offset of a transaction that is open at the archive's end; otherwise
+            the archive's end. Records from there on were copied only if open transactions count as
+            aborted.
     """
 
     source: TopicPartition
@@ -46,7 +52,7 @@ class CopiedRange:
 
 
 class ArchivedRecords:
-    """Reads what was to be copied of an archive; for one thread.
+    """Reads the archived records that were to be copied. Not thread-safe.
 
     Args:
         archive: The archive.
@@ -61,31 +67,32 @@ class ArchivedRecords:
 
     @property
     def committed(self) -> ArchiveReader:
-        """The reader that shows what a read-committed consumer sees."""
+        """The reader that returns what a read-committed consumer sees."""
         return self._readers[IsolationLevel.READ_COMMITTED]
 
     def close(self) -> None:
-        """End all reading."""
+        """Stop all reading."""
         for reader in self._readers.values():
             reader.close()
 
     def records(self, copied: CopiedRange, view: ArchiveView | None) -> Iterator[pa.RecordBatch]:
-        """The records of a range, those of aborted transactions left out; gaps are stepped over.
+        """Yield the records of a range without those of aborted transactions; skip gaps.
 
         Args:
             copied: The range.
             view: The archive's segments.
 
         Raises:
-            SidetierError: the archive cannot be read.
+            SidetierError: The archive cannot be read.
         """
         tp, end = copied.source, copied.end
         decided = min(end, copied.stable_end)
         yield from archived_records(self.committed, tp, copied.start, decided)
         if view is None or end <= decided:
             return
-        # A committed reader ends at the first open transaction. Each transaction with records
-        # behind has its marker behind, too, or none.
+        # A committed reader ends at the first open transaction. The segments from there on are
+        # enough to find the hidden records: a transaction with records there has its marker there
+        # too, or none.
         hidden = Hidden(self._hidden(view, copied, decided))
         reader = self._readers[IsolationLevel.READ_UNCOMMITTED]
         for records in archived_records(reader, tp, max(copied.start, decided), end):
@@ -95,7 +102,7 @@ class ArchivedRecords:
     def _hidden(
         self, view: ArchiveView, copied: CopiedRange, decided: Offset
     ) -> list[tuple[int, int]]:
-        """The offsets of aborted and undecided transactions from `decided` on."""
+        """Return the offsets of aborted and undecided transactions from `decided` on."""
         first = view.holder(decided)
         logs = [log for log in view.logs if first is None or log.base_offset >= first.base_offset]
         segments = [
@@ -110,11 +117,11 @@ class TargetRecords(Protocol):
     def records(
         self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
     ) -> Iterator[pa.RecordBatch]:
-        """What a consumer gets from `start` up to, not including, `end`, or the partition's end."""
+        """Yield what a consumer gets in [`start`, `end`), or up to the end of the partition."""
         ...
 
 
-def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
+def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
     copied: CopiedRange,
     offsets: OffsetMap,
     log_start: Offset,
@@ -124,38 +131,38 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
     with_timestamps: bool = True,
     tell: Callable[[int], None] = lambda _: None,
 ) -> CheckedCopy:
-    """Compare what read-committed consumers get of an archive and of its copy.
+    """Compare what read-committed consumers get from an archive and from its copy.
 
-    The offset map tells which source record each target record is. So number, first and last source
-    offset, and a checksum over source offset, timestamp, key, value and headers must be equal, and
-    source offsets must rise.
+    The offset map gives the source offset of each target record. Number of records, first and last
+    source offset, and a checksum over source offset, timestamp, key, value and headers must be
+    equal, and source offsets must rise.
 
     Args:
-        copied: What was copied.
+        copied: The range that was copied.
         offsets: The copy's offset map.
         log_start: Log start offset of the target partition.
         archived: The records that the copy must have.
         brokers: Consumes the target.
-        with_timestamps: False where the target was allowed to replace timestamps.
-        tell: Hears how many more records were read, of either side.
+        with_timestamps: False if the target was allowed to replace timestamps.
+        tell: Called with the number of records read since the last call, on either side.
 
     Raises:
-        SidetierError: the archive, or the target, cannot be read.
+        SidetierError: The archive or the target cannot be read.
     """
-    expected, found = Digest(), Digest()
+    expected, actual = Digest(), Digest()
     for records in archived:
         ours = records.column("offset").to_pylist()
         expected.add(_comparable(records, ours, with_timestamps=with_timestamps))
         tell(records.num_rows)
     problems = []
     for records, sources in _consumed(copied, offsets, log_start, brokers):
-        problem = _order_problem(copied.target, records, sources, found.last_offset)
+        problem = _order_problem(copied.target, records, sources, actual.last_offset)
         if problem is not None:
             problems.append(problem)
             break
-        found.add(_comparable(records, sources, with_timestamps=with_timestamps))
+        actual.add(_comparable(records, sources, with_timestamps=with_timestamps))
         tell(records.num_rows)
-    difference = expected.difference(found)
+    difference = expected.difference(actual)
     if not problems and difference is not None:
         problems.append(f"{copied.target}: {difference} (source offsets)")
     return CheckedCopy(copied.target, expected.records, tuple(problems))
@@ -164,7 +171,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how they are compared
 def _consumed(
     copied: CopiedRange, offsets: OffsetMap, log_start: Offset, brokers: TargetRecords
 ) -> Iterator[tuple[pa.RecordBatch, list[Offset | None]]]:
-    """The records on the target, and the source offset of each; None where there is none."""
+    """Yield the target's records, with the source offset of each; None if it has none."""
     target_range = offsets.target_range(copied.start, copied.end)
     if target_range is None:
         return
@@ -182,7 +189,7 @@ def _order_problem(
     sources: list[Offset | None],
     last: int | None,
 ) -> str | None:
-    """Why these are not the copied records in the order of the source; None where they are."""
+    """Return why these are not the copied records in source order; None if they are."""
     before = -1 if last is None else last
     for target, source in zip(records.column("offset").to_pylist(), sources, strict=True):
         if source is None:
@@ -199,10 +206,10 @@ def _order_problem(
 def _comparable(
     records: pa.RecordBatch, sources: list[Offset | None], *, with_timestamps: bool
 ) -> pa.RecordBatch:
-    """The records with source offsets, and without what a copy may change."""
+    """Return the records with source offsets, without the columns that a copy may change."""
     columns = {name: records.column(name) for name in COLUMNS}
     columns["offset"] = pa.array(sources, type=columns["offset"].type)
-    # A source's LogAppendTime becomes the CreateTime of the copy.
+    # LogAppendTime on the source becomes CreateTime on the copy.
     same = ("timestamp_type",) if with_timestamps else ("timestamp_type", "timestamp")
     for name in same:
         columns[name] = pa.array([0] * records.num_rows, type=columns[name].type)

@@ -1,4 +1,4 @@
-"""Copies record batches from a source to a target, in transactions, until told to stop."""
+"""Copy record batches from a source to a target, in transactions, until stopped."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ TRANSACTION_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 300.0
 MAX_BATCH_BYTES: Final = 256 << 20
 _MAP_RECORDS_AT_ONCE: Final = 100
-"""About 0.5 MB: a broker takes batches of 1 MiB unless told otherwise."""
+"""About 0.5 MB: by default a broker accepts batches of up to 1 MiB."""
 _POLL_SECONDS: Final = 0.2
 _LONGEST_PAUSE: Final = 10.0
 Clock = Callable[[], float]
@@ -45,9 +45,9 @@ class Copy:
     Attributes:
         source: The source partition.
         target: The target partition.
-        lineage: Text that is kept beside the progress.
-        source_id: The source topic is read only as long as it has this id; None for any.
-        target_id: Kafka's id of the target topic, for the offset map; "" where brokers have none.
+        lineage: Text that is stored as metadata of the progress (`Lineage.encoded`).
+        source_id: The source topic is read only as long as it has this id; None for any id.
+        target_id: Kafka's id of the target topic, for the offset map; "" if the brokers have none.
     """
 
     source: TopicPartition
@@ -59,14 +59,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the engine's work.
+    """Limits of the engine's work.
 
     Attributes:
         transaction_bytes: Bytes of batches after which a transaction is committed.
-        transaction_seconds: Seconds after its first batch after which it is committed.
-        bytes_per_second: Bandwidth cap; None for none.
+        transaction_seconds: Seconds after its first batch after which a transaction is committed.
+        bytes_per_second: Bandwidth limit; None for no limit.
         patience: Seconds without a commit after which failures end the engine.
-        max_batch_bytes: Most bytes of a batch that has to be re-encoded, decompressed.
+        max_batch_bytes: Maximum decompressed bytes of a batch that has to be re-encoded.
     """
 
     transaction_bytes: int = TRANSACTION_BYTES
@@ -78,7 +78,13 @@ class Limits:
 
 @dataclass(slots=True)
 class PartitionLag:
-    """How far a copy is behind: the next source offset, the source's end, the newest timestamp."""
+    """How far a copy is behind its source.
+
+    Attributes:
+        position: The next source offset to copy.
+        end: The end of the source partition, exclusive; -1 if unknown.
+        newest_timestamp: The newest timestamp that was read, in ms since 1970; -1 if none.
+    """
 
     position: Offset
     end: int = -1
@@ -86,13 +92,13 @@ class PartitionLag:
 
     @property
     def records(self) -> int:
-        """Source offsets that are not copied yet."""
+        """Number of source offsets that are not copied yet."""
         return max(self.end - self.position, 0)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What an engine has done since it started; written by its thread, read by any."""
+    """Work done by an engine since it started. Its thread writes, any thread may read."""
 
     records: int = 0
     bytes: int = 0
@@ -102,21 +108,23 @@ class Counts:
     aborts: int = 0
     gaps: list[GapFound] = field(default_factory=list)
     transaction_seconds: float = 0.0
-    """Of all committed transactions, from their first batch to the answer of EndTxn."""
+    """Total of all committed transactions, from their first batch to the answer of EndTxn."""
     commit_seconds: float = 0.0
-    """The part of it from the last batch on."""
+    """The part of `transaction_seconds` after the last batch."""
     newest_latency: float = 0.0
-    """Seconds from a record's timestamp to its commit on the target, for the newest record."""
+    """Seconds from a record's timestamp to its commit on the target, for the newest record of the
+    last transaction.
+    """
     lags: dict[TopicPartition, PartitionLag] = field(default_factory=dict)
 
     @property
     def lag_records(self) -> int:
-        """Of all partitions."""
+        """Source offsets of all partitions that are not copied yet."""
         return sum(lag.records for lag in list(self.lags.values()))
 
 
 def summed(every: Iterable[Counts]) -> Counts:
-    """The counts of several engines, of different partitions or of one after the other."""
+    """Add the counts of several engines, for different partitions or one after the other."""
     total = Counts()
     for counts in every:
         total.records += counts.records
@@ -135,7 +143,7 @@ def summed(every: Iterable[Counts]) -> Counts:
 
 @dataclass(slots=True)
 class _Open:
-    """What the open transaction has."""
+    """Contents of the open transaction."""
 
     started: float
     progress: dict[TopicPartition, Offset] = field(default_factory=dict)
@@ -150,37 +158,37 @@ class WorkerGroup(Protocol):
     def join(self) -> None:
         """Become a member, and wait until every worker knows its share.
 
-        What other workers have lost with it they cannot commit any more.
+        Other workers can no longer commit progress of partitions that they lose by this join.
 
         Raises:
-            ConfigurationError: the other workers copy other topics, and this one has not begun.
-            MirrorError: another process of this worker has started, or the workers do not agree.
-            BrokerError: a broker refuses, or none answers.
+            ConfigurationError: The other workers copy other topics, and this worker has not begun.
+            MirrorError: Another process of this worker has started, or the workers do not agree.
+            BrokerError: A broker refuses, or none answers.
         """
         ...
 
     def must_join_again(self) -> bool:
-        """Whether workers have come or gone since `join`, or have given this one up."""
+        """Whether workers joined or left since `join`, or this worker was removed."""
         ...
 
     def owns(self, source: TopicPartition) -> bool:
-        """Whether the partition is in this worker's share, since the last `join`."""
+        """Whether the partition is in this worker's share, as of the last `join`."""
         ...
 
 
 class Engine:
-    """One worker. `run` returns when the source is finished or `stop` is set.
+    """The copy loop of one worker. `run` returns when the source is finished or `stop` is set.
 
     Args:
-        source: Where batches come from.
-        target: Where they go to.
-        copies: The partitions that all workers copy now; asked again every `refresh_seconds`.
-        first_offsets: Where reading begins for partitions without progress.
+        source: The source of batches.
+        target: The target of batches.
+        copies: Returns the partitions that all workers copy now; called every `refresh_seconds`.
+        first_offsets: Returns where reading begins for partitions without progress.
         offsets_topic: The target's topic for the offset map; None keeps no map.
-        workers: Shares the partitions between workers; None where there is one worker.
-        limits: Bounds.
-        refresh_seconds: None where reading ends: `run` then returns once the source is finished.
-        stop: Set by another thread to end `run` behind the next commit.
+        workers: Divides the partitions between workers; None if there is one worker.
+        limits: Limits of the engine's work.
+        refresh_seconds: None if reading has an end: `run` then returns once the source is finished.
+        stop: Set by another thread to end `run` after the next commit.
     """
 
     def __init__(  # noqa: PLR0913 -- all but four have a default
@@ -220,19 +228,19 @@ class Engine:
 
     @property
     def copies(self) -> Mapping[TopicPartition, Copy]:
-        """The partitions that are copied now, by source partition; may be read by any thread."""
+        """The partitions that are copied now, by source partition. Any thread may read it."""
         return self._copies
 
     def run(self) -> None:
-        """Copy until the source is finished, or `stop` is set.
+        """Copy until the source is finished or `stop` is set.
 
-        A failure that another attempt may survive aborts the open transaction: the progress is read
-        from the target again, and the source is read from there.
+        A failure that may pass aborts the open transaction. The engine then reads the progress from
+        the target again and continues reading the source from there.
 
         Raises:
-            ProducerFencedError: another process has taken over.
-            MirrorError: the source has a gap, or the workers do not agree.
-            SidetierError: a failure that no other attempt survives, or that has lasted too long.
+            ProducerFencedError: Another process has taken over.
+            MirrorError: The source has a gap, or the workers do not agree.
+            SidetierError: The failure cannot be repaired by a retry, or has lasted too long.
         """
         committed_at = self._clock()
         failures = 0
@@ -260,11 +268,11 @@ class Engine:
         if isinstance(error, MirrorError):
             return False
         if isinstance(error, KafkaApiError) and error.code in MEMBERSHIP_LOST:
-            return self._workers is not None  # joins again
+            return self._workers is not None  # the next attempt joins again
         return error.retry or (isinstance(error, KafkaApiError) and error.code in ABORTABLE)
 
     def _begin(self) -> None:
-        """Become the worker's only producer, and read from the target where to go on."""
+        """Become the worker's only producer, and read the progress from the target."""
         self._events.clear()
         self._must_begin = False
         self._open = None
@@ -293,8 +301,8 @@ class Engine:
         new = [copy.source for copy in copies if copy.target not in progress]
         first = self._first_offsets(new) if new else {}
         if new:
-            # Where a copy begins is durable before its first record. What a kill leaves of the
-            # first transaction is then told from records that others have written.
+            # The start of a copy is durable before its first record. So after a kill, records of
+            # the first transaction can be distinguished from records that others have written.
             self._target.commit(
                 {
                     copy.target: CommittedOffset(first[copy.source], metadata=copy.lineage)
@@ -333,7 +341,7 @@ class Engine:
 
     def _is_finished(self) -> bool:
         if self._refresh_seconds is not None:
-            return False  # topics and shares can be added
+            return False  # topics and partitions may still be added
         return not (self._events or self._must_begin) and self._source.finished()
 
     def _is_full(self) -> bool:
@@ -348,8 +356,8 @@ class Engine:
                 self._events.extend(self._source.poll(_POLL_SECONDS))
             except SidetierError as error:
                 raise _SourceEndedError(error) from error
-        # Sent together: a request takes one batch of each partition, so that with small batches the
-        # number of requests decides how fast a mirror is.
+        # Sent together: a request takes one batch of each partition, so with small batches the
+        # number of requests limits the throughput.
         outgoing: list[OutgoingBatch] = []
         while self._events and not self._is_full() and not self._stop.is_set():
             event = self._events.popleft()
@@ -364,7 +372,7 @@ class Engine:
             self._target.send(outgoing)
 
     def _prepare(self, fetched: Fetched) -> list[OutgoingBatch]:
-        """What goes to the target of it; counted as part of the open transaction."""
+        """Return the batches to send; count them as part of the open transaction."""
         target = self._copies[fetched.tp].target
         selection = fetched.selection
         lag = self.counts.lags[fetched.tp]
@@ -409,7 +417,7 @@ class Engine:
         return self._open
 
     def _pace(self, size: int) -> None:
-        """Hold the bandwidth cap."""
+        """Wait as long as the bandwidth limit requires."""
         rate = self._limits.bytes_per_second
         if rate is None:
             return
@@ -447,10 +455,14 @@ class Engine:
         if self._offsets_topic is None:
             return
         runs: dict[TopicPartition, list[Run]] = {}
-        for one in written:
-            runs.setdefault(one.tp, []).extend(runs_of(one.source_offsets, one.target_offset))
+        for acknowledged in written:
+            runs.setdefault(acknowledged.tp, []).extend(
+                runs_of(acknowledged.source_offsets, acknowledged.target_offset)
+            )
         ids = {copy.target: copy.target_id for copy in self._copies.values()}
-        records = [self._map.add(tp, found, ids[tp]) for tp, found in runs.items()]
+        records = [
+            self._map.add(tp, partition_runs, ids[tp]) for tp, partition_runs in runs.items()
+        ]
         if records:
             batch = map_batch(records, self._wall_clock_ms())
             tp = TopicPartition(self._offsets_topic, 0)
@@ -469,7 +481,7 @@ class Engine:
 
 
 class _SourceEndedError(Exception):
-    """Reading has ended: what was read before is committed first."""
+    """Reading has ended. The engine first commits what was read before."""
 
     def __init__(self, reason: SidetierError) -> None:
         super().__init__(str(reason))
@@ -479,27 +491,27 @@ class _SourceEndedError(Exception):
 def write_map_records(
     target: Target, topic: str, records: Sequence[MapRecord], timestamp: int
 ) -> None:
-    """Write records to the topic that keeps the offset map, and wait until they are there.
+    """Write records to the topic that keeps the offset map, and wait until they are written.
 
     Args:
         target: A target that is not transactional.
         topic: `MirrorNames.offsets_topic`.
         records: Written in this order.
-        timestamp: Of the records, in ms since 1970.
+        timestamp: Timestamp of the records, in ms since 1970.
 
     Raises:
-        BrokerError: the target refuses, or does not answer.
+        BrokerError: The target refuses, or does not answer.
     """
     target.start()
     for at in range(0, len(records), _MAP_RECORDS_AT_ONCE):
-        some = records[at : at + _MAP_RECORDS_AT_ONCE]
-        batch = memoryview(map_batch(some, timestamp))
-        target.send([OutgoingBatch(TopicPartition(topic, 0), batch, range(len(some)))])
+        part = records[at : at + _MAP_RECORDS_AT_ONCE]
+        batch = memoryview(map_batch(part, timestamp))
+        target.send([OutgoingBatch(TopicPartition(topic, 0), batch, range(len(part)))])
         target.flush()
 
 
 def map_batch(records: Collection[MapRecord], timestamp: int) -> bytearray:
-    """A batch for the topic that keeps the offset map; the timestamp is in ms since 1970."""
+    """Build a batch for the topic that keeps the offset map; `timestamp` is in ms since 1970."""
     payload = b"".join(
         encode_record(record.key, record.value, position) for position, record in enumerate(records)
     )

@@ -1,4 +1,4 @@
-"""Consumer groups of a cluster: their committed offsets, read and set."""
+"""Read and set the committed offsets of a cluster's consumer groups."""
 
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from sidetier.wire.requests import (
 )
 
 _CONSUMERS: Final = frozenset({"consumer", ""})
-"""Protocol types of groups that commit offsets; "" where a group has never had a member."""
+"""Protocol types of groups that commit offsets; "" if a group has never had a member."""
 _HAS_MEMBERS: Final = frozenset(
     {
         ErrorCode.unknown_member_id,
@@ -31,18 +31,18 @@ _HAS_MEMBERS: Final = frozenset(
 
 
 class CommittedGroups(Protocol):
-    """What consumer groups have committed. Every method may raise a BrokerError."""
+    """Committed offsets of consumer groups. Every method may raise a BrokerError."""
 
     def names(self) -> dict[str, bool]:
-        """The groups that exist, and whether each is known to have members now."""
+        """Return the existing groups, each with whether it is known to have members now."""
         ...
 
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """What a group has committed, of some partitions or of all.
+        """Return a group's committed offsets of the given partitions, or of all if None.
 
-        What an open transaction commits does not count yet.
+        Offsets that an open transaction commits are not included yet.
         """
         ...
 
@@ -51,44 +51,46 @@ class Groups(CommittedGroups, Protocol):
     """The consumer groups of a running cluster."""
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> bool:
-        """Set offsets of a group that has no members; False where it has some, and none is set."""
+        """Set a group's offsets. Return False, and set none, if the group has members."""
         ...
 
     def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
-        """Log start offsets of partitions that exist."""
+        """Return the log start offsets of partitions that exist."""
         ...
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Kafka's ids of those topics that exist; "" where brokers have none."""
+        """Return Kafka's ids of the topics that exist; "" if the brokers have no topic ids."""
         ...
 
 
 class SnapshotGroups:
-    """The groups in a cluster snapshot, for a cluster that is lost."""
+    """The groups in a snapshot of a lost cluster. Implements `CommittedGroups`."""
 
     def __init__(self, snapshot: GroupOffsets) -> None:
         self._groups = snapshot.groups
 
     def names(self) -> dict[str, bool]:
-        """See the port; no group of a lost cluster has members."""
+        """See the port. No group of a lost cluster has members."""
         return dict.fromkeys(self._groups, False)
 
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> Mapping[TopicPartition, CommittedOffset]:
         """See the port."""
-        found = {
+        offsets = {
             TopicPartition(topic, number): CommittedOffset(
                 Offset(committed.offset), metadata=committed.metadata
             )
             for topic, numbers in self._groups.get(group, {}).items()
             for number, committed in numbers.items()
         }
-        return {tp: one for tp, one in found.items() if partitions is None or tp in partitions}
+        return {
+            tp: offset for tp, offset in offsets.items() if partitions is None or tp in partitions
+        }
 
 
 class ClusterGroups:
-    """The groups of a running cluster; for one thread."""
+    """The groups of a running cluster. Implements `Groups`; not thread-safe."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -108,7 +110,7 @@ class ClusterGroups:
         return committed_offsets(self._cluster, group, partitions, require_stable=False)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> bool:
-        """See the port: a broker refuses a commit without a member id where there are members."""
+        """See the port. Brokers refuse a commit without a member id if the group has members."""
         try:
             commit_offsets(self._cluster, group, offsets)
         except KafkaApiError as error:
@@ -120,7 +122,7 @@ class ClusterGroups:
     def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
         """See the port."""
         listed = list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
-        return {tp: one.offset for tp, one in listed.items()}
+        return {tp: answer.offset for tp, answer in listed.items()}
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
         """See the port."""

@@ -1,4 +1,4 @@
-"""What a mirror's worker has counted, for Prometheus."""
+"""Export the counts of a mirror's worker to Prometheus."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +13,14 @@ from sidetier.telemetry.catalogue import Metric
 
 
 class MirrorCollector(Collector):
-    """Reads `Counts` when it is scraped.
+    """Reads the worker's counts at each scrape.
 
     Args:
-        counts: Of one engine.
-        offset_sync: Of the same worker; None where it neither sets groups nor stores its map.
-        now_ms: The wall clock, for the lag in seconds.
-        refused: The topics that are left out now, with the reason.
+        counts: The counts of one engine.
+        offset_sync: The counts of the same worker's `OffsetSync`; None if it neither sets groups
+            nor stores its map.
+        now_ms: Returns the wall clock in milliseconds since 1970, for the lag in seconds.
+        refused: Returns the topics that are left out now, each with the reason.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class MirrorCollector(Collector):
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Every metric of `telemetry.mirror_catalogue`."""
+        """Yield every metric of `telemetry.mirror_catalogue`."""
         counts, offset_sync = self._counts, self._offset_sync
         for metric, value in (
             (catalogue.RECORDS, counts.records),

@@ -1,15 +1,16 @@
-"""Which target offset each source offset has: exact, in runs.
+"""Map each source offset to its target offset, exactly, in runs.
 
 Inside a run the target offset rises with the source offset. A run ends where records were dropped
 or compacted away on the source, and where a transaction marker takes an offset on the target.
 
 The map is kept on the target, in a compacted topic, and is written in the same transaction as the
-records. A record of that topic has a chunk of the map: its key names the target's topic, its id and
-partition, and the chunk's first source offset, so that compaction keeps one record for each chunk.
-A target topic that was deleted and created again has another id, and so another map.
+records. A record of that topic holds a chunk of the map: its key has the target topic's name and
+id, the partition, and the first source offset of the chunk, so that compaction keeps one record for
+each chunk. A target topic that was deleted and created again has another id, and therefore another
+map.
 
-A mirror that runs for years would fill that topic. Therefore older chunks are replaced by fewer
-ones with fewer runs (`shorter_map`), once there are too many.
+A mirror that runs for years would fill that topic. Once a partition has too many chunks, older
+chunks are replaced by fewer chunks with fewer runs (`shorter_map`).
 """
 
 import json
@@ -26,13 +27,13 @@ from sidetier.segments.offsets import Offset, TopicPartition
 _SOURCE: Final = attrgetter("source")
 _TARGET: Final = attrgetter("target")
 CHUNK_RUNS: Final = 128
-"""A chunk with so many runs is not written again: the next one begins."""
+"""A chunk with this number of runs is not written again: the next run begins a new chunk."""
 _KEPT_CHUNKS: Final = 2
 _VERSION: Final = 1
 
 
 class Run(NamedTuple):
-    """`length` neighbouring source offsets from `source` on, copied to as many from `target` on."""
+    """`length` consecutive source offsets from `source` on, copied to as many from `target` on."""
 
     source: int
     target: int
@@ -40,12 +41,12 @@ class Run(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The target offset that stands for a source offset.
+    """The target offset that replaces a committed source offset.
 
     Attributes:
-        offset: The consumer goes on at this target offset, and misses no record.
+        offset: The target offset at which the consumer continues without missing a record.
         repeated: Number of source offsets right below the source offset that the consumer may read
-            again. 0 where the target offset is exact: it is that of the first copied record at or
+            again. 0 if the target offset is exact: the offset of the first copied record at or
             above the source offset.
     """
 
@@ -54,7 +55,7 @@ class Translation(NamedTuple):
 
 
 def runs_of(offsets: Iterable[int], target: int) -> Iterator[Run]:
-    """The runs of records that were written with dense target offsets from `target` on."""
+    """Yield the runs of records that were written at dense target offsets from `target` on."""
     if isinstance(offsets, range):  # a batch that was copied whole
         if offsets:
             yield Run(offsets.start, target, len(offsets))
@@ -74,23 +75,23 @@ def runs_of(offsets: Iterable[int], target: int) -> Iterator[Run]:
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The runs, by rising source offset, with those joined that continue one another."""
-    found: list[Run] = []
+    """Merge runs that continue one another; `runs` are sorted by source offset."""
+    merged: list[Run] = []
     for run in runs:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if (
             last is not None
             and run.source == last.source + last.length
             and run.target == last.target + last.length
         ):
-            found[-1] = Run(last.source, last.target, last.length + run.length)
+            merged[-1] = Run(last.source, last.target, last.length + run.length)
         else:
-            found.append(run)
-    return tuple(found)
+            merged.append(run)
+    return tuple(merged)
 
 
 class OffsetMap:
-    """The map of one partition; where a source offset was copied twice, the later copy counts.
+    """The offset map of one partition. If a source offset was copied twice, the later copy counts.
 
     Args:
         runs: In any order. The later of two copies is the one with the higher target offset.
@@ -106,16 +107,16 @@ class OffsetMap:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """By rising source offset, without overlaps."""
+        """The runs by ascending source offset, without overlaps."""
         return self._runs
 
     @property
     def exact_from(self) -> int:
-        """Runs below this source offset may be missing; 0 where none is."""
+        """Runs below this source offset may be missing; 0 if none is missing."""
         return self._exact_from
 
     def target_of(self, source: int) -> Offset | None:
-        """The exact target offset of a source record; None where it was not copied."""
+        """Return the exact target offset of a source record; None if it was not copied."""
         at = bisect_right(self._starts, source) - 1
         if at < 0:
             return None
@@ -124,7 +125,7 @@ class OffsetMap:
         return Offset(run.target + into) if into < run.length else None
 
     def source_of(self, target: int) -> Offset | None:
-        """The source offset of a record on the target; None where the copy has not written it."""
+        """Return the source offset of a target record; None if the copy did not write it."""
         at = bisect_right(self._targets, target) - 1
         if at < 0:
             return None
@@ -133,9 +134,9 @@ class OffsetMap:
         return Offset(run.source + into) if into < run.length else None
 
     def target_range(self, start: int, end: int) -> tuple[Offset, Offset] | None:
-        """From where to where (exclusive) the target has the source offsets `start` to `end`.
+        """Return the target offsets, [first, end), of the source offsets [`start`, `end`).
 
-        None where none of them was copied.
+        Returns None if none of the source offsets was copied.
         """
         runs = [run for run in self._runs if run.source < end and run.source + run.length > start]
         if not runs:
@@ -145,19 +146,20 @@ class OffsetMap:
         return Offset(first), Offset(last)
 
     def translate(self, source: int, mirrored_to: int, log_start: int = 0) -> Translation | None:
-        """Where a consumer that stood at a source offset goes on; None where nothing was copied.
+        """Return where a consumer continues on the target; None if the map has no runs.
 
         Args:
             source: The committed source offset: the next record that the consumer reads.
             mirrored_to: The mirror's progress: the offset of the next source record to copy.
-            log_start: Log start offset of the target partition. The answer is never below it.
+            log_start: Log start offset of the target partition. The result is never below it.
         """
         if not self._runs:
             return None
         at = bisect_right(self._starts, source) - 1
         if at < 0:
             first = self._runs[0].target
-            # Records below the first run are not this mirror's, or are those of a lost map.
+            # Records below the first run were not copied by this mirror, or their part of the map
+            # is lost.
             return Translation(log_start, max(first - log_start, 0))
         run = self._runs[at]
         into = source - run.source
@@ -171,10 +173,11 @@ class OffsetMap:
         return Translation(max(run.target + run.length, log_start), into - run.length)
 
     def thinned(self, max_runs: int) -> "OffsetMap":
-        """A map of at most so many runs: the newest ones all, fewer the older they are.
+        """Return a map of at most `max_runs` runs: all of the newest, fewer of the older ones.
 
-        Below `exact_from` a consumer is then set back to the end of the run before, and reads some
-        records again. The first run is always kept: it says where the copy begins.
+        Below `exact_from`, the map then moves a consumer back to the end of the previous run, and
+        the consumer reads some records again. The first run is always kept, because it marks where
+        the copy begins.
 
         Args:
             max_runs: At least 4.
@@ -188,17 +191,17 @@ class OffsetMap:
 
 
 def _without_overlaps(runs: Iterable[Run]) -> list[Run]:
-    """By rising source offset; a later copy takes the place of an earlier one."""
-    found: list[Run] = []
+    """Sort runs by source offset; a later copy replaces an earlier one."""
+    kept: list[Run] = []
     for run in sorted(runs, key=_TARGET):
         end = run.source + run.length
-        if not found or run.source >= _end(found[-1]):
-            found.append(run)
+        if not kept or run.source >= _end(kept[-1]):
+            kept.append(run)
             continue
-        first = bisect_right(found, run.source, key=_end)
-        last = bisect_left(found, end, key=_SOURCE)
-        replaced = found[first:last]
-        found[first:last] = [
+        first = bisect_right(kept, run.source, key=_end)
+        last = bisect_left(kept, end, key=_SOURCE)
+        replaced = kept[first:last]
+        kept[first:last] = [
             *(
                 Run(old.source, old.target, run.source - old.source)
                 for old in replaced
@@ -211,7 +214,7 @@ def _without_overlaps(runs: Iterable[Run]) -> list[Run]:
                 if _end(old) > end
             ),
         ]
-    return found
+    return kept
 
 
 def _end(run: Run) -> int:
@@ -220,7 +223,7 @@ def _end(run: Run) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MapRecord:
-    """A record of the topic that keeps the map; without a value it deletes the chunk."""
+    """A record of the topic that keeps the map; a record without a value deletes the chunk."""
 
     key: bytes
     value: bytes | None
@@ -229,19 +232,19 @@ class MapRecord:
 class OffsetMapWriter:
     """Collects the runs of each partition into chunks; one writer per worker.
 
-    A writer that starts, or whose transaction was aborted, begins new chunks.
+    A writer begins new chunks after it starts and after its transaction was aborted.
     """
 
     def __init__(self) -> None:
         self._chunks: dict[TopicPartition, tuple[Run, ...]] = {}
 
     def add(self, tp: TopicPartition, runs: Iterable[Run], topic_id: str = "") -> MapRecord:
-        """The record to write for a transaction that has copied these runs, at least one.
+        """Return the record to write for a transaction that has copied these runs.
 
         Args:
             tp: The target partition.
-            runs: What was copied.
-            topic_id: Kafka's id of the target topic; "" where brokers have none.
+            runs: The runs that were copied, at least one.
+            topic_id: Kafka's id of the target topic; "" if the brokers have none.
         """
         chunk = joined([*self._chunks.get(tp, ()), *runs])
         self._chunks[tp] = chunk
@@ -250,17 +253,17 @@ class OffsetMapWriter:
         return encode_map_record(MapChunk(tp, chunk, topic_id))
 
     def restart(self) -> None:
-        """Forget the chunks: what was collected last was not committed."""
+        """Forget the chunks, because the runs that were collected last were not committed."""
         self._chunks.clear()
 
 
 class MapChunk(NamedTuple):
-    """Some runs of a target partition, by rising source offset.
+    """Some runs of a target partition.
 
     Attributes:
         partition: The target partition.
-        runs: At least one.
-        topic_id: Kafka's id of the target topic; "" where brokers have none.
+        runs: At least one, by ascending source offset.
+        topic_id: Kafka's id of the target topic; "" if the brokers have none.
         exact_from: Runs below this source offset may be missing, see `OffsetMap.thinned`.
     """
 
@@ -270,12 +273,12 @@ class MapChunk(NamedTuple):
     exact_from: int = 0
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether it is of the target topic with this id, as far as both ids are known."""
+        """Whether the chunk can belong to this target topic: an unknown id ("") matches any id."""
         return not topic_id or not self.topic_id or self.topic_id == topic_id
 
 
 def encode_map_record(chunk: MapChunk) -> MapRecord:
-    """A chunk as the target's topic keeps it."""
+    """Encode a chunk as a record of the target's offset map topic."""
     key = {"topic": chunk.partition.topic, "partition": chunk.partition.partition}
     if chunk.topic_id:
         key["topic_id"] = chunk.topic_id
@@ -287,25 +290,25 @@ def encode_map_record(chunk: MapChunk) -> MapRecord:
 
 
 def most_chunks(max_runs: int) -> int:
-    """So many chunks of a partition are kept before its map is shortened to `max_runs` runs."""
+    """Number of a partition's chunks above which its map is shortened to `max_runs` runs."""
     return 2 * (max_runs // CHUNK_RUNS) + _KEPT_CHUNKS
 
 
 def shorter_map(
     chunks: Mapping[bytes, MapChunk], offsets: OffsetMap, topic_id: str
 ) -> list[MapRecord]:
-    """Records that replace the chunks of a partition by those of a shorter map.
+    """Return records that replace a partition's chunks by those of a shorter map.
 
-    The newest chunks stay: the mirror may be writing one of them. What a kill leaves after any of
-    the records: more runs than are needed, and each of them is true.
+    The newest chunks stay, because the mirror may be writing one of them. If the process is killed
+    after any of the records, the map has more runs than it needs, and each of them is correct.
 
     Args:
-        chunks: All of the partition by their keys, those of a former target topic, too.
+        chunks: All chunks of the partition by key, including those of a former target topic.
         offsets: The shorter map.
-        topic_id: Of the target topic that exists now.
+        topic_id: Id of the target topic that exists now.
 
     Returns:
-        First the new chunks, then those that delete chunks.
+        First the new chunks, then the records that delete chunks.
     """
     current = [item for item in chunks.items() if item[1].is_of(topic_id)]
     newest = sorted(current, key=lambda item: item[1].runs[0].source)[-_KEPT_CHUNKS:]
@@ -327,10 +330,10 @@ def shorter_map(
 
 
 def decode_map_record(key: bytes, value: bytes) -> MapChunk:
-    """What `encode_map_record` has made.
+    """Decode a record that `encode_map_record` has made.
 
     Raises:
-        MalformedObjectError: the record is not one, or has a version that is not known.
+        MalformedObjectError: The record is not a chunk of the map, or has an unknown version.
     """
     try:
         names, chunk = json.loads(key), json.loads(value)

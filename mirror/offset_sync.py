@@ -1,9 +1,9 @@
-"""Keeps offset map and groups up to date while a mirror runs.
+"""Keep the offset map and the groups up to date while a mirror runs.
 
-A worker does so for the partitions that it copies. It shortens their map in the target's topic, it
-stores the map beside the source's archive, and it sets groups of the target to where they are on
-the source, as MirrorMaker 2 does with `sync.group.offsets.enabled`. An offset of the target never
-becomes lower, and groups with members there are left alone.
+A worker does this for the partitions that it copies. It shortens their map in the target's topic,
+stores the map beside the source's archive, and sets the committed offsets of groups on the target
+to match the source, as MirrorMaker 2 does with `sync.group.offsets.enabled`. An offset on the
+target never becomes lower, and groups that have members on the target are not changed.
 """
 
 import math
@@ -32,44 +32,44 @@ from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
 
 STORE_SECONDS: Final = 60.0
-"""From one write of a changed map to the next."""
+"""Seconds between two writes of a changed map."""
 LAST_PAUSES: Final = (1.0, 2.0, 4.0)
-"""Seconds before each further attempt of the last turn."""
+"""Seconds to wait before each further attempt of the last turn."""
 
 log = structlog.get_logger("sidetier.mirror")
 
 
 @dataclass(slots=True)
 class OffsetSyncCounts:
-    """What was done since the start; written by one thread, read by any."""
+    """Work done since the start. One thread writes the counts, any thread may read them."""
 
     maps_stored: int = 0
     group_offsets_set: int = 0
     failures: int = 0
     groups_with_members: int = 0
-    """Of the last turn."""
+    """Groups with members on the target, in the last turn."""
     groups_translated: int = 0
-    """Of the last turn: those that are set, or were already."""
+    """Groups in the last turn that were set, or were already up to date."""
     synced_at: float = 0.0
-    """Wall clock of the last turn that has succeeded, in seconds; 0 before it."""
+    """Wall clock of the last successful turn, in seconds since 1970; 0 before the first."""
 
 
 class OffsetSync:
-    """One worker's; for one thread.
+    """Updates offset map and groups for one worker. Not thread-safe.
 
     Args:
-        copies: The worker's partitions now: the copy of each source partition.
+        copies: Returns the worker's partitions now: the target partition of each source partition.
         progress_group: `MirrorNames.group`.
-        reader: Of the map's topic.
-        source: The groups that are followed.
-        target: The groups that are set, and the mirror's progress.
-        shorten: Writes records to the map's topic, in order, which replace chunks by fewer.
-        store: Where the map is stored; None for a mirror without an archive.
-        patterns: The groups to follow; none for no group.
-        interval: Seconds from one turn to the next.
+        reader: Reads the map's topic.
+        source: The groups on the source, to read.
+        target: The groups on the target, to set, and the mirror's progress.
+        shorten: Writes records to the map's topic, in order, that replace chunks by fewer chunks.
+        store: Stores the map; None for a mirror without an archive.
+        patterns: Select the groups to set; if empty, no group is set.
+        interval: Seconds between two turns.
     """
 
-    def __init__(  # noqa: PLR0913 -- each is another side of the two clusters
+    def __init__(  # noqa: PLR0913 -- each parameter is another part of the two clusters
         self,
         copies: Callable[[], Mapping[TopicPartition, TopicPartition]],
         progress_group: str,
@@ -105,18 +105,19 @@ class OffsetSync:
 
     @property
     def groups_problem(self) -> str | None:
-        """Why the last turn could not set the groups; None where it has, or follows no group."""
+        """Why the last turn did not set the groups; None if it did, or if no group is to be set."""
         return None if self._has_set_groups or not self._patterns else self._failure
 
     def run(self, ended: threading.Event, abandon: threading.Event | None = None) -> None:
         """Take a turn every interval, and a last one when `ended` is set.
 
-        A failed turn is logged and counted, and the next one tries again. The last one is tried
+        A failed turn is logged and counted, and the next turn tries again. The last turn is tried
         several times, because no other turn follows.
 
         Args:
-            ended: Nothing more is copied.
-            abandon: Once set, a failed last turn is not tried again: the process must end soon.
+            ended: Set when no more records are copied.
+            abandon: Once set, a failed last turn is not tried again, because the process must end
+                soon.
         """
         pause = self._interval if self._store is None else min(self._interval, STORE_SECONDS)
         while not ended.wait(pause):
@@ -128,7 +129,7 @@ class OffsetSync:
         self._try_turn(is_last=True)
 
     def _try_turn(self, *, is_last: bool) -> bool:
-        """Whether the turn has succeeded."""
+        """Take a turn and return whether it succeeded."""
         self._has_set_groups = False
         try:
             self.take_turn(is_last=is_last)
@@ -142,13 +143,13 @@ class OffsetSync:
         return True
 
     def take_turn(self, *, is_last: bool = False) -> None:
-        """Read the map, shorten it and store it where that is due, and set the groups.
+        """Read the map, shorten and store it if that is due, and set the groups.
 
         Args:
-            is_last: Whether groups are set, and a changed map is stored, in any case.
+            is_last: Set the groups and store a changed map even if that is not due.
 
         Raises:
-            SidetierError: a broker or the store refuses, or the map cannot be read.
+            SidetierError: A broker or the store refuses a request, or the map cannot be read.
         """
         sources = {target: source for source, target in self._copies().items()}
         if not sources:
@@ -170,7 +171,7 @@ class OffsetSync:
     def _partitions(
         self, sources: Mapping[TopicPartition, TopicPartition]
     ) -> list[MirroredPartition]:
-        # First the progress, then the map: the map is complete up to the progress at least.
+        # Progress before map: the map that is read later is complete at least up to this progress.
         progress = self._target.committed(self._progress_group, list(sources))
         if not sources.keys() <= self._known:
             self._reader.restart()
@@ -195,45 +196,46 @@ class OffsetSync:
     def _translate(self, partitions: Sequence[MirroredPartition]) -> None:
         groups = selected_groups(self._source.names(), self._patterns)
         translated = self._translator.translate(groups, partitions)
-        for one in translated:
-            self._note_group(one)
-        self.counts.groups_with_members = sum(one.has_members for one in translated)
+        for group in translated:
+            self._note_group(group)
+        self.counts.groups_with_members = sum(group.has_members for group in translated)
         self.counts.groups_translated = len(translated) - self.counts.groups_with_members
 
     def _note_group(self, group: TranslatedGroup) -> None:
         if group.has_members:
             return
-        changed = [one for one in group.partitions if one.outcome is Outcome.SET]
+        changed = [partition for partition in group.partitions if partition.outcome is Outcome.SET]
         self.counts.group_offsets_set += len(changed)
-        for one in changed:
+        for partition in changed:
             log.info(
                 "mirror.group_offset_set",
                 group=group.group,
-                partition=str(one.target),
-                offset=one.target_offset,
-                source_offset=one.source_offset,
-                offsets_read_again=one.repeated,
+                partition=str(partition.target),
+                offset=partition.target_offset,
+                source_offset=partition.source_offset,
+                offsets_read_again=partition.repeated,
             )
 
     def _store_maps(self, store: MapStore, partitions: Sequence[MirroredPartition]) -> None:
-        for one in partitions:
-            before = self._stored.get(one.target)
-            if not one.map.runs or (
+        for partition in partitions:
+            before = self._stored.get(partition.target)
+            if not partition.map.runs or (
                 before
-                and before.mirrored_to == one.mirrored_to
-                and before.target_topic_id == one.topic_id
+                and before.mirrored_to == partition.mirrored_to
+                and before.target_topic_id == partition.topic_id
             ):
                 continue
             stored = StoredMap(
-                one.source,
-                one.target,
-                one.topic_id,
-                one.mirrored_to,
-                one.map.thinned(MAX_RUNS),
+                partition.source,
+                partition.target,
+                partition.topic_id,
+                partition.mirrored_to,
+                partition.map.thinned(MAX_RUNS),
             )
             if store.write(stored):
-                self._stored[one.target] = stored
+                self._stored[partition.target] = stored
                 self.counts.maps_stored += 1
             else:
-                # Another worker's, or our own whose answer was lost: the next turn goes on from it.
-                self._note_stored(one.target, store.read(one.target))
+                # Another worker has replaced the object, or the response to our own earlier write
+                # was lost. The next turn continues from the stored map.
+                self._note_stored(partition.target, store.read(partition.target))

@@ -1,4 +1,4 @@
-"""Committed records of single partitions of a running cluster, read to a known end."""
+"""Read the committed records of single partitions of a running cluster, up to a known end."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from sidetier.wire.requests import EARLIEST, LATEST, list_offsets
 _FETCH_BYTES: Final = 8 << 20
 _WAIT_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 90.0
-"""Longer than the default transaction timeout of a worker that was killed."""
+"""Seconds. Longer than the default transaction timeout of a worker that was killed."""
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 _LOOK_SECONDS: Final = 0.5
 
@@ -44,23 +44,23 @@ class PartitionLog(Protocol):
     """Reads the committed records of partitions."""
 
     def offsets(self, tp: TopicPartition) -> LogOffsets | None:
-        """Where the log begins and ends now; None where the topic does not exist."""
+        """Return the current log offsets, or None if the topic does not exist."""
         ...
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
-        """The records that a read-committed consumer gets from `start` up to, not including, `end`.
+        """Yield the records that a read-committed consumer gets in [`start`, `end`).
 
-        Open transactions below `end` are waited for.
+        Waits for transactions that are open below `end`.
 
         Raises:
-            MirrorError: a transaction stays open for too long.
-            BrokerError: a broker refuses, or none answers.
+            MirrorError: A transaction stays open for too long.
+            BrokerError: A broker refuses a request, or none answers.
         """
         ...
 
 
 class ClusterLog:
-    """The partitions of a running cluster; for one thread."""
+    """The partitions of a running cluster. Implements `PartitionLog`; not thread-safe."""
 
     def __init__(
         self,
@@ -131,15 +131,15 @@ def wait_for_open_transactions(
 ) -> None:
     """Wait until read-committed consumers see all that the partitions hold now, or `stop` is set.
 
-    The transaction of a worker that was killed is open until the coordinator aborts it, and hides
-    what the other workers have committed after it. The broker's `transaction.max.timeout.ms` bounds
-    the wait.
+    The transaction of a killed worker stays open until the coordinator aborts it, and hides records
+    that other workers have committed after it. The broker's `transaction.max.timeout.ms` limits the
+    wait.
 
     Raises:
-        BrokerError: a partition is gone, or no broker answers.
+        BrokerError: A partition no longer exists, or no broker answers.
     """
     ends = list_offsets(cluster, dict.fromkeys(partitions, LATEST))
-    is_told = False
+    is_logged = False
     while partitions and not stop.is_set():
         stable = list_offsets(
             cluster, dict.fromkeys(partitions, LATEST), isolation=IsolationLevel.READ_COMMITTED
@@ -147,7 +147,7 @@ def wait_for_open_transactions(
         partitions = [tp for tp in partitions if stable[tp].offset < ends[tp].offset]
         if not partitions:
             return
-        if not is_told:
+        if not is_logged:
             log.info("mirror.waits_for_transactions", partitions=[str(tp) for tp in partitions])
-            is_told = True
+            is_logged = True
         stop.wait(_LOOK_SECONDS)

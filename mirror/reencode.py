@@ -1,7 +1,7 @@
-"""Other records for a batch that cannot be copied as it is: dense offsets, the same contents.
+"""Re-encode a batch that cannot be copied as it is: dense offsets, the same contents.
 
-Keys, values and headers are moved as they are. Only the length, the timestamp delta and the offset
-delta of each record are written anew, and the codec of the batch is kept.
+Keys, values and headers are moved unchanged. Only the length, the timestamp delta and the offset
+delta of each record are written again, and the batch keeps its codec.
 """
 
 import struct
@@ -32,10 +32,11 @@ _CODEC_BITS: Final = 0x07
 _CRC_AT: Final = 17
 _CONTINUES: Final = 0x7F
 _ROOM_FACTORS: Final = (8, 64, 1024)
-"""How much larger than its compressed form a batch is tried to be, one after the other."""
+"""Sizes of the decompression buffer to try in turn, as factors of the compressed size."""
 _LZ4_HEAD: Final = bytes.fromhex("04224d18604082")
-"""An lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder refuses
-dependent blocks. The last byte is the checksum of the two before it."""
+"""Header of an lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder
+refuses dependent blocks. The last byte is the checksum of the two bytes before it.
+"""
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x80000000
 _XERIAL_HEAD: Final = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
@@ -44,7 +45,13 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReencodedBatch:
-    """A batch with dense offsets from 0 on, and the source offset of each of its records."""
+    """A batch with dense offsets from 0 on.
+
+    Attributes:
+        data: The whole batch, header included.
+        source_offsets: The source offset of each record.
+        max_timestamp: The largest timestamp of the records, in ms since 1970.
+    """
 
     data: bytearray
     source_offsets: tuple[Offset, ...]
@@ -52,17 +59,17 @@ class ReencodedBatch:
 
 
 def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | None:
-    """The wanted records of a batch, with dense offsets; None where compaction has left none.
+    """Re-encode a batch's wanted records with dense offsets; None if compaction has left none.
 
     Args:
         batch: The source batch.
-        max_bytes: The most bytes that its records may have, decompressed.
-        name: What the batch is part of, for errors.
+        max_bytes: Maximum decompressed bytes of its records.
+        name: Where the batch belongs, for error messages.
 
     Raises:
-        DamagedSegmentError: the batch does not hold the records that its header announces.
-        BatchTooLargeError: its records are more than `max_bytes`.
-        UnsupportedFormatError: a codec that is not known.
+        DamagedSegmentError: The batch does not hold the records that its header announces.
+        BatchTooLargeError: Its records have more than `max_bytes`.
+        UnsupportedFormatError: The codec is unknown.
     """
     check_crc(batch.data)
     header = batch.header
@@ -83,7 +90,7 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
             timestamp_delta, after_timestamp = _read_varint(records, at + 1)
             offset_delta, contents = _read_varint(records, after_timestamp)
             if not contents <= end <= len(records):
-                raise IndexError  # noqa: TRY301 -- as where the bytes end
+                raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
             offset = Offset(header.base_offset + offset_delta)
             if batch.start <= offset < batch.end:
                 if append_time is not None:
@@ -113,7 +120,7 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
 def build_batch(
     payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
 ) -> bytearray:
-    """A batch with dense offsets from 0 on, of no producer."""
+    """Build a batch with dense offsets from 0 on and without a producer id."""
     header = _HEADER.pack(
         0,
         HEADER_BYTES - LENGTH_PREFIX_BYTES + len(payload),
@@ -135,7 +142,7 @@ def build_batch(
 
 
 def encode_record(key: bytes, value: bytes | None, position: int) -> bytes:
-    """A record without headers, at the batch's base timestamp and this position in the batch."""
+    """Encode a record without headers, at the batch's base timestamp."""
     body = b"\0" + _varint(0) + _varint(position)
     body += _varint(len(key)) + key
     body += _varint(-1) if value is None else _varint(len(value)) + value
@@ -144,7 +151,7 @@ def encode_record(key: bytes, value: bytes | None, position: int) -> bytes:
 
 
 def compress(codec: Compression, data: bytes) -> bytes:
-    """Records as Kafka's own producer compresses them."""
+    """Compress records as Kafka's own producer does."""
     return _COMPRESS[codec](data)
 
 
@@ -197,7 +204,7 @@ def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint, and the position behind it; IndexError where the bytes end."""
+    """Return a zigzag varint and the position after it; IndexError if the bytes end inside it."""
     byte = data[at]
     raw, shift = byte & _CONTINUES, 7
     while byte > _CONTINUES:

@@ -1,8 +1,8 @@
-"""What a restore copies out of an archive, and which targets may take it.
+"""Decide what a restore copies out of an archive, and which targets it accepts.
 
-The progress is the target's consumer group, as a mirror's. Beside each offset it keeps a note:
-which archive is restored, and where the restore began. A restore that goes on compares itself with
-it.
+As for a mirror, the progress is kept in the target's consumer group. Each offset has a note as
+metadata: which archive is restored, and where the restore began. A restore that continues compares
+itself with the note.
 """
 
 import json
@@ -25,13 +25,14 @@ KEEPS_RECORDS: Final[Mapping[str, str]] = {
     CLEANUP_POLICY: "delete",
     "message.timestamp.type": "CreateTime",
 }
-"""Settings of a created topic. With the archived ones the broker could delete restored records by
-their old timestamps, compact them away, or replace the timestamps."""
+"""Settings of a created topic. They replace the archived ones, with which the broker could delete
+restored records by their old timestamps, compact them away, or replace the timestamps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreNote:
-    """What a restore keeps beside its progress of a partition.
+    """The note that a restore stores with its progress of a partition.
 
     Attributes:
         lineage: The source topic and its cluster.
@@ -44,14 +45,14 @@ class RestoreNote:
     folder: str = ""
 
     def encoded(self) -> str:
-        """As text, which `decode_lineage` reads, too."""
+        """Encode the note as JSON text, which `decode_lineage` can also read."""
         lineage = json.loads(self.lineage.encoded())
         value = {**lineage, "start": self.start, "folder": self.folder}
         return json.dumps(value, separators=(",", ":"))
 
 
 def decode_note(metadata: str) -> RestoreNote | None:
-    """What `RestoreNote.encoded` has made; None for any other text."""
+    """Decode what `RestoreNote.encoded` has made; None for any other text."""
     lineage = decode_lineage(metadata)
     try:
         value = json.loads(metadata)
@@ -63,17 +64,17 @@ def decode_note(metadata: str) -> RestoreNote | None:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRestore:
-    """One partition: which source offsets go where.
+    """The restore of one partition: source, target and offsets.
 
     Attributes:
         source: The archived partition.
-        target: The partition that takes its records.
+        target: The partition that receives the records.
         start: The first offset, inclusive.
-        end: The offset after the last.
-        archive_end: Up to where the partition is archived, exclusive.
-        stable_end: The first offset of a transaction that is open at the archive's end, else
+        end: The end of the offsets, exclusive.
+        archive_end: The partition is archived up to this offset, exclusive.
+        stable_end: The first offset of a transaction that is open at the archive's end; otherwise
             `archive_end`.
-        note: What is kept beside the progress.
+        note: The note to store with the progress.
         restored_to: The progress: the next source offset. None before the first run.
     """
 
@@ -88,12 +89,12 @@ class PartitionRestore:
 
     @property
     def offsets_left(self) -> int:
-        """Offsets that this run has to restore, those of markers and aborted records included."""
+        """Offsets left for this run, including those of markers and aborted records."""
         return max(self.end - max(self.start, self.restored_to or 0), 0)
 
     @property
     def undecided(self) -> int:
-        """Archived offsets that are left out because a transaction is open below them."""
+        """Number of archived offsets that are left out because a transaction is open below them."""
         return self.archive_end - self.stable_end if self.end == self.stable_end else 0
 
 
@@ -102,7 +103,7 @@ class ArchivedTopics:
 
     Args:
         cluster_id: Kafka's id of the archived cluster, or another name of it.
-        topics: Each topic's number of partitions, and the settings that its copy is created with.
+        topics: For each topic, its number of partitions and the settings of its copy.
     """
 
     def __init__(self, cluster_id: str, topics: Mapping[str, SourceTopic]) -> None:
@@ -118,16 +119,16 @@ class ArchivedTopics:
         return {name: topic for name, topic in self._topics.items() if selects(name)}
 
     def lineages(self) -> dict[str, Lineage]:
-        """See `SourceTopics`: an archive does not tell which of its topics are copies."""
+        """See `SourceTopics`. An archive does not record which of its topics are copies."""
         return {}
 
 
 def archived_topic(partitions: Iterable[int], known: TopicDefinition | None) -> SourceTopic:
-    """How the copy of an archived topic is created.
+    """Return how the copy of an archived topic is created.
 
     Args:
         partitions: The archived partitions, at least one.
-        known: The topic in the lost cluster, as far as a snapshot tells it.
+        known: The topic in a snapshot of the lost cluster; None if no snapshot has it.
     """
     count = max(partitions) + 1
     if known is None:
@@ -136,16 +137,16 @@ def archived_topic(partitions: Iterable[int], known: TopicDefinition | None) -> 
 
 
 def settings_left(archived: Mapping[str, str], created: Mapping[str, str]) -> dict[str, str]:
-    """The archived settings that the copy was not created with: the operator sets them at last."""
+    """Return the archived settings that the copy lacks. The operator sets them last."""
     return {name: value for name, value in archived.items() if created.get(name) != value}
 
 
 def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str | None:
-    """Why a restore cannot go on from the progress that is on the target; None where it can.
+    """Return why a restore cannot continue from the target's progress; None if it can.
 
     Args:
-        wanted: The partition.
-        there: The note of the progress; None where it is not that of a restore.
+        wanted: The partition to restore.
+        there: The note of the progress; None if the progress is not that of a restore.
     """
     if there is None:
         return f"{wanted.target}: the progress group of this restore is used by something else"
@@ -164,12 +165,12 @@ def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str
 
 
 def _source_of(note: RestoreNote) -> tuple[str, tuple[str, ...], str]:
-    """What is restored. The ids of the topics are left to the catalog."""
+    """Return what identifies the source. The catalog checks the topic ids."""
     return note.lineage.topic, note.lineage.clusters, note.folder
 
 
 def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | None:
-    """Why a restore would write into the topic that it reads; None where it would not."""
+    """Return why a restore would write into the topic that it reads; None if it would not."""
     if planned.lineage.clusters != (target_cluster,) or planned.source != planned.target:
         return None
     return (
@@ -180,11 +181,11 @@ def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | No
 
 
 def offset_map_problem(topic: str, restored: Collection[TopicPartition]) -> str:
-    """Why a restore cannot begin: its offset map has partitions of which there is no progress.
+    """Return why a restore cannot begin if its offset map has partitions without progress.
 
     Args:
         topic: The target's topic that keeps the offset map.
-        restored: These partitions.
+        restored: The partitions in the map that have no progress.
     """
     return (
         f"topic {topic} on the target has the offset map of an earlier restore of "
@@ -201,13 +202,13 @@ def target_problems(
     *,
     accept_cleanup: bool,
 ) -> dict[str, str]:
-    """Why target topics that exist cannot take a restore, by their names.
+    """Return why existing target topics cannot take a restore, by topic name.
 
     Args:
-        planned: The topics; those that do not exist, or have a problem, are passed over.
-        progress: Of this restore, by target partition.
+        planned: The topics. Topics that do not exist or have a problem are skipped.
+        progress: The progress of this restore, by target partition.
         settings: Effective settings of the topics that exist.
-        sizes: How many offsets the log of each target partition has, by those that are restored.
+        sizes: Number of offsets in the log of each target partition that is restored.
         accept_cleanup: Whether brokers may delete restored records.
     """
     problems: dict[str, str] = {}
@@ -233,18 +234,18 @@ def target_problems(
 
 
 def cleanup_problem(topic: str, settings: Mapping[str, str]) -> str | None:
-    """Why brokers could delete restored records of a topic; None where they do not."""
+    """Return why brokers could delete restored records of a topic; None if they do not."""
     policy = settings.get(CLEANUP_POLICY, "delete")
     limits = [
         f"{name}={settings[name]}"
         for name in _RETENTION
         if "delete" in policy and settings.get(name, _UNLIMITED) != _UNLIMITED
     ]
-    found = [f"{CLEANUP_POLICY}={policy}"] * ("compact" in policy) + limits
-    if not found:
+    reasons = [f"{CLEANUP_POLICY}={policy}"] * ("compact" in policy) + limits
+    if not reasons:
         return None
     return (
-        f"topic {topic} on the target has {' and '.join(found)}: the broker may delete restored "
+        f"topic {topic} on the target has {' and '.join(reasons)}: the broker may delete restored "
         "records, which keep their old timestamps. Set retention.ms=-1, retention.bytes=-1 and "
         "cleanup.policy=delete until they are read, or accept that with --accept-cleanup"
     )

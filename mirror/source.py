@@ -1,8 +1,8 @@
-"""What a mirror reads, ahead of what it has sent: Fetch from the brokers, and the archive below.
+"""Read the source ahead of the target: Fetch from the brokers, and the archive below them.
 
-A partition is read from the brokers as long as they have its next offset. When they answer
-OFFSET_OUT_OF_RANGE below their log start, it is read from the archive until the brokers' log
-start is reached again. What neither has is a gap, which is reported.
+A partition is read from the brokers as long as they have its next offset. If they answer
+OFFSET_OUT_OF_RANGE below their log start, it is read from the archive until the brokers' log start
+is reached. Offsets that neither has are a gap, which is reported.
 """
 
 import select
@@ -44,9 +44,9 @@ _FETCH_BYTES: Final = 32 << 20
 _LEAST_PARTITION_BYTES: Final = 1 << 20
 _WAIT_SECONDS: Final = 0.25
 _LOOK_SECONDS: Final = 1.0
-"""How old the look at an archive may be."""
+"""Maximum age of an archive snapshot, in seconds."""
 _PATIENCE_SECONDS: Final = 60.0
-"""How long brokers may fail before the mirror ends."""
+"""Seconds for which brokers may fail before the mirror ends."""
 _MOVED: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
@@ -72,7 +72,7 @@ NO_IDS: Final[Mapping[str, UUID]] = MappingProxyType({})
 
 
 class OnGap(StrEnum):
-    """What happens when neither brokers nor archive have a record."""
+    """What the mirror does when neither the brokers nor the archive have a record."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -80,7 +80,16 @@ class OnGap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Some of a partition. `end` is where its committed records end, as far as it is known."""
+    """Part of a partition that was read.
+
+    Attributes:
+        tp: The partition.
+        start: The position before this part.
+        selection: The batches to copy, and the position after this part.
+        size: Bytes that were read.
+        end: The end of the partition's committed records, exclusive, as far as it is known.
+        from_archive: Whether the bytes were read from the archive.
+    """
 
     tp: TopicPartition
     start: Offset
@@ -92,7 +101,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class GapFound:
-    """The offsets from `start` up to, not including, `end` exist neither on brokers nor stored."""
+    """Neither the brokers nor the archive have the offsets [`start`, `end`)."""
 
     tp: TopicPartition
     start: Offset
@@ -102,7 +111,7 @@ class GapFound:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecreated:
-    """A topic was deleted and created again since `assign`; nothing of the new one was read."""
+    """A topic was deleted and created again since `assign`. Nothing of the new topic was read."""
 
     topic: str
 
@@ -111,33 +120,38 @@ SourceEvent = Fetched | GapFound | TopicRecreated
 
 
 class Source(Protocol):
-    """What the engine reads from."""
+    """The source that the engine reads from."""
 
     def assign(
         self,
         positions: Mapping[TopicPartition, Offset],
         topic_ids: Mapping[str, UUID] = NO_IDS,
     ) -> None:
-        """Read these partitions from these offsets on, and no others. What was read is dropped.
+        """Read only these partitions, from these offsets on. Buffered events are dropped.
 
-        Topics with an id are read only as long as they have it.
+        Args:
+            positions: The offset of the next record to read of each partition.
+            topic_ids: Topics with an id are read only as long as they have it.
         """
         ...
 
     def poll(self, timeout: float) -> list[SourceEvent]:
-        """What was read, in the order of each partition's offsets; waits for the first of it.
+        """Return what was read, in offset order within each partition; wait for the first event.
+
+        Args:
+            timeout: Maximum wait in seconds.
 
         Raises:
-            SidetierError: reading has ended; the text says why.
+            SidetierError: Reading has ended; the text gives the reason.
         """
         ...
 
     def finished(self) -> bool:
-        """Whether all of the partitions were handed out up to where reading is to end."""
+        """Whether all partitions were returned up to the end of reading."""
         ...
 
     def close(self) -> None:
-        """End reading."""
+        """Stop reading."""
         ...
 
 
@@ -151,7 +165,9 @@ class _Partition:
     end: int = -1
     is_recreated: bool = False
     is_starved: bool = False
-    """The last answer had no batch of it, though there is one: others have taken the room."""
+    """The last answer had no batch of this partition, though the broker has one: the batches of
+    other partitions filled the response.
+    """
 
     @property
     def is_done(self) -> bool:
@@ -160,7 +176,7 @@ class _Partition:
 
 @dataclass(slots=True)
 class _State:
-    """What the threads share, guarded by `changed`."""
+    """State that the threads share, guarded by `changed`."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
@@ -173,13 +189,13 @@ class _State:
 
 
 class KafkaSource:
-    """Reads brokers, archive, or both.
+    """Reads from brokers, an archive, or both.
 
     Args:
-        cluster: Makes a client of the source's brokers, for the thread that fetches; None to read
-            the archive alone.
+        cluster: Makes a client of the source's brokers for the thread that fetches; None to read
+            only the archive.
         archive: The archive, if there is one; only one thread uses it.
-        until: Where reading a partition ends, exclusive. Without it reading goes on for ever.
+        until: The end of reading of each partition, exclusive. Without it, reading does not end.
         on_gap: Whether a gap ends reading.
     """
 
@@ -249,7 +265,7 @@ class KafkaSource:
         """See the port."""
         with self._state.changed:
             return not self._state.queue and all(
-                one.is_done for one in self._state.partitions.values()
+                partition.is_done for partition in self._state.partitions.values()
             )
 
     def close(self) -> None:
@@ -270,7 +286,7 @@ class KafkaSource:
             thread.start()
 
     def _fetch_all(self) -> None:
-        assert self._make_cluster is not None  # noqa: S101 -- `_start` asks
+        assert self._make_cluster is not None  # noqa: S101 -- `_start` checks it
         try:
             with self._make_cluster() as cluster:
                 fetcher = _Fetcher(
@@ -281,20 +297,20 @@ class KafkaSource:
                         fetcher.step(self._on_gap)
                 finally:
                     fetcher.close()
-        except BaseException as error:  # noqa: BLE001 -- `poll` raises it in its owner's thread
+        except BaseException as error:  # noqa: BLE001 -- `poll` raises it in the caller's thread
             self._fail(error)
 
     def _read_all(self) -> None:
-        assert self._archive is not None  # noqa: S101 -- `_start` asks
+        assert self._archive is not None  # noqa: S101 -- `_start` checks it
         try:
             while self._may_read():
                 if not self._read_some(self._archive):
                     self._pause()
-        except BaseException as error:  # noqa: BLE001 -- as above
+        except BaseException as error:  # noqa: BLE001 -- `poll` raises it in the caller's thread
             self._fail(error)
 
     def _may_read(self) -> bool:
-        """Wait for room; False once closed."""
+        """Wait for space in the buffer; return False once closed."""
         state = self._state
         with state.changed:
             while state.buffered >= self._buffer_bytes and not state.is_closed:
@@ -312,21 +328,21 @@ class KafkaSource:
             self._state.changed.notify_all()
 
     def _read_some(self, archive: ArchiveSource) -> bool:
-        """Read a piece of each partition that is read from the archive; False without any."""
+        """Read a part of each partition that is read from the archive; False if there is none."""
         state = self._state
         with state.changed:
             generation = state.generation
-            mine = [
-                replace(one)
-                for one in state.partitions.values()
-                if one.from_archive and not one.is_done
+            from_archive = [
+                replace(partition)
+                for partition in state.partitions.values()
+                if partition.from_archive and not partition.is_done
             ]
-        found = False
-        for one in mine:
+        has_new = False
+        for partition in from_archive:
             if not self._may_read():
                 return True
-            found |= self._read_one(archive, one, generation)
-        return found
+            has_new |= self._read_one(archive, partition, generation)
+        return has_new
 
     def _read_one(self, archive: ArchiveSource, one: _Partition, generation: int) -> bool:
         read = archive.read(one.tp, one.position, _LOOK_SECONDS)
@@ -380,7 +396,7 @@ class KafkaSource:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a Fetch request has asked for; the answer is read with the same topic ids."""
+    """The content of a Fetch request. Its answer is decoded with the same topic ids."""
 
     generation: int
     positions: Mapping[TopicPartition, Offset]
@@ -388,7 +404,7 @@ class _Asked:
 
 
 class _Fetcher:
-    """Fetches from all brokers, one request in flight for each; used by one thread."""
+    """Fetches from all brokers, with one request in flight to each. Not thread-safe."""
 
     def __init__(
         self, cluster: Cluster, state: _State, clock: Callable[[], float], *, has_archive: bool
@@ -406,10 +422,10 @@ class _Fetcher:
             connection.close()
 
     def step(self, on_gap: OnGap) -> None:
-        """Send what can be asked, and take what has come.
+        """Send the requests that can be sent, and receive the answers that have arrived.
 
         Raises:
-            SidetierError: brokers have failed for a minute, or refuse for good.
+            SidetierError: The brokers have failed for a minute, or refuse permanently.
         """
         try:
             self._send()
@@ -446,9 +462,9 @@ class _Fetcher:
         with self._state.changed:
             generation = self._state.generation
             wanted = {
-                one.tp: (one.position, one.is_starved)
-                for one in self._state.partitions.values()
-                if not (one.from_archive or one.is_done or one.is_recreated)
+                partition.tp: (partition.position, partition.is_starved)
+                for partition in self._state.partitions.values()
+                if not (partition.from_archive or partition.is_done or partition.is_recreated)
             }
             topic_ids = self._state.topic_ids
         busy = {tp for request in self._asked.values() for tp in request.positions}
@@ -456,17 +472,17 @@ class _Fetcher:
             if broker in self._asked:
                 continue
             starved = [tp for tp in led if wanted[tp][1]]
-            asked = starved[:1] or led
-            share = max(_FETCH_BYTES // len(asked), _LEAST_PARTITION_BYTES)
+            to_fetch = starved[:1] or led
+            share = max(_FETCH_BYTES // len(to_fetch), _LEAST_PARTITION_BYTES)
             send_fetch(
                 self._connection(broker),
-                [FetchPosition(tp, wanted[tp][0], share) for tp in asked],
+                [FetchPosition(tp, wanted[tp][0], share) for tp in to_fetch],
                 topic_ids=topic_ids,
                 isolation=IsolationLevel.READ_COMMITTED,
                 max_wait=_WAIT_SECONDS,
                 max_bytes=_FETCH_BYTES,
             )
-            positions = {tp: wanted[tp][0] for tp in asked}
+            positions = {tp: wanted[tp][0] for tp in to_fetch}
             self._asked[broker] = _Asked(generation, positions, topic_ids)
 
     def _connection(self, broker: BrokerId) -> Connection:
@@ -478,21 +494,21 @@ class _Fetcher:
         by_descriptor = {self._connections[broker].fileno(): broker for broker in self._asked}
         ready, _, _ = select.select(list(by_descriptor), [], [], _LOOK_SECONDS)
         if not ready:
-            # Dead brokers do not answer: the deadline of the oldest request decides.
+            # A dead broker does not answer: the deadline of the oldest request ends the wait.
             ready = list(by_descriptor)[:1]
         for descriptor in ready:
             broker = by_descriptor[descriptor]
-            asked = self._asked.pop(broker)
+            request = self._asked.pop(broker)
             fetched = []
             try:
-                for answer in receive_fetched(self._connections[broker], asked.topic_ids):
-                    one = self._fetched(answer, asked, on_gap)
-                    if one is not None:
-                        fetched.append(one)
+                for answer in receive_fetched(self._connections[broker], request.topic_ids):
+                    part = self._fetched(answer, request, on_gap)
+                    if part is not None:
+                        fetched.append(part)
             finally:
-                with self._state.changed:  # handed out together, to be sent together
-                    for one in fetched:
-                        _put(self._state, asked.generation, one)
+                with self._state.changed:  # together, so that the engine sends them together
+                    for part in fetched:
+                        _put(self._state, request.generation, part)
 
     def _fetched(self, answer: FetchedPartition, asked: _Asked, on_gap: OnGap) -> Fetched | None:
         tp, generation = answer.partition, asked.generation
@@ -512,23 +528,23 @@ class _Fetcher:
                 missing_permission(ApiKey.FETCH, answer.error_code),
             )
         with self._state.changed:
-            one = self._state.partitions.get(tp)
-            if generation != self._state.generation or one is None:
+            partition = self._state.partitions.get(tp)
+            if generation != self._state.generation or partition is None:
                 return None
-            until = one.until
+            until = partition.until
         selection = select_batches(answer.records, offset, answer.aborted, until=until)
         end = answer.last_stable_offset if answer.last_stable_offset >= 0 else answer.high_watermark
         fetched = Fetched(tp, offset, selection, len(answer.records), end, from_archive=False)
         with self._state.changed:
             if generation == self._state.generation:
-                one.is_starved = selection.next_offset == offset < end
+                partition.is_starved = selection.next_offset == offset < end
         return fetched
 
     def _is_recreated(self, tp: TopicPartition, asked: _Asked) -> bool:
-        """Whether the topic has another id by now; reported then, and not read any more."""
-        now = self._cluster.metadata([tp.topic]).topics.get(tp.topic)
+        """Whether the topic has another id now. If so, report it and stop reading the topic."""
+        described = self._cluster.metadata([tp.topic]).topics.get(tp.topic)
         wanted = asked.topic_ids.get(tp.topic)
-        if now is None or wanted is None or now.topic_id in (None, wanted):
+        if described is None or wanted is None or described.topic_id in (None, wanted):
             return False
         state = self._state
         with state.changed:
@@ -554,8 +570,8 @@ class _Fetcher:
         if self._has_archive:
             with self._state.changed:
                 if generation == self._state.generation:
-                    one = self._state.partitions[tp]
-                    one.from_archive, one.log_start = True, start
+                    partition = self._state.partitions[tp]
+                    partition.from_archive, partition.log_start = True, start
                     self._state.changed.notify_all()
             return
         detail = (
@@ -571,15 +587,19 @@ def _moved(tp: TopicPartition, code: int) -> KafkaApiError:
 
 
 def _put(state: _State, generation: int, fetched: Fetched) -> bool:
-    """Hand out, unless something else is wanted by now; False where nothing is new."""
+    """Queue what was read, unless `assign` was called since; return False if nothing is new."""
     with state.changed:
         if generation != state.generation:
             return True
-        one = state.partitions[fetched.tp]
-        is_new = fetched.selection.next_offset > one.position or fetched.end != one.end
-        one.position, one.end = fetched.selection.next_offset, fetched.end
-        if one.from_archive and one.log_start and one.position >= one.log_start:
-            one.from_archive = False
+        partition = state.partitions[fetched.tp]
+        is_new = fetched.selection.next_offset > partition.position or fetched.end != partition.end
+        partition.position, partition.end = fetched.selection.next_offset, fetched.end
+        if (
+            partition.from_archive
+            and partition.log_start
+            and partition.position >= partition.log_start
+        ):
+            partition.from_archive = False
         if is_new:
             state.queue.append(fetched)
             state.buffered += fetched.size
@@ -588,7 +608,7 @@ def _put(state: _State, generation: int, fetched: Fetched) -> bool:
 
 
 def _gap(state: _State, generation: int, gap: GapFound, on_gap: OnGap) -> bool:
-    """Report a gap and step over it, or end reading behind what was read before it."""
+    """Report a gap and skip it, or end reading after the records that were read before it."""
     with state.changed:
         if generation != state.generation:
             return True
@@ -597,10 +617,14 @@ def _gap(state: _State, generation: int, gap: GapFound, on_gap: OnGap) -> bool:
                 f"{gap.detail}. Nothing behind is copied; with --on-gap skip the mirror goes on "
                 f"behind it, at offset {gap.end}"
             )
-        one = state.partitions[gap.tp]
-        one.position = gap.end
-        if one.from_archive and one.log_start and one.position >= one.log_start:
-            one.from_archive = False
+        partition = state.partitions[gap.tp]
+        partition.position = gap.end
+        if (
+            partition.from_archive
+            and partition.log_start
+            and partition.position >= partition.log_start
+        ):
+            partition.from_archive = False
         state.queue.append(gap)
         state.changed.notify_all()
         return True

@@ -1,14 +1,14 @@
-"""A bounded copy as tasks of Spark, one for each partition of the target.
+"""Run a bounded copy as Spark tasks, one for each target partition.
 
-A task reads its range of the source and writes it to the target; nothing of the records passes
-through the driver or the JVM. Why one task for each partition: the records of a partition must be
-written in order, and its progress is one offset. Two ranges of one partition would have to wait
-for each other.
+A task reads its range of the source and writes it to the target; records do not pass through the
+driver or the JVM. There is one task for each partition because the records of a partition must be
+written in order and its progress is one offset: two ranges of one partition would have to wait for
+each other.
 
-The attempts of a task fence each other by the transactional id of its partition. What else may
-write the partition is fenced in one of two ways: a restore's task fences the transactional id of a
-restore without Spark; a mirror's driver is a worker of the mirror, the only one, and its tasks
-commit with its membership, which the coordinator refuses as soon as another worker joins.
+The attempts of a task fence each other by the transactional id of its partition. Other writers of
+the partition are fenced in one of two ways. A restore's task fences the transactional id of a
+restore without Spark. A mirror's driver is the only worker of the mirror, and its tasks commit with
+its membership, which the coordinator refuses as soon as another worker joins.
 """
 
 import pickle
@@ -61,7 +61,7 @@ _ARROW: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
-    """The bounded copy of one partition: the source offsets from `start` up to `end`, exclusive."""
+    """The bounded copy of one partition: the source offsets [`start`, `end`)."""
 
     copy: Copy
     start: Offset
@@ -72,11 +72,12 @@ class PartitionTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """How a task has ended.
+    """The result of a task.
 
     Attributes:
-        counts: Of the attempt that Spark took; what an attempt did that was killed is not in it.
-        problem: Why the partition is not whole; None where the attempt has seen its end.
+        counts: The counts of the attempt whose result Spark used; the work of killed attempts is
+            not included.
+        problem: Why the partition is incomplete; None if the attempt has reached its end.
     """
 
     counts: Counts
@@ -86,14 +87,14 @@ class TaskOutcome:
 def plan_tasks(
     tasks: Iterable[PartitionTask], progress: Mapping[TopicPartition, Offset]
 ) -> tuple[PartitionTask, ...]:
-    """The tasks that have something left; the largest come first, so that none starts late.
+    """Return the tasks that have offsets left, the largest first, so that no large one starts late.
 
-    A partition without progress has a task even if its range is empty: where its copy begins is
-    committed.
+    A partition without progress gets a task even if its range is empty, to commit where its copy
+    begins.
 
     Args:
-        tasks: The whole copy.
-        progress: By target partition, the offset of the next source record.
+        tasks: All tasks of the copy.
+        progress: The offset of the next source record, by target partition.
     """
     left = {task: task.end - progress.get(task.copy.target, task.start) for task in tasks}
     return tuple(
@@ -108,12 +109,13 @@ def unfinished(
     progress: Mapping[TopicPartition, Offset],
     outcomes: Mapping[int, TaskOutcome],
 ) -> list[str]:
-    """The partitions that are not whole on the target: how far each is, and why where known.
+    """Return a line for each incomplete target partition: its position, and the reason if known.
 
     Args:
-        tasks: What was to be copied, with the partitions that were whole when it was planned.
-        progress: By target partition, the offset of the next source record.
-        outcomes: By number of the task; none where the task has not ended, or there was none.
+        tasks: All tasks, including those of partitions that were complete when the copy was
+            planned.
+        progress: The offset of the next source record, by target partition.
+        outcomes: The outcomes by task number; a task that did not run or end has none.
     """
     lines = []
     for number, task in enumerate(tasks):
@@ -134,29 +136,29 @@ def unfinished(
 def rivals_of_one_process(
     cluster: Cluster, names: MirrorNames, partitions: Collection[TopicPartition]
 ) -> Collection[str]:
-    """The transactional ids of tasks that may still write partitions of this restore.
+    """Return the transactional ids of tasks that may still write partitions of this restore.
 
     Args:
         cluster: The target.
-        names: Of the restore.
+        names: The names of the restore.
         partitions: The target partitions that a restore without Spark is about to write.
     """
     every = {names.partition_transactional_id(tp) for tp in partitions}
     try:
         known = {listed.transactional_id for listed in list_transactions(cluster)}
-    except UnsupportedVersionError:  # brokers before 3.0
+    except UnsupportedVersionError:  # brokers before 3.0 do not list transactions
         return every
     return every & known
 
 
 @dataclass(frozen=True, slots=True)
 class TaskArchive:
-    """Where a task finds the source's archive.
+    """The source's archive, as a task opens it.
 
     Attributes:
         cluster: Name of the archived cluster.
-        storage: Where its archive is.
-        folders: Where partitions are read from quarantined or retired folders.
+        storage: Configuration of the archive's stores.
+        folders: The quarantined or retired folder of each partition that is read from one.
         abort_open: Whether transactions that are open at the archive's end count as aborted.
     """
 
@@ -168,16 +170,16 @@ class TaskArchive:
 
 @dataclass(frozen=True, slots=True)
 class SparkCopy:
-    """What is sent to executors. It has references to secrets, which each process resolves.
+    """The job that is sent to executors. It has references to secrets, which each process resolves.
 
     Attributes:
-        names: Of the mirror or restore.
-        tasks: The partitions; Spark's tasks have their numbers.
-        limits: Bounds of each task.
+        names: The names of the mirror or restore.
+        tasks: The tasks; a Spark task has the index of its entry.
+        limits: Limits of each task.
         target: Client properties of the target cluster.
-        source: Those of the source's brokers; None to read the archive alone.
-        archive: The source's archive; None to read the brokers alone.
-        membership: Of the driver in the progress group, with which the tasks commit.
+        source: Client properties of the source's brokers; None to read only the archive.
+        archive: The source's archive; None to read only the brokers.
+        membership: The driver's membership in the progress group, with which the tasks commit.
         rivals: Transactional ids of processes that write the same partitions.
         transaction_timeout: Seconds after which the target aborts the transaction of a lost task.
     """
@@ -193,10 +195,11 @@ class SparkCopy:
     transaction_timeout: float = TRANSACTION_TIMEOUT
 
     def run(self, spark: "SparkSession") -> dict[int, TaskOutcome]:
-        """Have Spark carry the tasks out; the outcomes by number.
+        """Run the tasks on Spark, and return the outcomes by task number.
 
         Raises:
-            Exception: Spark's own, where a task has failed too often or the job was cancelled.
+            Exception: An exception of Spark, if a task has failed too often or the job was
+                cancelled.
         """
         count = len(self.tasks)
         if not count:
@@ -208,7 +211,7 @@ class SparkCopy:
         }
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """On an executor: the outcomes of the tasks with these numbers."""
+        """Yield the outcomes of the tasks with these numbers. Runs on an executor."""
         configure_logs("json", "warning")
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -221,7 +224,7 @@ class SparkCopy:
                 yield pa.RecordBatch.from_pylist([row], schema=_ARROW)
 
     def _outcome(self, task: PartitionTask) -> TaskOutcome:
-        """An error that may pass is Spark's to try again. Another one ends this partition alone."""
+        """Run a task. Spark retries a transient error; any other error ends only this partition."""
         every: list[Counts] = []
         try:
             self._carry_out(task, every.append)
@@ -246,9 +249,9 @@ class SparkCopy:
     def _open_archive(self, stack: ExitStack) -> ArchiveAccess | None:
         if self.archive is None:
             return None
-        found = stack.enter_context(open_archive(self.archive.cluster, self.archive.storage))
+        access = stack.enter_context(open_archive(self.archive.cluster, self.archive.storage))
         folders = self.archive.folders
-        return access_to_folders(found, folders) if folders else found
+        return access_to_folders(access, folders) if folders else access
 
     def _copy(
         self,
@@ -296,8 +299,8 @@ class SparkCopy:
             except KafkaApiError as error:
                 if error.code not in MEMBERSHIP_LOST:
                     raise
-                # Whoever copies the partition now, and its consumers, would wait for the
-                # transaction until its timeout.
+                # Abort the open transaction. Otherwise the worker that copies the partition now,
+                # and its consumers, would wait for its timeout.
                 with suppress(SidetierError):
                     target.start()
                 raise MirrorError(
@@ -306,7 +309,7 @@ class SparkCopy:
                 ) from error
 
     def _first_offset(self, task: PartitionTask, source: ClientSettings | None) -> Offset:
-        """Where a partition without progress begins."""
+        """Return where a partition without progress begins."""
         if task.is_begun:
             raise MirrorError(
                 f"{task.copy.target}: the progress has disappeared since the copy was planned: the "
@@ -315,7 +318,7 @@ class SparkCopy:
             )
         if source is None or self.archive is not None:
             return task.start
-        # The brokers may have deleted records while the task waited for its turn.
+        # The brokers may have deleted records since the task was planned.
         tp = task.copy.source
         with Cluster(source) as cluster:
             return max(task.start, list_offsets(cluster, {tp: EARLIEST})[tp].offset)
@@ -323,10 +326,10 @@ class SparkCopy:
     def _progress(self, task: PartitionTask, cluster: Cluster) -> Offset | None:
         tp = task.copy.target
         try:
-            found = committed_offsets(cluster, self.names.group, [tp], require_stable=False)
+            progress = committed_offsets(cluster, self.names.group, [tp], require_stable=False)
         except BrokerError:
             return None
-        return found[tp].offset if tp in found else _NOTHING_COPIED
+        return progress[tp].offset if tp in progress else _NOTHING_COPIED
 
 
 def _settings(properties: References) -> ClientSettings:
@@ -334,17 +337,17 @@ def _settings(properties: References) -> ClientSettings:
 
 
 def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
-    """Raise MirrorError where the source topic was created again since the copy was planned."""
+    """Raise MirrorError if the source topic was recreated since the copy was planned."""
     topic = copy.source.topic
     with Cluster(source) as cluster:
-        found = cluster.metadata([topic]).topics.get(topic)
+        now = cluster.metadata([topic]).topics.get(topic)
     if (
-        found is not None
-        and None not in (found.topic_id, copy.source_id)
-        and (found.topic_id != copy.source_id)
+        now is not None
+        and None not in (now.topic_id, copy.source_id)
+        and (now.topic_id != copy.source_id)
     ):
         raise MirrorError(
             f"topic {topic} was deleted and created again on the source while it was copied "
-            f"(topic id {found.topic_id}, copied was {copy.source_id}): nothing of the new topic "
+            f"(topic id {now.topic_id}, copied was {copy.source_id}): nothing of the new topic "
             "was copied. Run the same command again: it says what to do"
         )

@@ -1,13 +1,13 @@
-"""A mirror's offset map in the archive's store: what remains when the target's topic is lost.
+"""Store a mirror's offset map in the archive's store, in case the target's topic is lost.
 
 Each target partition has one object in the default store of the source's archive:
 `_sidetier/<cluster>/mirrors/<mirror>/offsets/<topic>-<partition>.json`. It has at most `MAX_RUNS`
-runs: the newest ones all, fewer the older they are (`OffsetMap.thinned`). Each write replaces the
-object under the condition that it is the one that was read.
+runs: all of the newest, fewer of the older ones (`OffsetMap.thinned`). Each write is a conditional
+put: it replaces the object only if it is still the one that was read.
 
-What a kill leaves: the former object, whose `mirrored_to` says up to where its map is complete.
-Two workers that both believe that a partition is theirs store two true maps; the condition admits
-one of them, and the other reads it and adds its own runs.
+A kill leaves the former object, whose `mirrored_to` says up to which offset its map is complete. If
+two workers both believe that they own a partition, each writes a correct map. The condition admits
+one of them; the other reads that map and adds its own runs.
 """
 
 import json
@@ -27,20 +27,20 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage, unchanged
 
 MAX_RUNS: Final = 1024
-"""About 30 KB of JSON."""
+"""Makes about 30 KB of JSON."""
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMap:
-    """The map of one target partition.
+    """The offset map of one target partition.
 
     Attributes:
         source: The source partition.
         target: Its copy.
-        target_topic_id: Kafka's id of the target topic; "" where brokers have none.
+        target_topic_id: Kafka's id of the target topic; "" if the brokers have none.
         mirrored_to: The map is complete up to this source offset, exclusive.
-        map: Its runs.
+        map: The runs of the map.
     """
 
     source: TopicPartition
@@ -55,7 +55,7 @@ class MapStore:
 
     Args:
         store: The default store of the source's archive.
-        layout: How its keys are made.
+        layout: Makes the keys of the archive's objects.
         mirror: The mirror's name.
     """
 
@@ -66,35 +66,38 @@ class MapStore:
         self._etags: dict[TopicPartition, str] = {}
 
     def read(self, target: TopicPartition) -> StoredMap | None:
-        """The map of a partition; None where none was stored.
+        """Return the map of a partition; None if none is stored.
 
         Raises:
-            MalformedObjectError: the object is not a map, or of a version that is not known.
-            StorageError: as the port says.
+            MalformedObjectError: The object is not a map, or has an unknown version.
+            StorageError: As `RemoteStorage` documents.
         """
         key = self._layout.mirror_map_key(self._mirror, target)
         try:
-            found = self._store.get_object(key)
+            answer = self._store.get_object(key)
         except ObjectNotFoundError:
             self._etags.pop(target, None)
             return None
-        self._etags[target] = found.head.etag
-        return _decode(found.data, key)
+        self._etags[target] = answer.head.etag
+        return _decode(answer.data, key)
 
     def read_all(self) -> dict[TopicPartition, StoredMap]:
-        """Every map of the mirror, by target partition; raises as `read`."""
+        """Return every map of the mirror by target partition. Raises the errors of `read`."""
         prefix = self._layout.mirror_maps_prefix(self._mirror)
-        found = {}
+        maps = {}
         for row in self._store.list_objects(prefix):
             stored = _decode(self._store.get_object(row.key).data, row.key)
-            found[stored.target] = stored
-        return found
+            maps[stored.target] = stored
+        return maps
 
     def write(self, stored: StoredMap) -> bool:
-        """Replace what `read` or the last `write` has seen; False where another one is there now.
+        """Replace the object that `read` or the last `write` has seen.
+
+        Returns:
+            False if another object is stored now.
 
         Raises:
-            StorageError: as the port says. The write may have happened.
+            StorageError: As `RemoteStorage` documents. The write may have happened.
         """
         key = self._layout.mirror_map_key(self._mirror, stored.target)
         condition = unchanged(self._etags.get(stored.target))
@@ -103,7 +106,8 @@ class MapStore:
                 key, BytesBody(_encode(stored)), condition=condition
             )
         except PreconditionFailedError:
-            # Another worker's, or our own whose answer was lost: `read` tells what is there.
+            # Another worker has replaced the object, or the response to our own earlier write was
+            # lost. `read` returns the object that is stored now.
             self._etags.pop(stored.target, None)
             return False
         return True

@@ -1,11 +1,12 @@
 """The target of a mirror: raw batches and the progress of their source, in one transaction.
 
-What a kill leaves, at each step of a transaction:
+Effects of a kill at each step of a transaction:
 
-- before EndTxn is answered with success, the coordinator aborts it: read-committed consumers see
-  none of its records, and the group has the progress of the transaction before;
-- while EndTxn is under way, the coordinator has decided or not. The next `start` waits for that,
-  and `progress` waits for stable offsets, so that both are seen or neither.
+- Before EndTxn is answered with success, the coordinator aborts the transaction: read-committed
+  consumers see none of its records, and the group has the progress of the previous transaction.
+- During EndTxn, the coordinator may or may not have decided. The next `start` waits for the
+  decision, and `progress` waits for stable offsets, so that both records and progress are seen, or
+  neither.
 """
 
 from collections import deque
@@ -48,10 +49,12 @@ log = structlog.get_logger("sidetier.mirror")
 
 TRANSACTION_TIMEOUT: Final = 60.0
 MAX_REQUEST_BYTES: Final = 16 << 20
-"""Of the batches in one Produce request; each batch must fit `max.message.bytes` in any case."""
+"""Maximum bytes of the batches in one Produce request; each batch must also fit
+`max.message.bytes`.
+"""
 _ABORT_TASKS_SECONDS: Final = 10.0
 _MAX_IN_FLIGHT: Final = 16
-"""A request is never sent again, so brokers need not remember more than its order."""
+"""A request is never sent again, so brokers need to remember only the last sequence number."""
 _FENCED: Final = frozenset({ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced})
 ABORTABLE: Final = _FENCED | {
     ErrorCode.invalid_txn_state,
@@ -63,8 +66,10 @@ ABORTABLE: Final = _FENCED | {
     ErrorCode.transactional_id_not_found,
     ErrorCode.transaction_abortable,
 }
-"""Refusals after which the transaction is aborted and its records are read again. A transaction
-that has timed out is refused like that of a fenced producer: `start` finds out which it was."""
+"""Errors after which the transaction is aborted and its records are read again. The broker answers
+a transaction that has timed out with the same error as a fenced producer; `start` finds out which
+one it is.
+"""
 MEMBERSHIP_LOST: Final = frozenset(
     {
         ErrorCode.fenced_instance_id,
@@ -73,12 +78,19 @@ MEMBERSHIP_LOST: Final = frozenset(
         ErrorCode.unknown_member_id,
     }
 )
-"""Refusals of a worker that may have lost its partitions (KIP-447). It can join the group again; a
-task of Spark, which has the driver's membership, cannot."""
+"""Errors for a worker that may have lost its partitions (KIP-447). A worker can join the group
+again. A Spark task cannot, because it uses the driver's membership.
+"""
 
 
 class OutgoingBatch(NamedTuple):
-    """A batch for the target, writable, and the source offsets of its records in order."""
+    """A batch for the target.
+
+    Attributes:
+        tp: The target partition.
+        data: The whole batch; the memory is writable.
+        source_offsets: The source offset of each record, in order.
+    """
 
     tp: TopicPartition
     data: memoryview
@@ -86,7 +98,13 @@ class OutgoingBatch(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A batch that the target has acknowledged, and the target offset of its first record."""
+    """A batch that the target has acknowledged.
+
+    Attributes:
+        tp: The target partition.
+        source_offsets: The source offset of each record, in order.
+        target_offset: The target offset of the first record.
+    """
 
     tp: TopicPartition
     source_offsets: range | tuple[Offset, ...]
@@ -94,7 +112,7 @@ class Written(NamedTuple):
 
 
 class Target(Protocol):
-    """What the engine writes to. Every method may raise a BrokerError or a MirrorError."""
+    """Where the engine writes. Every method may raise a BrokerError or a MirrorError."""
 
     @property
     def is_transactional(self) -> bool:
@@ -102,51 +120,51 @@ class Target(Protocol):
         ...
 
     def start(self) -> None:
-        """Become the only producer of this worker; what an earlier one left open is aborted.
+        """Become the only producer of this worker; abort what an earlier one left open.
 
         Raises:
-            ProducerFencedError: another process of this worker has started since.
+            ProducerFencedError: Another process of this worker has started since.
         """
         ...
 
     def progress(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """The offset of the next source record of each target partition; none where none is."""
+        """Return the next source offset of each target partition that has progress."""
         ...
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Send batches in the order of each partition; begins a transaction where none is open."""
+        """Send batches in order within each partition; begin a transaction if none is open."""
         ...
 
     def flush(self) -> list[Written]:
-        """Wait until all that was sent is acknowledged; returns what was since the last call."""
+        """Wait until all sent batches are acknowledged. Return those since the last call."""
         ...
 
     def commit(self, progress: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Make what was flushed visible together with the progress."""
+        """Make the flushed records visible together with the progress."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; an open transaction is left to the next `start`."""
+        """Close the connections. The next `start` aborts an open transaction."""
         ...
 
 
 class KafkaTarget:
-    """A cluster as the target of one worker; for one thread.
+    """A cluster as the target of one worker. Implements `Target`; not thread-safe.
 
     Args:
         cluster: A client of the target's brokers.
-        group: The group that has the progress.
-        transactional_id: Of this worker. None for at-least-once: progress is committed after the
-            records, and what a kill leaves between the two is copied again.
-        membership: Of the worker in the group, asked for at each commit: the coordinator refuses
-            the progress of a worker that has lost its partitions.
+        group: The consumer group whose offsets are the progress.
+        transactional_id: The worker's transactional id. None for at-least-once: progress is
+            committed after the records, and records are copied again after a kill between the two.
+        membership: Returns the worker's membership in the group, at each commit: the coordinator
+            refuses the progress of a worker that has lost its partitions.
         transaction_timeout: Seconds after which the coordinator aborts a silent transaction.
         rivals: Other transactional ids that write the same partitions. The first `start` fences
-            their producers, after it has its own.
-        task_id: The transactional id with which tasks of Spark write a partition. `progress` aborts
-            their open transactions; None where no task has ever written.
+            their producers after it has obtained its own producer id.
+        task_id: Returns the transactional id with which Spark tasks write a partition. `progress`
+            aborts their open transactions. None if no task has ever written.
     """
 
     def __init__(  # noqa: PLR0913 -- four have a default
@@ -196,8 +214,8 @@ class KafkaTarget:
                 ApiKey.INIT_PRODUCER_ID,
                 transactional_id=self._id,
                 transaction_timeout=round(self._timeout * 1000),
-                # With the former epoch the coordinator tells a transaction that has timed out from
-                # a producer that was fenced (KIP-360).
+                # With the former epoch, the coordinator can distinguish a transaction that has
+                # timed out from a producer that was fenced (KIP-360).
                 producer_id=-1 if former is None else former.id,
                 producer_epoch=-1 if former is None else former.epoch,
             )
@@ -209,7 +227,9 @@ class KafkaTarget:
                     "--worker"
                 ) from error
             if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
-                self._producer = None  # the coordinator has forgotten a silent producer
+                self._producer = (
+                    None  # the coordinator has forgotten a producer that was silent for long
+                )
                 self._has_fenced_rivals = False
                 self.start()
                 return
@@ -222,7 +242,8 @@ class KafkaTarget:
             raise
         self._producer = Producer(response.producer_id, response.producer_epoch)
         if not self._has_fenced_rivals:
-            # After our own id: of two that start at the same time, at least one is fenced.
+            # After our own id: of two processes that start at the same time, at least one is
+            # fenced.
             for rival in self._rivals():
                 init_producer_id(self._cluster, rival, transaction_timeout=self._timeout)
             self._has_fenced_rivals = True
@@ -236,34 +257,34 @@ class KafkaTarget:
         return committed_offsets(self._cluster, self._group, partitions)
 
     def _abort_tasks(self, ids: Collection[str]) -> None:
-        """Abort what tasks of Spark have left open, which would otherwise end by its timeout.
+        """Abort transactions that Spark tasks have left open and that would only end by timeout.
 
         This is safe even while a task runs. A transaction has the records and their progress:
         InitProducerId aborts both, or waits until both are committed. So no record is lost or
         copied twice.
 
-        It also disturbs no task that may still commit. The engine asks for the progress after the
-        worker has joined the group, and from then on the group's coordinator refuses the commits
-        of tasks: their membership is of an earlier generation, or fenced. The exception is a driver
-        that takes over this worker's name at the same moment. Its tasks then stand by, and take
-        over after a minute.
+        It also does not disturb a task that may still commit. The engine requests the progress
+        after the worker has joined the group, and from then on the group coordinator refuses the
+        commits of tasks: their membership is of an earlier generation, or fenced. The exception is
+        a driver that takes over this worker's name at the same moment. Its tasks then wait, and
+        take over after a minute.
 
-        Only open transactions are aborted. The coordinators know the id of each partition that
+        Only open transactions are aborted. The coordinators keep the id of each partition that
         Spark has copied for days, and InitProducerId for all of them would make each rebalance
-        slow. Where a request fails, the transactions end by their timeout.
+        slow. If a request fails, the transactions end by timeout.
         """
         try:
-            for listed in list_transactions(
+            for transaction in list_transactions(
                 self._cluster, states=["Ongoing"], timeout=_ABORT_TASKS_SECONDS
             ):
-                if listed.transactional_id in ids:
+                if transaction.transactional_id in ids:
                     init_producer_id(
                         self._cluster,
-                        listed.transactional_id,
+                        transaction.transactional_id,
                         transaction_timeout=self._timeout,
                         timeout=_ABORT_TASKS_SECONDS,
                     )
-                    log.info("mirror.task_aborted", transactional_id=listed.transactional_id)
+                    log.info("mirror.task_aborted", transactional_id=transaction.transactional_id)
         except UnsupportedVersionError:
             return  # brokers before 3.0 do not list transactions
         except BrokerError as error:
@@ -319,13 +340,13 @@ class KafkaTarget:
         if not new:
             return
         if self._id is not None:
-            # Right after EndTxn the coordinator still writes markers: CONCURRENT_TRANSACTIONS,
-            # which is retried.
+            # Right after EndTxn, the coordinator still writes markers and answers
+            # CONCURRENT_TRANSACTIONS, which is retried.
             add_partitions_to_txn(self._cluster, self._id, self._require_producer(), new)
         self._added.update(new)
 
     def _send_request(self, broker: BrokerId, led: Iterable[TopicPartition]) -> None:
-        """One request: the next batch of each partition, up to a size."""
+        """Send one request with the next batch of each partition, up to `MAX_REQUEST_BYTES`."""
         taken: dict[TopicPartition, OutgoingBatch] = {}
         size = 0
         for tp in led:
@@ -361,7 +382,7 @@ class KafkaTarget:
             if answer.error_code:
                 raise self._refusal(answer.partition, answer.error_code, answer.message)
             self._written.append(Written(batch.tp, batch.source_offsets, answer.base_offset))
-        if sent:  # it is not known to be written, and must not be committed
+        if sent:  # not known to be written, so it must not be committed
             raise MalformedResponseError(f"broker {broker} does not answer Produce to {min(sent)}")
 
     def _refusal(self, tp: TopicPartition, code: int, message: str | None) -> KafkaApiError:

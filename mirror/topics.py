@@ -1,6 +1,6 @@
-"""Which source topics are copied, under which names, and what is refused: pure.
+"""Decide which source topics are copied, under which names, and which are refused. Pure, no I/O.
 
-The refusals protect the promise that each source record is on the target once, in its partition,
+The refusals protect the guarantee that each source record is on the target once, in its partition,
 with its timestamp.
 """
 
@@ -15,7 +15,7 @@ from sidetier.segments.names import is_legal_topic
 from sidetier.segments.offsets import TopicPartition
 
 GROUP_PREFIX: Final = "sidetier-mirror-"
-"""What the progress groups of all mirrors are called, before the mirror's name."""
+"""Prefix of the progress groups of all mirrors; the mirror's name follows."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _INTERNAL: Final = re.compile(r"__.*|sidetier-(drill|mirror|restore)-.*")
 APPEND_TIME: Final = "LogAppendTime"
@@ -37,18 +37,21 @@ NOT_COPIED: Final = frozenset(
         "unclean.leader.election.enable",
     }
 )
-"""Settings of a topic that depend on the brokers of its own cluster, that new brokers do not know,
-or with which the target's brokers would refuse records that are old."""
+"""Topic settings that are not copied, because they depend on the brokers of their own cluster, are
+unknown to new brokers, or would make the target's brokers refuse old records.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorNames:
     """Names of the group, the topics and the transactional ids of a mirror on the target.
 
-    `kind` is `mirror`, `restore` or `drill`; the last two copy as a mirror does.
+    Attributes:
+        name: The mirror's name.
+        kind: `mirror`, `restore` or `drill`; the last two copy as a mirror does.
 
     Raises:
-        ConfigurationError: a name that no topic or group could have.
+        ConfigurationError: No topic or group could have the name.
     """
 
     name: str
@@ -75,10 +78,10 @@ class MirrorNames:
         return f"{self._prefix}-offsets"
 
     def transactional_id(self, worker: str = "0") -> str:
-        """The id that fences an earlier process of the same worker.
+        """Return the id that fences an earlier process of the same worker.
 
         Raises:
-            ConfigurationError: a worker's name that no id should have.
+            ConfigurationError: The worker's name has other characters or is too long.
         """
         if not _NAME.fullmatch(worker):
             raise ConfigurationError(
@@ -87,7 +90,9 @@ class MirrorNames:
         return f"{self._prefix}-{worker}"
 
     def partition_transactional_id(self, target: TopicPartition) -> str:
-        """The id of those that copy one partition alone; the colon keeps it from being a worker's.
+        """Return the id of an attempt that copies only this partition.
+
+        The colon keeps it from being equal to a worker's id.
 
         Args:
             target: The partition on the target.
@@ -97,13 +102,13 @@ class MirrorNames:
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    r"""Patterns of source topics, and how a copy is called.
+    r"""Patterns that select source topics, and rules for the names of their copies.
 
     Attributes:
         include: Regular expressions; a topic is copied if one matches its whole name.
-        exclude: Regular expressions; a topic that one of them matches is not copied.
-        rename: Pairs of a regular expression and its replacement (`\1` for a group). The first
-            that matches the whole name gives the target's name; without one the name is kept.
+        exclude: Regular expressions; a topic is not copied if one matches its whole name.
+        rename: Pairs of a regular expression and its replacement (`\1` for a group). The first that
+            matches the whole name gives the target's name; if none matches, the name is kept.
     """
 
     include: tuple[re.Pattern[str], ...]
@@ -111,7 +116,7 @@ class TopicRules:
     rename: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def selects(self, topic: str) -> bool:
-        """Whether the topic is copied. Internal topics and those of mirrors are not."""
+        """Whether the topic is copied. Internal topics and the mirrors' own topics are not."""
         return (
             not _INTERNAL.fullmatch(topic)
             and any(pattern.fullmatch(topic) for pattern in self.include)
@@ -119,10 +124,10 @@ class TopicRules:
         )
 
     def target_of(self, topic: str) -> str:
-        """The copy's name.
+        """Return the copy's name.
 
         Raises:
-            ConfigurationError: the rule gives a name that no topic can have.
+            ConfigurationError: The rename rule gives a name that no topic can have.
         """
         for pattern, replacement in self.rename:
             matched = pattern.fullmatch(topic)
@@ -137,25 +142,25 @@ class TopicRules:
         return topic
 
     def targets(self, topics: Iterable[str]) -> dict[str, str]:
-        """The copy's name for each selected topic.
+        """Return the copy's name of each selected topic.
 
         Raises:
-            ConfigurationError: two topics would become one, or as `target_of`.
+            ConfigurationError: Two topics would get the same name, or an error of `target_of`.
         """
-        found = {topic: self.target_of(topic) for topic in sorted(topics) if self.selects(topic)}
+        names = {topic: self.target_of(topic) for topic in sorted(topics) if self.selects(topic)}
         by_target: dict[str, str] = {}
-        for source, target in found.items():
+        for source, target in names.items():
             if target in by_target:
                 raise ConfigurationError(
                     f"--rename gives topics {by_target[target]} and {source} the same name "
                     f"{target}: their records and offsets would mix; change the rule"
                 )
             by_target[target] = source
-        return found
+        return names
 
 
 def compiled(pattern: str, option: str) -> re.Pattern[str]:
-    """A pattern of the command line; raises ConfigurationError where it is none."""
+    """Compile a pattern of the command line; raise ConfigurationError if it is not valid."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -164,12 +169,15 @@ def compiled(pattern: str, option: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where the records of a mirrored topic come from; kept as metadata of the progress.
+    """Where the records of a mirrored topic come from; stored as metadata of the progress.
 
-    `clusters` are the Kafka cluster ids that the records have passed through, the first one first.
-    `source_id` and `target_id` are the ids of both topics (KIP-516), which tell a topic that was
-    deleted and created again; None where a broker before 2.8 knows none. `partitions` is how many
-    the source topic had when the copy of this partition began.
+    Attributes:
+        topic: The source topic.
+        clusters: The ids of the Kafka clusters that the records have passed through, in order.
+        source_id: Id of the source topic (KIP-516); None if a broker before 2.8 has none. It
+            changes if the topic is deleted and created again.
+        target_id: Id of the target topic, likewise.
+        partitions: Number of partitions of the source topic when the copy of this partition began.
     """
 
     topic: str
@@ -179,7 +187,7 @@ class Lineage:
     partitions: int | None = None
 
     def encoded(self) -> str:
-        """As text."""
+        """Encode the lineage as JSON text."""
         value: dict[str, object] = {"source_topic": self.topic, "clusters": list(self.clusters)}
         others = {
             "source_id": self.source_id,
@@ -191,7 +199,7 @@ class Lineage:
 
 
 def decode_lineage(metadata: str | None) -> Lineage | None:
-    """What `Lineage.encoded` has made; None for any other text."""
+    """Decode what `Lineage.encoded` has made; None for any other text."""
     try:
         value = json.loads(metadata or "")
         return Lineage(
@@ -208,16 +216,22 @@ def decode_lineage(metadata: str | None) -> Lineage | None:
 def lineage_of_copy(
     topic: str, source_cluster: str, mirrored_there: Mapping[str, Lineage]
 ) -> Lineage:
-    """The lineage of the copy of a topic; `mirrored_there` has that of the source's own copies."""
+    """Return the lineage of a topic's copy.
+
+    Args:
+        topic: The source topic.
+        source_cluster: Id of the source cluster.
+        mirrored_there: The lineages of the source's topics that are copies themselves.
+    """
     before = mirrored_there.get(topic)
     return Lineage(topic, (*(before.clusters if before else ()), source_cluster))
 
 
 def loop_problem(lineage: Lineage, target: str, target_cluster: str) -> str | None:
-    """Why copying a topic would feed a cluster its own records; None where it would not.
+    """Return why copying a topic would feed a cluster its own records; None if it would not.
 
-    A raw batch takes no further header, so records cannot be marked. The progress of each mirror
-    says which clusters its records came from, and a mirror reads that on its source.
+    A raw batch cannot take another header, so records cannot be marked. The progress of each mirror
+    names the clusters that its records came from, and a mirror reads that on its source.
     """
     if target_cluster not in lineage.clusters:
         return None
@@ -240,21 +254,21 @@ def was_recreated(now: Lineage, kept: Lineage) -> bool:
     """Whether the source topic was deleted and created again since the copy began.
 
     Args:
-        now: The lineage with the ids that the topics have now.
-        kept: The lineage beside the progress.
+        now: The lineage with the current ids of the topics.
+        kept: The lineage stored with the progress.
     """
     return None not in (now.source_id, kept.source_id) and now.source_id != kept.source_id
 
 
 def may_restart(now: Lineage, kept: Iterable[Lineage]) -> bool:
-    """Whether a copy is to be deleted and made anew, because its source topic was recreated.
+    """Whether a copy may be deleted and made again because its source topic was recreated.
 
-    The target topic must be the one that this mirror has copied the former source topic to: its id
-    is that beside the progress. Brokers before 2.8 know no ids.
+    The target topic must be the one to which this mirror has copied the former source topic: its id
+    is the one stored with the progress. Brokers before 2.8 have no ids.
 
     Args:
-        now: The lineage with the ids that the topics have now.
-        kept: The lineages beside the progress of the copy's partitions.
+        now: The lineage with the current ids of the topics.
+        kept: The lineages stored with the progress of the copy's partitions.
     """
     former = [noted for noted in kept if was_recreated(now, noted)]
     return bool(former) and all(
@@ -267,11 +281,11 @@ def may_restart(now: Lineage, kept: Iterable[Lineage]) -> bool:
 
 
 def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
-    """Why the progress of a copy cannot go on with the topics of now; None where it can.
+    """Return why a copy cannot continue with the current topics; None if it can.
 
     Args:
-        now: The lineage with the ids that the topics have now.
-        kept: The lineage beside the progress; without ids it was kept by an older release.
+        now: The lineage with the current ids of the topics.
+        kept: The lineage stored with the progress; without ids if an older release stored it.
         target: The target topic.
     """
     if now.topic != kept.topic or (
@@ -304,14 +318,16 @@ def was_added(partition: int, kept: Iterable[Lineage]) -> bool:
     """Whether a partition was added to a source topic after its copy began.
 
     Args:
-        partition: Its number; it has no progress.
-        kept: What is kept beside the progress of the topic's other partitions.
+        partition: The number of a partition that has no progress.
+        kept: The lineages stored with the progress of the topic's other partitions.
     """
-    return any(one.partitions is not None and one.partitions <= partition for one in kept)
+    return any(
+        lineage.partitions is not None and lineage.partitions <= partition for lineage in kept
+    )
 
 
 def records_problem(source: str, target: str) -> str:
-    """Why a target topic that has records, but no progress, is refused."""
+    """Return why a target topic that has records but no progress is refused."""
     return (
         f"topic {target} on the target has records, and this mirror has no progress of it: records "
         f"of {source} that it has already would be there twice. Without members a group's offsets "
@@ -321,7 +337,7 @@ def records_problem(source: str, target: str) -> str:
 
 
 def partition_problem(topic: str, target: str, source_count: int, target_count: int) -> str | None:
-    """Why the target's partitions do not fit; None where they do."""
+    """Return why the target's partition count does not fit; None if it does."""
     if source_count == target_count:
         return None
     return (
@@ -332,7 +348,7 @@ def partition_problem(topic: str, target: str, source_count: int, target_count: 
 
 
 def timestamp_problem(target: str, settings: Mapping[str, str | None]) -> str | None:
-    """Why the target's topic would change timestamps; None where it would not."""
+    """Return why the target's topic would change timestamps; None if it would not."""
     if settings.get(TIMESTAMP_TYPE) != APPEND_TIME:
         return None
     return (

@@ -1,4 +1,4 @@
-"""A group's offsets of the source as offsets of the target, by the map that the mirror keeps."""
+"""Translate a group's source offsets to target offsets by the map that the mirror keeps."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -41,18 +41,18 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TranslatedOffset:
-    """One partition of a group.
+    """The translated offset of one partition of a group.
 
     Attributes:
         source: The source partition.
         target: Its copy.
-        source_offset: What the group has committed on the source.
-        target_offset: What it is on the target; None where nothing was copied.
+        source_offset: The group's committed offset on the source.
+        target_offset: The matching offset on the target; None if nothing was copied.
         repeated: Number of source offsets right below `source_offset` that the group may read again
-            on the target: those that were not copied yet, or whose map was thinned out.
-        former_offset: What the group had committed on the target; None where nothing.
-        outcome: What happens.
-        metadata: What the group has committed beside its offset.
+            on the target, because they were not copied yet or their part of the map was thinned.
+        former_offset: The group's committed offset on the target before; None if there was none.
+        outcome: What happens to the partition.
+        metadata: The metadata of the group's committed offset.
     """
 
     source: TopicPartition
@@ -67,7 +67,7 @@ class TranslatedOffset:
 
 @dataclass(frozen=True, slots=True)
 class TranslatedGroup:
-    """A group; with members on the target nothing of it is set."""
+    """A group with its translated offsets. If it has members on the target, none is set."""
 
     group: str
     partitions: tuple[TranslatedOffset, ...]
@@ -76,15 +76,15 @@ class TranslatedGroup:
 
 @dataclass(frozen=True, slots=True)
 class MirroredPartition:
-    """A copy as far as it can be translated.
+    """A target partition with the data to translate offsets.
 
     Attributes:
         source: The source partition.
         target: Its copy.
         mirrored_to: The map is complete up to this source offset, exclusive.
-        map: Of the partition.
+        map: The offset map of the partition.
         log_start: Log start offset of the target partition.
-        topic_id: Kafka's id of the target topic; "" where brokers have none.
+        topic_id: Kafka's id of the target topic; "" if the brokers have none.
     """
 
     source: TopicPartition
@@ -96,12 +96,12 @@ class MirroredPartition:
 
 
 class OffsetMapReader:
-    """Reads a mirror's map from the target's topic, each time from where it has ended before.
+    """Reads a mirror's map from the target's topic, each time from where it ended before.
 
     Args:
         log: Reads the target.
         topic: `MirrorNames.offsets_topic`.
-        max_runs: Most runs that are kept of a partition.
+        max_runs: Maximum number of runs to keep per partition.
     """
 
     def __init__(self, log: PartitionLog, topic: str, max_runs: int = COMMAND_RUNS) -> None:
@@ -111,7 +111,7 @@ class OffsetMapReader:
         self._position = 0
         self._maps: dict[TopicPartition, OffsetMap] = {}
         self._chunks: dict[TopicPartition, dict[bytes, MapChunk]] = {}
-        """Those that are in the topic, by their keys, with their first run alone."""
+        """The chunks that are in the topic, by key, each with only its first run."""
         self._topic_ids: Mapping[str, str] = {}
 
     def read(
@@ -119,26 +119,27 @@ class OffsetMapReader:
         topic_ids: Mapping[str, str],
         wants: Callable[[TopicPartition], bool] = lambda _tp: True,
     ) -> Mapping[TopicPartition, OffsetMap] | None:
-        """The map of each wanted target partition; None where the topic does not exist.
+        """Return the map of each wanted target partition; None if the topic does not exist.
 
-        It has what was committed before the call, also where another worker's transaction is open.
+        The map includes everything that was committed before the call, even if another worker has
+        an open transaction.
 
         Args:
-            topic_ids: Kafka's ids of the target topics, "" where brokers have none. Of a topic that
-                is not there, and of an earlier one of the same name, nothing is read.
+            topic_ids: Kafka's ids of the target topics, "" if the brokers have none. Chunks of
+                other topics, and of a former topic with the same name, are skipped.
             wants: Whether a partition's map is wanted.
 
         Raises:
-            MirrorError: a transaction stays open for too long.
-            MalformedObjectError: something else is in the topic.
-            BrokerError: a broker refuses, or none answers.
+            MirrorError: A transaction stays open for too long.
+            MalformedObjectError: The topic has a record that is not a chunk of the map.
+            BrokerError: A broker refuses, or none answers.
         """
         offsets = self._log.offsets(self._partition)
         if offsets is None:
             self.restart()
             return None
         if offsets.end < self._position or topic_ids.items() - self._topic_ids.items():
-            self.restart()  # this topic, or a target topic, is another one now
+            self.restart()  # this topic or a target topic was created again, or a topic was added
         self._topic_ids = dict(topic_ids)
         start = max(self._position, offsets.start)
         chunks: dict[bytes, MapChunk] = {}
@@ -154,13 +155,13 @@ class OffsetMapReader:
         return self._maps
 
     def restart(self) -> None:
-        """Read the topic from its beginning again, such as for partitions that are new."""
+        """Read the topic from its beginning at the next `read`, for example for new partitions."""
         self._position = 0
         self._maps = {}
         self._chunks = {}
 
     def _noted(self, record: Record, wants: Callable[[TopicPartition], bool]) -> MapChunk | None:
-        """The chunk that a record has; None where it is of no wanted partition that exists."""
+        """Return the record's chunk; None if it is not of a wanted partition that exists."""
         if record.key is None:
             return None
         if record.value is None:
@@ -176,7 +177,7 @@ class OffsetMapReader:
         return chunk if chunk.is_of(topic_id) else None
 
     def shortened(self) -> list[MapRecord]:
-        """Records that shorten the maps which have too many chunks, as of the last `read`."""
+        """Return records that shorten the maps with too many chunks, as of the last `read`."""
         records: list[MapRecord] = []
         for tp, chunks in self._chunks.items():
             topic_id = self._topic_ids[tp.topic]
@@ -199,20 +200,20 @@ class OffsetMapReader:
 def read_offset_map(
     cluster: Cluster, topic: str, max_runs: int = COMMAND_RUNS
 ) -> Mapping[TopicPartition, OffsetMap]:
-    """The map of each target partition that exists, from the target's topic.
+    """Return the map of each target partition that exists, from the target's topic.
 
     Args:
         cluster: The target.
         topic: `MirrorNames.offsets_topic`.
-        max_runs: Most runs that are kept of a partition.
+        max_runs: Maximum number of runs to keep per partition.
 
     Raises:
-        MirrorError: the topic does not exist, or a transaction stays open for too long.
-        MalformedObjectError: something else is in it.
-        BrokerError: a broker refuses, or none answers.
+        MirrorError: The topic does not exist, or a transaction stays open for too long.
+        MalformedObjectError: The topic has a record that is not a chunk of the map.
+        BrokerError: A broker refuses, or none answers.
     """
     described = cluster.metadata().topics
-    ids = {name: str(found.topic_id or "") for name, found in described.items()}
+    ids = {name: str(metadata.topic_id or "") for name, metadata in described.items()}
     maps = OffsetMapReader(ClusterLog(cluster), topic, max_runs).read(ids)
     if maps is None:
         raise MirrorError(f"topic {topic}, which has the offset map, does not exist on the target")
@@ -220,11 +221,11 @@ def read_offset_map(
 
 
 def with_stored_map(partition: MirroredPartition, stored: StoredMap | None) -> MirroredPartition:
-    """The partition with the runs that only the store has.
+    """Add the runs that only the store has to a partition's map.
 
     Args:
-        partition: By the target's topic; its map is empty where that topic was lost.
-        stored: What the store has. That of a target topic with another id is ignored.
+        partition: The partition with the map of the target's topic; empty if that topic was lost.
+        stored: The map in the store. It is ignored if its target topic has another id.
     """
     if stored is None or not stored.map.runs:
         return partition
@@ -237,7 +238,7 @@ def with_stored_map(partition: MirroredPartition, stored: StoredMap | None) -> M
         return replace(partition, mirrored_to=mirrored_to, map=stored.map)
     if runs[0].source <= stored.map.runs[0].source:
         return partition
-    # Between the two maps runs may be missing: the topic was lost before they were stored.
+    # Runs between the two maps may be missing if the topic was lost before they were stored.
     gap_end = runs[0].source if runs[0].source > stored.mirrored_to else 0
     exact_from = max(stored.map.exact_from, partition.map.exact_from, gap_end)
     return replace(partition, map=OffsetMap([*stored.map.runs, *runs], exact_from))
@@ -251,21 +252,24 @@ def mirrored_partitions(
     stored: Mapping[TopicPartition, StoredMap],
     ids: Mapping[str, str],
 ) -> list[MirroredPartition]:
-    """The target partitions that exist and of which something was mirrored.
+    """Return the target partitions that exist and to which something was mirrored.
 
     Args:
         target: The target cluster.
         sources: The source partition of each target partition.
-        progress: Of the mirror. It was read before the maps, which therefore reach up to it.
-        maps: What the target's topic has, read with these ids.
-        stored: What the store has.
-        ids: Kafka's ids of the target topics that exist; "" where brokers have none.
+        progress: The progress of the mirror. It was read before the maps, so the maps reach up to
+            it.
+        maps: The maps of the target's topic, read with these ids.
+        stored: The maps of the store.
+        ids: Kafka's ids of the target topics that exist; "" if the brokers have none.
 
     Raises:
-        BrokerError: a broker refuses, or none answers.
+        BrokerError: A broker refuses, or none answers.
     """
-    there = [tp for tp in sorted(sources) if tp.topic in ids and (tp in progress or tp in stored)]
-    starts = target.log_starts(there)
+    existing = [
+        tp for tp in sorted(sources) if tp.topic in ids and (tp in progress or tp in stored)
+    ]
+    starts = target.log_starts(existing)
     return [
         with_stored_map(
             MirroredPartition(
@@ -278,28 +282,28 @@ def mirrored_partitions(
             ),
             stored.get(tp),
         )
-        for tp in there
+        for tp in existing
     ]
 
 
 def copied_partitions(
     progress: Mapping[TopicPartition, CommittedOffset],
 ) -> dict[TopicPartition, TopicPartition]:
-    """The source partition of each target partition, by what is noted beside the progress."""
-    found = {}
+    """Return the source partition of each target partition, from the metadata of the progress."""
+    sources = {}
     for target, reached in sorted(progress.items()):
         lineage = decode_lineage(reached.metadata)
         if lineage is not None:
-            found[target] = TopicPartition(lineage.topic, target.partition)
-    return found
+            sources[target] = TopicPartition(lineage.topic, target.partition)
+    return sources
 
 
 def selected_groups(names: Collection[str], patterns: Collection[re.Pattern[str]]) -> list[str]:
-    """The groups whose whole name one of the patterns matches; never those with progress."""
+    """Return the groups whose whole name matches a pattern; never groups that hold progress."""
     return sorted(
         name
         for name in names
-        if not _OWN_GROUPS.fullmatch(name) and any(one.fullmatch(name) for one in patterns)
+        if not _OWN_GROUPS.fullmatch(name) and any(pattern.fullmatch(name) for pattern in patterns)
     )
 
 
@@ -310,21 +314,21 @@ def translate_offsets(
     *,
     may_rewind: bool = False,
 ) -> tuple[TranslatedOffset, ...]:
-    """Every partition that the group has committed and the mirror copies.
+    """Translate the offsets of every partition that the group has committed and the mirror copies.
 
     Args:
-        committed: Of the group on the source.
+        committed: The group's committed offsets on the source.
         partitions: The copies.
-        former: Of the group on the target.
+        former: The group's committed offsets on the target.
         may_rewind: Whether an offset on the target may become lower.
     """
-    found = []
-    for one in partitions:
-        if one.source not in committed:
+    translated = []
+    for partition in partitions:
+        if partition.source not in committed:
             continue
-        at = committed[one.source]
-        translation = one.map.translate(at.offset, one.mirrored_to, one.log_start)
-        before = former[one.target].offset if one.target in former else None
+        at = committed[partition.source]
+        translation = partition.map.translate(at.offset, partition.mirrored_to, partition.log_start)
+        before = former[partition.target].offset if partition.target in former else None
         if translation is None:
             outcome = Outcome.NOTHING_COPIED
         elif translation.offset == before:
@@ -333,10 +337,10 @@ def translate_offsets(
             outcome = Outcome.AHEAD
         else:
             outcome = Outcome.SET
-        found.append(
+        translated.append(
             TranslatedOffset(
-                one.source,
-                one.target,
+                partition.source,
+                partition.target,
                 at.offset,
                 None if translation is None else Offset(translation.offset),
                 0 if translation is None else translation.repeated,
@@ -345,17 +349,17 @@ def translate_offsets(
                 at.metadata,
             )
         )
-    return tuple(found)
+    return tuple(translated)
 
 
 class GroupTranslator:
-    """Sets groups of the target to where they are on the source.
+    """Sets groups on the target to their translated source offsets.
 
     Args:
-        source: The groups that are followed.
-        target: Those that are set.
+        source: The groups on the source, to read.
+        target: The groups on the target, to set.
         may_rewind: Whether an offset on the target may become lower.
-        dry_run: Whether nothing is set.
+        dry_run: Whether to set nothing.
     """
 
     def __init__(
@@ -374,20 +378,20 @@ class GroupTranslator:
     def translate(
         self, groups: Collection[str], partitions: Collection[MirroredPartition]
     ) -> list[TranslatedGroup]:
-        """What becomes of each group; those without an offset of these partitions are left out.
+        """Translate each group, and set it unless this is a dry run or the group has members.
 
-        Each group is set in one request. What a kill leaves: the groups before it are set; setting
-        them again changes nothing.
+        Groups without a committed offset of these partitions are left out. Each group is set in one
+        request. A kill leaves the groups before it set; setting them again changes nothing.
 
         Raises:
-            BrokerError: a broker refuses, or none answers.
+            BrokerError: A broker refuses, or none answers.
         """
         members = self._target.names()
-        targets = [one.target for one in partitions]
+        targets = [partition.target for partition in partitions]
         done = []
         for group in groups:
             committed = self._source.committed(group)
-            if not any(one.source in committed for one in partitions):
+            if not any(partition.source in committed for partition in partitions):
                 continue
             former = self._target.committed(group, targets)
             translated = translate_offsets(
@@ -395,9 +399,11 @@ class GroupTranslator:
             )
             has_members = members.get(group, False)
             offsets = {
-                one.target: CommittedOffset(one.target_offset, metadata=one.metadata)
-                for one in translated
-                if one.outcome is Outcome.SET and one.target_offset is not None
+                partition.target: CommittedOffset(
+                    partition.target_offset, metadata=partition.metadata
+                )
+                for partition in translated
+                if partition.outcome is Outcome.SET and partition.target_offset is not None
             }
             if offsets and not has_members and not self._dry_run:
                 has_members = not self._target.commit(group, offsets)

@@ -1,9 +1,9 @@
 """The workers of a mirror, as members of the progress group on the target.
 
 The members agree on numbers only: worker `index` of `count`. Each worker then takes the partitions
-whose number is its own, so that an added topic needs no rebalance. A partition belongs to one
-worker in each generation, and the coordinator of the group refuses progress from members of former
-generations (`Membership`): a worker that was given up cannot commit a transaction any more.
+that map to its index, so that an added topic needs no rebalance. A partition belongs to one worker
+in each generation, and the group coordinator refuses progress from members of former generations
+(`Membership`): a worker that was removed from the group can no longer commit a transaction.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from sidetier.wire.settings import ClientSettings
 
 SESSION_TIMEOUT: Final = 30.0
 REBALANCE_TIMEOUT: Final = 60.0
-"""Longer than a commit takes while a broker of the target is down."""
+"""Seconds. Longer than a commit takes while a broker of the target is down."""
 _HEARTBEATS_PER_SESSION: Final = 10
 _LEAVE_SECONDS: Final = 5.0
 _PROTOCOL_TYPE: Final = "sidetier-mirror"
@@ -50,25 +50,25 @@ log = structlog.get_logger("sidetier.mirror")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Worker `index`, from 0, of `count`."""
+    """The share of worker `index` (from 0) of `count` workers."""
 
     index: int
     count: int
 
     def owns(self, tp: TopicPartition) -> bool:
-        """Whether the partition is this worker's: those of a topic go round the workers."""
+        """Whether this worker owns the partition. Workers get a topic's partitions in turn."""
         return (crc32(tp.topic.encode()) + tp.partition) % self.count == self.index
 
     def encoded(self) -> bytes:
-        """As the leader hands it out."""
+        """Encode the share as JSON, as the leader sends it to the member."""
         return json.dumps({"version": 1, "worker": self.index, "workers": self.count}).encode()
 
 
 def decode_share(data: bytes) -> Share:
-    """What `Share.encoded` has made.
+    """Decode what `Share.encoded` has made.
 
     Raises:
-        MalformedResponseError: it is none.
+        MalformedResponseError: The bytes are not a share, or have an unknown version.
     """
     try:
         value = json.loads(data)
@@ -80,21 +80,21 @@ def decode_share(data: bytes) -> Share:
 
 
 def group_kind(options: object) -> GroupKind:
-    """The kind of a group whose workers all have these options; compared by their `repr`."""
+    """Return the kind of a group whose workers all have these options, compared by `repr`."""
     digest = hashlib.sha256(repr(options).encode()).hexdigest()[:16]
     return GroupKind(_PROTOCOL_TYPE, f"v1-{digest}")
 
 
 class KafkaWorkerGroup:
-    """One worker's membership; `join` belongs to one thread, heartbeats have a thread of their own.
+    """The membership of one worker. One thread calls `join`; heartbeats have a thread of their own.
 
     Args:
-        settings: Of a client of the target's brokers.
+        settings: Client settings for the target's brokers.
         group: The progress group.
-        worker: This worker's name. A process that starts with it takes over from another one.
-        kind: Of the group, see `group_kind`.
+        worker: This worker's name. A new process with the same name replaces the former one.
+        kind: The kind of the group, see `group_kind`.
         session_timeout: Seconds without a heartbeat after which other workers take over.
-        rebalance_timeout: Seconds that the others wait for this worker's commit.
+        rebalance_timeout: Seconds that a rebalance waits for this worker's commit.
     """
 
     def __init__(  # noqa: PLR0913 -- three have a default
@@ -128,7 +128,7 @@ class KafkaWorkerGroup:
         self._thread: threading.Thread | None = None
 
     def membership(self) -> Membership:
-        """Of the last `join`; NO_MEMBER before it, and after `close`."""
+        """Return the membership of the last `join`; NO_MEMBER before it and after `close`."""
         with self._lock:
             return self._membership
 
@@ -158,7 +158,7 @@ class KafkaWorkerGroup:
 
     @property
     def count(self) -> int:
-        """Of the workers, this one included, since the last `join`."""
+        """Number of workers, including this one, as of the last `join`."""
         return self._own_share().count
 
     def close(self) -> None:
@@ -184,7 +184,8 @@ class KafkaWorkerGroup:
     def _join_once(self) -> None:
         former = self.membership()
         with self._lock:
-            # Heartbeats wait, and say nothing of the rebalance that is joined here.
+            # Without a membership, the heartbeat thread pauses, so that it does not report the
+            # rebalance that is joined here.
             self._membership = NO_MEMBER
         try:
             joined = join_group(
@@ -216,15 +217,15 @@ class KafkaWorkerGroup:
         )
 
     def _consider(self, error: KafkaApiError) -> None:
-        """Raise the error, unless joining again helps."""
+        """Raise the error unless it helps to join again."""
         if error.code == ErrorCode.fenced_instance_id:
             raise MirrorError(
                 f"another process of worker {self._worker} has started: this one ends, and has "
                 "left nothing half done. Give each process its own --worker"
             ) from error
         if error.code == ErrorCode.inconsistent_group_protocol:
-            # A worker that was given up, and joins again, may have copied records: for it this is
-            # not a refused start.
+            # A worker that was removed from the group and joins again may have copied records: in
+            # that case this is not a refused start, which ConfigurationError would report.
             refusal = ConfigurationError if self._share is None else MirrorError
             raise refusal(
                 f"workers of group {self._group} run with other --topic, --exclude or --rename, or "
@@ -245,7 +246,7 @@ class KafkaWorkerGroup:
                     membership = self.membership()
                     if membership != NO_MEMBER:
                         self._beat_once(cluster, membership)
-        except BaseException as error:  # noqa: BLE001 -- the engine's thread raises it
+        except BaseException as error:  # noqa: BLE001 -- `must_join_again` raises it in the engine's thread
             with self._lock:
                 self._failure = error
 

@@ -1,1 +1,1 @@
-"""The data pipeline: archived segments as Spark DataFrames, and exactly-once tables from them."""
+"""Data pipeline: archived segments as Spark DataFrames, and exactly-once exports to tables."""

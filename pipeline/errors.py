@@ -1,15 +1,15 @@
-"""What a read of an archive can meet, besides what reading archives raises.
+"""Errors of reads by the pipeline, in addition to those of the archive reader.
 
 ::
 
     ConfigurationError
-    └── NoSuchTopicError        a topic or partition that was named is not stored
+    └── NoSuchTopicError        a named topic or partition is not stored
     ArchiveError
-    ├── MissingRecordsError     offsets that were asked for are not stored, and that is an error
-    ├── UndecidedRecordsError   a transaction that nothing stored decides is in the way
+    ├── MissingRecordsError     requested offsets are not stored, and failOnDataLoss is true
+    ├── UndecidedRecordsError   nothing stored shows whether a transaction was committed
     ├── TimestampRangeError     a record's timestamp does not fit into a timestamp column
-    ├── StreamBehindError       the archive ends before the place where a stream stands
-    ├── StreamTruncatedError    brokers have thrown away records that a stream has read
+    ├── StreamBehindError       the archive ends below the stream's next offset
+    ├── StreamTruncatedError    brokers have discarded records that a stream has read
     └── StreamTopicReplacedError    a stream's topic was deleted and created again
 """
 
@@ -27,32 +27,41 @@ _MOST_TOLD: Final = 5
 
 
 class NoSuchTopicError(ConfigurationError):
-    """A topic or partition that was named is not stored; the text says where it was looked for."""
+    """A named topic or partition is not stored. The text says where it was searched."""
 
 
 class MissingRecordsError(ArchiveError):
-    """Offsets that were asked for are not stored: `missing`. The text names topic, partition and
-    offsets of each, of the first few where there are many.
+    """Requested offsets are not stored.
+
+    The text names topic, partition and offsets of the first few ranges.
+
+    Attributes:
+        missing: all missing ranges.
     """
 
     def __init__(self, missing: Sequence[Missing]) -> None:
-        told = "; ".join(describe_missing(one) for one in missing[:_MOST_TOLD])
+        listed = "; ".join(describe_missing(gap) for gap in missing[:_MOST_TOLD])
         more = len(missing) - _MOST_TOLD
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
-            f"records that were asked for are not stored: {told}{rest}. To read on without them, "
+            f"records that were asked for are not stored: {listed}{rest}. To read on without them, "
             "and have them counted, set failOnDataLoss to false (exports: --on-data-loss skip)"
         )
         self.missing = tuple(missing)
 
     def __reduce__(self) -> tuple[type["MissingRecordsError"], tuple[tuple[Missing, ...]]]:
-        """So that it can be sent from executors."""
+        """Make the error picklable, so that executors can send it."""
         return MissingRecordsError, (self.missing,)
 
 
 class UndecidedRecordsError(ArchiveError):
-    """Records that nothing stored shows to be committed or aborted yet. Never stepped over: once
-    they are decided, whoever had gone on behind them would have lost them.
+    """Nothing stored shows yet whether these records were committed or aborted.
+
+    They are never skipped: they may be committed later, and a reader that had continued behind them
+    would have lost them.
+
+    Attributes:
+        range: the undecided offsets.
     """
 
     def __init__(self, tp: TopicPartition, span: OffsetRange) -> None:
@@ -65,7 +74,7 @@ class UndecidedRecordsError(ArchiveError):
     def __reduce__(
         self,
     ) -> tuple[type["UndecidedRecordsError"], tuple[TopicPartition, OffsetRange]]:
-        """So that it can be sent from executors."""
+        """Make the error picklable, so that executors can send it."""
         return UndecidedRecordsError, (self.tp, self.range)
 
 
@@ -80,13 +89,17 @@ class TimestampRangeError(ArchiveError):
         self.tp, self.offset, self.timestamp_ms = tp, offset, timestamp_ms
 
     def __reduce__(self) -> tuple[type["TimestampRangeError"], tuple[TopicPartition, Offset, int]]:
-        """So that it can be sent from executors."""
+        """Make the error picklable, so that executors can send it."""
         return TimestampRangeError, (self.tp, self.offset, self.timestamp_ms)
 
 
 class StreamBehindError(ArchiveError):
-    """The archive ends before the place where a stream stands: it is another topic's by now, or
-    was cut.
+    """The archive ends below a stream's next offset: it belongs to another topic now, or was
+    truncated.
+
+    Attributes:
+        stands: the stream's next offset.
+        end: the archive's end (exclusive).
     """
 
     def __init__(self, tp: TopicPartition, stands: Offset, end: Offset) -> None:
@@ -99,31 +112,40 @@ class StreamBehindError(ArchiveError):
         self.tp, self.stands, self.end = tp, stands, end
 
     def __reduce__(self) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset]]:
-        """So that it can be sent from executors."""
+        """Make the error picklable, so that executors can send it."""
         return StreamBehindError, (self.tp, self.stands, self.end)
 
 
 class StreamTruncatedError(ArchiveError):
-    """An unclean election has thrown away records that a stream has read already: `truncated`."""
+    """An unclean election has discarded records that a stream has read.
+
+    Attributes:
+        truncated: the discarded offsets of each partition.
+    """
 
     def __init__(self, truncated: Sequence[Truncated]) -> None:
-        told = "; ".join(str(one) for one in truncated[:_MOST_TOLD])
+        text = "; ".join(str(divergence) for divergence in truncated[:_MOST_TOLD])
         more = len(truncated) - _MOST_TOLD
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
             "the brokers have thrown away records that the stream has read already (an unclean "
-            f"leader election), and have others in their place: {told}{rest}. Set onTruncation to "
+            f"leader election), and have others in their place: {text}{rest}. Set onTruncation to "
             "reread to read what replaces them, or begin with another checkpoint"
         )
         self.truncated = tuple(truncated)
 
     def __reduce__(self) -> tuple[type["StreamTruncatedError"], tuple[tuple[Truncated, ...]]]:
-        """So that it can be sent between processes."""
+        """Make the error picklable, so that it can be sent between processes."""
         return StreamTruncatedError, (self.truncated,)
 
 
 class StreamTopicReplacedError(ArchiveError):
-    """The topic that is archived only has the name of the one that a stream has read."""
+    """The archived topic has the same name as the topic that a stream has read, but another id.
+
+    Attributes:
+        known: id of the topic that the stream has read.
+        now: id of the archived topic.
+    """
 
     def __init__(self, topic: str, known: str, now: str) -> None:
         super().__init__(
@@ -134,11 +156,11 @@ class StreamTopicReplacedError(ArchiveError):
         self.topic, self.known, self.now = topic, known, now
 
     def __reduce__(self) -> tuple[type["StreamTopicReplacedError"], tuple[str, str, str]]:
-        """So that it can be sent between processes."""
+        """Make the error picklable, so that it can be sent between processes."""
         return StreamTopicReplacedError, (self.topic, self.known, self.now)
 
 
 def describe_missing(missing: Missing) -> str:
-    """Topic, partition, offsets, and why."""
+    """Return topic, partition, offsets and reason as text."""
     span = missing.range
     return f"{in_words(missing.tp)}, offsets {span} ({missing.detail})"

@@ -1,1 +1,1 @@
-"""Real servers on this machine, for the demo and the tests: Kafka, ZooKeeper, an S3 server."""
+"""Real servers on this machine, for the demo and the tests: Kafka, ZooKeeper, S3, Azure, HDFS."""

@@ -1,4 +1,4 @@
-"""Azurite, Microsoft's emulator of Azure Blob Storage: fetched with npm, run by Node.js."""
+"""Azurite, Microsoft's emulator of Azure Blob Storage: installed with npm, run by Node.js."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ ACCOUNT: Final = "devstoreaccount1"
 ACCOUNT_KEY: Final = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
-"""Published by Microsoft: every Azurite and every client knows this account."""
+"""Published by Microsoft; Azurite and all Azure clients know this account and key."""
 
 START_TIMEOUT_SECONDS = 120.0
 _INSTALL_TIMEOUT_SECONDS = 900
@@ -25,13 +25,13 @@ _MAIN = Path("node_modules", "azurite", "dist", "src", "blob", "main.js")
 
 
 def azurite(*, root: Path | None = None) -> Path:
-    """The folder in the cache where Azurite is installed; npm fetches it first when it is missing.
+    """Return the cached folder of Azurite; npm installs it first if it is missing.
 
-    `azurite_npm/package-lock.json` pins every package by its hash, and no install script runs.
-    The overrides in `azurite_npm/package.json` replace by an empty module what a blob service
-    without telemetry and without SQL never calls: 266 of 457 packages, and 300 of 365 MB. After a
-    change of the version, write the lock file anew, in that folder:
-    `npm install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved`.
+    `azurite_npm/package-lock.json` pins every package by its hash, and no install script runs. The
+    overrides in `azurite_npm/package.json` replace packages with an empty module where a blob
+    service without telemetry and SQL never calls them: 266 of 457 packages, and 300 of 365 MB.
+    After a change of the version, regenerate the lock file in that folder: `npm install
+    --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved`.
 
     Raises:
         NodeMissingError: npm or Node.js is not installed.
@@ -42,7 +42,7 @@ def azurite(*, root: Path | None = None) -> Path:
 
 def _install(folder: Path) -> None:
     npm = _program("npm")
-    _program("node")  # else a machine without Node.js shows at the first start of a server
+    _program("node")  # check for Node.js now, not at the first start of a server
     shutil.copytree(_PACKAGES, folder, dirs_exist_ok=True)
     arguments = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
     try:
@@ -62,22 +62,21 @@ def _install(folder: Path) -> None:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise NodeMissingError(
             f"{name} was not found on PATH. Azurite, which stands in for Azure in tests, needs "
             "Node.js 20 or newer with npm. Install the packages nodejs and npm, or take Node.js "
             "from https://nodejs.org"
         )
-    return found
+    return path
 
 
 class AzuriteServer:
-    """Azurite's blob service on a port of its own, with the account `ACCOUNT`.
+    """Azurite's blob service on its own port, with the account `ACCOUNT`.
 
-    All blobs are in memory: a server that is stopped or killed and started again is empty, also of
-    containers. Its log is `server.log` in `directory`, with one line per request. Leaving the
-    context stops the server.
+    All blobs and containers are in memory: after a stop or kill, the server starts empty. Its log
+    is `server.log` in `directory`, with one line per request. Leaving the context stops the server.
     """
 
     def __init__(self, directory: Path, *, certificate: TlsCertificate | None = None) -> None:
@@ -101,11 +100,11 @@ class AzuriteServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the server, and return when it accepts connections; on failure nothing is left.
+        """Start the server, and return once it accepts connections; kill it on failure.
 
         Raises:
-            ServerDiedError: it ended at start; the text has the tail of its log.
-            ServerTimeoutError: it did not listen in time.
+            ServerDiedError: It ended at start; the message has the tail of its log.
+            ServerTimeoutError: It did not listen in time.
         """
         self.process.start()
         try:
@@ -115,19 +114,19 @@ class AzuriteServer:
             raise
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """Stop the server; its blobs are gone."""
+        """Stop the server, which loses its blobs."""
         self.process.stop(grace)
 
     def kill(self) -> None:
-        """Kill the server; its blobs are gone."""
+        """Kill the server, which loses its blobs."""
         self.process.kill()
 
     def pause(self) -> None:
-        """Let the server keep its connections and answer nothing."""
+        """Freeze the server: it keeps its connections and answers no request."""
         self.process.pause()
 
     def resume(self) -> None:
-        """Let the server go on."""
+        """Resume the paused server."""
         self.process.resume()
 
     def _line(self, certificate: TlsCertificate | None) -> list[str]:

@@ -1,7 +1,7 @@
-"""The folder where fetched servers are kept, outside the work tree and shared by every checkout.
+"""Cache of fetched servers, outside the work tree and shared by every checkout.
 
-A folder in the cache is there as a whole or not at all: it is filled under another name, marked,
-and renamed. A file lock keeps two processes from fetching the same thing twice.
+A cached folder is either complete or absent: it is filled under another name, marked, and renamed.
+A file lock prevents two processes from fetching the same folder twice.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ _MARKER = ".complete"
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$SIDETIER_CACHE`, else `$XDG_CACHE_HOME/sidetier`, else `~/.cache/sidetier`."""
+    """Return `$SIDETIER_CACHE`, else `$XDG_CACHE_HOME/sidetier`, else `~/.cache/sidetier`."""
     own = environ.get("SIDETIER_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -26,15 +26,15 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `fetch_once` has finished this folder."""
+    """Return whether `fetch_once` has finished this folder."""
     return (folder / _MARKER).is_file()
 
 
 def fetch_once(name: str, fill: Callable[[Path], None], *, root: Path | None = None) -> Path:
-    """The cached folder `name`; where it is missing, `fill` is called with an empty folder first.
+    """Return the cached folder `name`. If it is missing, let `fill` fill an empty folder first.
 
-    What a crash leaves behind is a folder `<name>.partial.*`, which the next call removes. An error
-    of `fill` is passed on, and leaves nothing.
+    A crash leaves a folder `<name>.partial.*`, which the next call removes. An error of `fill` is
+    raised after the folder has been removed.
     """
     root = root or cache_root()
     folder = root / name
@@ -61,7 +61,7 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file, which stays; a dying holder lets it go."""
+    """Hold an exclusive lock on the file, which stays; the kernel releases a dead holder's."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

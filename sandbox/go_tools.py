@@ -1,8 +1,8 @@
-"""helm and promtool, built from source by Go: what checks the chart and the alert rules.
+"""helm and promtool, built from source with Go, to check the chart and the alert rules.
 
-Each is built in a copy of its own module. That of promtool has replace directives, so `go install`
-refuses it by version; and it registers drivers for a dozen clouds, which are much of its build and
-of no use here.
+Each is built in a copy of its own module. promtool's module has replace directives, so `go install`
+refuses to build it by version. It also registers drivers for a dozen clouds, which take much of the
+build time and are not needed here.
 """
 
 import json
@@ -19,15 +19,17 @@ from sidetier.sandbox.go import Go, some_go
 
 _BUILD_TIMEOUT_SECONDS = 3600
 _GENTLY = ("nice", "-n", "19")
-"""A build of minutes is no reason for others to wait."""
+"""Lowest CPU priority, because a build takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoTool:
     """A program, and the version of the module that it is built from.
 
-    `values` are variables, by package and name, that the linker sets, as their own Makefile does;
-    `without` are files of the module that are left out.
+    Attributes:
+        package: Path of the program's package in the module.
+        values: Variables, by package and name, that the linker sets, as in the project's Makefile.
+        without: Files of the module that are deleted before the build.
     """
 
     name: str
@@ -39,7 +41,7 @@ class GoTool:
 
 
 _KUBERNETES_MINOR = "34"
-"""The version of Kubernetes that this helm was released for; without it, it takes 1.20."""
+"""Kubernetes version that this helm was released for; the default of the source is 1.20."""
 
 HELM = GoTool(
     "helm",
@@ -64,10 +66,10 @@ PROMTOOL = GoTool(
 
 
 def go_tool(tool: GoTool, *, root: Path | None = None) -> Path:
-    """The program in the cache; it is built first when it is not there (one to three minutes).
+    """Return the cached program; it is built first if it is missing (one to three minutes).
 
     Raises:
-        FetchError: the download or the build failed.
+        FetchError: The download or the build failed.
     """
     folder = fetch_once(
         f"{tool.name}-{tool.version.removeprefix('v')}", lambda to: _build(tool, to), root=root
@@ -76,45 +78,47 @@ def go_tool(tool: GoTool, *, root: Path | None = None) -> Path:
 
 
 def helm() -> Path:
-    """See `go_tool`."""
+    """Return the helm program; see `go_tool`."""
     return go_tool(HELM)
 
 
 def promtool() -> Path:
-    """See `go_tool`."""
+    """Return the promtool program; see `go_tool`."""
     return go_tool(PROMTOOL)
 
 
 def _build(tool: GoTool, folder: Path) -> None:
     with some_go(folder) as go, TemporaryDirectory(prefix="module-", dir=folder) as name:
-        place = Path(name)
-        fetched = run_go(go, place, ["mod", "download", "-json", f"{tool.module}@{tool.version}"])
-        module = place / "module"
-        # Files in Go's cache are read-only; their permissions stay behind.
+        directory = Path(name)
+        fetched = run_go(
+            go, directory, ["mod", "download", "-json", f"{tool.module}@{tool.version}"]
+        )
+        module = directory / "module"
+        # Files in Go's module cache are read-only; `copyfile` does not copy permissions.
         shutil.copytree(json.loads(fetched)["Dir"], module, copy_function=shutil.copyfile)
         for file in tool.without:
-            (module / file).parent.chmod(0o755)  # read-only too
+            (module / file).parent.chmod(0o755)  # directories keep their read-only permissions
             (module / file).unlink()
         install = ["install", "-buildvcs=false", "-ldflags", _linked(tool), f"./{tool.package}"]
         run_go(go, module, install, {"GOBIN": str(folder)})
 
 
 def _linked(tool: GoTool) -> str:
-    """Without symbols, which are a third of a program."""
+    """Return the linker flags. They drop the symbols, a third of a program's size."""
     return " ".join(["-s -w", *(f"-X {tool.module}/{k}={v}" for k, v in tool.values.items())])
 
 
 def run_go(
     go: Go, directory: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> str:
-    """What go said on standard output.
+    """Run go and return its standard output.
 
     Raises:
-        FetchError: it failed, or took too long.
+        FetchError: It failed, or took too long.
     """
-    words = " ".join(("go", *arguments))
+    command_text = " ".join(("go", *arguments))
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*_GENTLY, go.program, *arguments],
             cwd=directory,
             env={**go.environment, "GOWORK": "off", **(variables or {})},
@@ -125,7 +129,7 @@ def run_go(
             timeout=_BUILD_TIMEOUT_SECONDS,
         )
     except subprocess.CalledProcessError as error:
-        raise FetchError(f"{words} failed:\n{error.stderr}") from error
+        raise FetchError(f"{command_text} failed:\n{error.stderr}") from error
     except subprocess.TimeoutExpired as error:
-        raise FetchError(f"{words} took over {_BUILD_TIMEOUT_SECONDS} s") from error
-    return done.stdout
+        raise FetchError(f"{command_text} took over {_BUILD_TIMEOUT_SECONDS} s") from error
+    return completed.stdout

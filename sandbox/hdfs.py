@@ -1,4 +1,4 @@
-"""A real NameNode and DataNodes of Hadoop, on ports of their own, for tests."""
+"""A real Hadoop NameNode and DataNodes on their own ports, for tests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,19 +35,19 @@ log4j.appender.console.layout=org.apache.log4j.PatternLayout
 log4j.appender.console.layout.ConversionPattern=%d %p %c{1}: %m%n
 """
 _REPORTED: Final = "from storage DS-"
-"""What the NameNode logs for each DataNode whose blocks it knows."""
+"""Text that the NameNode logs for each DataNode that has reported its blocks."""
 
 
 class HdfsCluster:
-    """A NameNode and its DataNodes with all their files in `directory`.
+    """A NameNode and its DataNodes, with all their files in `directory`.
 
-    Each DataNode has each block. With two DataNodes a small file takes 30 ms to write; with one it
-    takes half a second more, since hdfs-native waits so long when the NameNode has not heard of the
-    only replica yet.
+    Each DataNode has every block. With two DataNodes a small file takes 30 ms to write. With one it
+    takes half a second longer, because hdfs-native waits that long if the NameNode does not know
+    the only replica yet.
 
-    The process that starts them is HDFS's superuser; permissions are checked for every other one
-    (HADOOP_USER_NAME). The directory `config_dir` is one that clients can use. What is stored
-    survives a restart. Leaving the context stops them.
+    The user that starts the processes is HDFS's superuser; permissions are checked for every other
+    user (HADOOP_USER_NAME). Clients can use `config_dir` as their configuration directory. Stored
+    files survive a restart. Leaving the context stops the processes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HdfsCluster:
         *,
         datanodes: int = 1,
     ) -> None:
-        """Choose ports; `properties` are Hadoop's, laid over those of the sandbox."""
+        """Choose ports. `properties` are Hadoop's and override those of the sandbox."""
         self.directory = directory.absolute()
         self.port = free_port()
         self.url = f"hdfs://{HOST}:{self.port}"
@@ -71,7 +71,7 @@ class HdfsCluster:
             "dfs.heartbeat.interval": "1",
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
-            # A file can be closed before the DataNodes have reported its last block.
+            # Allow closing a file before the DataNodes have reported its last block.
             "dfs.namenode.file.close.num-committed-allowed": "1",
             **(properties or {}),
         }
@@ -89,12 +89,13 @@ class HdfsCluster:
         self.stop()
 
     def start(self) -> None:
-        """Format the NameNode's directory where it is new, start all, and return when a file can be
-        written; on failure nothing is left.
+        """Format a new NameNode directory, start all, and wait until a file can be written.
+
+        On failure, nothing keeps running.
 
         Raises:
-            ServerDiedError: one of them ended at start; the text has the tail of its log.
-            ServerTimeoutError: they were not ready in time.
+            ServerDiedError: A process ended at start; the message has the tail of its log.
+            ServerTimeoutError: They were not ready in time.
         """
         self._configure()
         try:
@@ -110,13 +111,13 @@ class HdfsCluster:
             raise
 
     def start_namenode(self) -> None:
-        """Start the NameNode again; returns when the DataNodes have reported to it."""
+        """Start the NameNode again, and return once the DataNodes have reported to it."""
         seen = self._seen()
         self.namenode.start()
         self._wait(seen, len(self.datanodes))
 
     def start_datanode(self, number: int) -> None:
-        """Start a DataNode again; returns when it has reported its blocks."""
+        """Start a DataNode again, and return once it has reported its blocks."""
         seen = self._seen()
         self.datanodes[number].start()
         self._wait(seen, 1)
@@ -125,7 +126,7 @@ class HdfsCluster:
         """Run `hdfs dfsadmin`, such as `-setSpaceQuota 1m /directory`.
 
         Raises:
-            SandboxError: it failed; the text has the tail of its log.
+            SandboxError: It failed; the message has the tail of its log.
         """
         line = [*_line(_ADMIN, self.config_dir), *arguments]
         command = Command("dfsadmin", line, self.directory / "dfsadmin.log")
@@ -135,11 +136,11 @@ class HdfsCluster:
                 raise SandboxError(f"dfsadmin {' '.join(arguments)} failed\n{process.log_tail()}")
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """Stop all; the files stay."""
+        """Stop all processes; the files stay."""
         stop_together([*self.datanodes, self.namenode], grace)
 
     def kill(self) -> None:
-        """Kill all."""
+        """Kill all processes."""
         for process in (*self.datanodes, self.namenode):
             process.kill()
 
@@ -174,7 +175,7 @@ class HdfsCluster:
             self._write_configuration(self.directory / f"conf{number}", own)
 
     def _write_configuration(self, directory: Path, properties: Mapping[str, str]) -> None:
-        # The servers refuse to start without these directories, which their pages would come from.
+        # The servers refuse to start without these directories, which hold their web pages.
         for pages in ("hdfs", "datanode"):
             (directory / "webapps" / pages).mkdir(parents=True, exist_ok=True)
         (directory / "log4j.properties").write_text(_LOG4J)

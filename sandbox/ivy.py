@@ -1,6 +1,6 @@
-"""Finds Apache Ivy, which can fetch jars where Maven is not installed.
+"""Apache Ivy, which fetches jars if Maven is not installed.
 
-PySpark carries it, so that a package registry for Python is enough to get it.
+PySpark contains Ivy's jar, so a Python package registry is enough to get it.
 """
 
 import importlib.util
@@ -16,12 +16,12 @@ _PATTERN = "ivy-*.jar"
 
 
 def ivy_jar(*, root: Path | None = None) -> Path:
-    """The Ivy jar of the installed PySpark, else of one that is downloaded into the cache.
+    """Return the Ivy jar of the installed PySpark, or else of a download in the cache.
 
     Only the jar is kept; PySpark is neither installed nor imported.
 
     Raises:
-        FetchError: the download failed.
+        FetchError: The download failed.
     """
     installed = _jar_in_installed_pyspark()
     if installed is not None:
@@ -45,7 +45,7 @@ def _fetch(folder: Path) -> None:
 
 
 def _unpack_jar(archive: Path, folder: Path) -> None:
-    """Read the archive as a stream, and stop at the jar: the rest is large and not wanted."""
+    """Extract the Ivy jar. Read the archive as a stream and stop at the jar: the rest is large."""
     with tarfile.open(archive, "r|gz") as members:
         for member in members:
             if member.isfile() and Path(member.name).match(f"jars/{_PATTERN}"):

@@ -1,4 +1,4 @@
-"""Fetches the jars of pinned Java servers, by Maven where it is installed, else by Ivy."""
+"""Jars of pinned Java servers, fetched by Maven if it is installed, or else by Ivy."""
 
 import shutil
 import subprocess
@@ -20,10 +20,10 @@ _ERROR_LINES = 30
 class Artifact:
     """Maven coordinates; the classifier may be empty.
 
-    An artifact with a classifier comes alone: such a jar holds what it needs, in the versions that
-    its makers chose. The pom beside it would bring others for us, for whom it is a dependency and
-    its own `dependencyManagement` does not count. `alone` says so of others: of those that run
-    inside a program which brings the rest.
+    An artifact with a classifier is fetched without dependencies: such a jar contains its
+    dependencies, in versions that its authors chose. Its pom would add other versions, because the
+    pom's `dependencyManagement` does not apply in a project that depends on it. `alone` requests
+    the same for artifacts that run inside a program that provides the rest.
     """
 
     group: str
@@ -34,13 +34,13 @@ class Artifact:
 
     @property
     def comes_alone(self) -> bool:
-        """Whether nothing is fetched that it depends on."""
+        """Whether the artifact is fetched without its dependencies."""
         return self.alone or bool(self.classifier)
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A server: its name in the cache, and the artifacts that bring all of its jars."""
+    """A server: its name in the cache, and the artifacts that provide all of its jars."""
 
     name: str
     artifacts: tuple[Artifact, ...]
@@ -49,7 +49,7 @@ class Distribution:
 KAFKA_3_9 = Distribution(
     "kafka-3.9.2",
     (
-        Artifact("org.apache.kafka", "kafka_2.13", "3.9.2"),  # brings ZooKeeper 3.8.4
+        Artifact("org.apache.kafka", "kafka_2.13", "3.9.2"),  # depends on ZooKeeper 3.8.4
         Artifact("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ),
 )
@@ -63,7 +63,7 @@ KAFKA_4_3 = Distribution(
 HADOOP_HDFS = Distribution(
     "hadoop-hdfs-3.4.2",
     (
-        Artifact("org.apache.hadoop", "hadoop-hdfs", "3.4.2"),  # the NameNode and the DataNode
+        Artifact("org.apache.hadoop", "hadoop-hdfs", "3.4.2"),  # NameNode and DataNode
         Artifact("org.apache.hadoop", "hadoop-hdfs-client", "3.4.2"),
         Artifact("org.apache.hadoop", "hadoop-common", "3.4.2"),
     ),
@@ -71,11 +71,11 @@ HADOOP_HDFS = Distribution(
 
 
 def jars_of(distribution: Distribution, *, root: Path | None = None) -> Path:
-    """The folder with all jars of the distribution, fetched when it is not in the cache yet.
+    """Return the folder with all jars of the distribution; they are fetched if missing.
 
     Raises:
-        FetchError: the download failed; the text ends with what the tool said.
-        JavaMissingError: no Java is there to fetch with.
+        FetchError: The download failed; the message ends with the tool's output.
+        JavaMissingError: No Java was found to run Ivy with.
     """
     fetch = fetch_with_maven if shutil.which("mvn") else fetch_with_ivy
     return fetch_once(
@@ -84,7 +84,7 @@ def jars_of(distribution: Distribution, *, root: Path | None = None) -> Path:
 
 
 def class_path(folder: Path) -> str:
-    """The class path of all jars in a folder, as one word for `java -cp`."""
+    """Return the class path of all jars in a folder, as one argument for `java -cp`."""
     return str(folder / "*")
 
 
@@ -102,8 +102,8 @@ def fetch_with_maven(distribution: Distribution, folder: Path) -> None:
 def fetch_with_ivy(distribution: Distribution, folder: Path) -> None:
     """Let Ivy copy the jars of the distribution into the folder.
 
-    Of a Maven module Ivy takes the type `jar` only, unless it is told that others (`bundle`) are
-    jars too.
+    By default Ivy takes only artifacts of type `jar` from a Maven module. `-types` adds `bundle`,
+    because bundles are jars too.
     """
     java = find_java()
     module = folder / "ivy.xml"
@@ -167,7 +167,7 @@ def _ivy_dependency(artifact: Artifact) -> str:
 
 
 def _require_jars(distribution: Distribution, folder: Path) -> None:
-    """Ivy ends with 0 also when an artifact was not found."""
+    """Check that each artifact was fetched: Ivy exits with 0 even if it did not find one."""
     for artifact in distribution.artifacts:
         if not list(folder.glob(f"{artifact.name}-{artifact.version}*.jar")):
             raise FetchError(f"{distribution.name}: {artifact.name} {artifact.version} is missing")
@@ -175,7 +175,7 @@ def _require_jars(distribution: Distribution, folder: Path) -> None:
 
 def _run(command: Sequence[str], folder: Path) -> None:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -187,6 +187,6 @@ def _run(command: Sequence[str], folder: Path) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{command[0]} failed: {error}") from error
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.splitlines()[-_ERROR_LINES:])
-        raise FetchError(f"{command[0]} ended with {done.returncode}:\n{tail}")
+    if completed.returncode != 0:
+        tail = "\n".join(completed.stdout.splitlines()[-_ERROR_LINES:])
+        raise FetchError(f"{command[0]} ended with {completed.returncode}:\n{tail}")

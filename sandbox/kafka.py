@@ -1,4 +1,4 @@
-"""Real Kafka clusters on this machine, with KRaft or with ZooKeeper, for the demo and the tests."""
+"""Real Kafka clusters on this machine, with KRaft or ZooKeeper, for the demo and the tests."""
 
 import base64
 import socket
@@ -36,9 +36,9 @@ _CHUNK = 65_536
 
 
 def four_letter_word(word: str, port: int) -> str:
-    """The server's answer; empty when it does not answer.
+    """Send a ZooKeeper four-letter command, and return the answer; empty without an answer.
 
-    `ruok` is answered by `imok`; `dump` lists sessions and the ephemeral nodes that they hold.
+    ZooKeeper answers `ruok` with `imok`. `dump` lists sessions and their ephemeral nodes.
     """
     try:
         with socket.create_connection((HOST, port), timeout=_TIMEOUT_SECONDS) as connection:
@@ -57,10 +57,10 @@ _NONE: Properties = MappingProxyType({})
 
 
 class KafkaCluster:
-    """What clusters of both kinds can do. Brokers have the ids 1, 2, 3, ...
+    """Base of the clusters with KRaft and with ZooKeeper. Brokers have the ids 1, 2, 3, ...
 
-    The directories of the servers lie below `directory`, and stay when the cluster is stopped, so
-    that it can be started again. Leaving the context kills every process.
+    The servers' directories are below `directory`. They stay when the cluster is stopped, so the
+    cluster can be started again. Leaving the context kills every process.
     """
 
     def __init__(self, directory: Path, version: str) -> None:
@@ -77,38 +77,38 @@ class KafkaCluster:
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        """The ids of all brokers, running or not."""
+        """Ids of all brokers, running or not."""
         return tuple(self.brokers)
 
     @property
     def bootstrap_servers(self) -> str:
-        """All brokers' addresses, as clients want them."""
+        """Addresses of all brokers, in the form of `bootstrap.servers`."""
         return ",".join(map(self.bootstrap_of, self.brokers))
 
     def bootstrap_of(self, broker_id: int) -> str:
-        """One broker's address."""
+        """Return one broker's address."""
         return f"{HOST}:{self._node(broker_id).port}"
 
     def log_dirs(self, broker_id: int) -> tuple[Path, ...]:
-        """A broker's log directories."""
+        """Return a broker's log directories."""
         return self._node(broker_id).log_dirs
 
     def metadata_log_dir(self, broker_id: int) -> Path:
-        """The log directory of a broker that holds `__cluster_metadata-0` (KRaft only)."""
+        """Return the log directory of a broker that holds `__cluster_metadata-0` (KRaft only)."""
         return self._node(broker_id).metadata_log_dir
 
     def process_of(self, broker_id: int) -> ManagedProcess:
-        """A broker's process, for its pid and its log."""
+        """Return a broker's process, for its pid and its log."""
         return self._node(broker_id).process
 
     def start(self) -> None:
-        """Start every server, and return when all brokers answer and know of each other.
+        """Start every server, and return once all brokers answer and know each other.
 
-        When that fails, whatever was started is killed.
+        On failure, every started server is killed.
 
         Raises:
-            ServerDiedError: a server ended at start; the text has the tail of its log.
-            ServerTimeoutError: a broker did not answer in time.
+            ServerDiedError: A server ended at start; the message has the tail of its log.
+            ServerTimeoutError: A broker did not answer in time.
         """
         try:
             self._start_servers()
@@ -119,7 +119,7 @@ class KafkaCluster:
             raise
 
     def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
-        """Start a broker that was stopped or killed; wait until it answers unless told not to."""
+        """Start a stopped or killed broker; with `wait`, return once it answers."""
         node = self._node(broker_id)
         self._before_start(node)
         node.process.start()
@@ -127,28 +127,28 @@ class KafkaCluster:
             self._wait_for(node, {broker_id})
 
     def stop_broker(self, broker_id: int, grace: float = STOP_GRACE_SECONDS) -> None:
-        """SIGTERM: a controlled shutdown, in which the broker hands its leaderships over."""
+        """Send SIGTERM: a controlled shutdown, in which the broker moves its leaderships away."""
         self._node(broker_id).process.stop(grace)
 
     def kill_broker(self, broker_id: int) -> None:
-        """SIGKILL: the broker is gone at once, and says nothing to anybody."""
+        """Send SIGKILL: the broker ends at once, without notice to the controller."""
         self._node(broker_id).process.kill()
 
     def pause_broker(self, broker_id: int) -> None:
-        """SIGSTOP: the broker keeps its connections and answers nothing."""
+        """Send SIGSTOP: the broker keeps its connections and answers no request."""
         self._node(broker_id).process.pause()
 
     def resume_broker(self, broker_id: int) -> None:
-        """SIGCONT: the broker goes on."""
+        """Send SIGCONT: the broker continues."""
         self._node(broker_id).process.resume()
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """Stop every server, brokers first; what lives after `grace` seconds is killed."""
+        """Stop every server, brokers first. A server that runs after `grace` seconds is killed."""
         for group in self._groups():
             stop_together(group, grace)
 
     def kill(self) -> None:
-        """Kill every server; the quick end."""
+        """Kill every server at once."""
         for group in self._groups():
             for process in group:
                 process.kill()
@@ -159,10 +159,10 @@ class KafkaCluster:
             node.process.start()
 
     def _before_start(self, node: KafkaNode) -> None:
-        """What a kind of cluster must do before a broker can start."""
+        """Prepare the start of a broker, depending on the kind of cluster."""
 
     def _groups(self) -> tuple[list[ManagedProcess], ...]:
-        """All processes, in groups that are stopped one after the other."""
+        """Return all processes, in groups that are stopped one after the other."""
         return ([node.process for node in self.brokers.values()],)
 
     def _wait_for(self, node: KafkaNode, others: set[int]) -> None:
@@ -172,20 +172,20 @@ class KafkaCluster:
         try:
             return self.brokers[broker_id]
         except KeyError:
-            known = ", ".join(map(str, self.brokers))
-            raise SandboxError(f"there is no broker {broker_id}, only {known}") from None
+            known_ids = ", ".join(map(str, self.brokers))
+            raise SandboxError(f"there is no broker {broker_id}, only {known_ids}") from None
 
 
 class KraftCluster(KafkaCluster):
-    """A cluster with KRaft: each broker is a controller too, or `controllers` run beside them.
+    """A cluster with KRaft. Each broker is a controller too, unless `controllers` run separately.
 
-    `log_dirs` is a number per broker. `properties` go to every server, over the defaults of
-    `kafka_config`; `{directory}` in a value stands for the server's own directory. Listeners in
-    them (`kafka_config.LISTENERS`) are added to the cluster's own. `jvm_flags` are those of every
-    server.
+    `log_dirs` is the number of log directories of each broker. `properties` go to every server and
+    override the defaults of `kafka_config`; `{directory}` in a value is replaced by the server's
+    own directory. Listeners in `properties` (`kafka_config.LISTENERS`) are added to the cluster's
+    own. `jvm_flags` apply to every server.
     """
 
-    def __init__(  # noqa: PLR0913 - all but the directory have a default
+    def __init__(  # noqa: PLR0913 - all parameters except the directory have a default
         self,
         directory: Path,
         version: str = KAFKA_4_3,
@@ -201,11 +201,11 @@ class KraftCluster(KafkaCluster):
         self.cluster_id = random_cluster_id()
         self.controllers: dict[int, KafkaNode] = {}
         broker_ids = range(1, brokers + 1)
-        apart = range(_FIRST_CONTROLLER_ID, _FIRST_CONTROLLER_ID + controllers)
-        self._controller_ports = {node_id: free_port() for node_id in apart or broker_ids}
+        controller_ids = range(_FIRST_CONTROLLER_ID, _FIRST_CONTROLLER_ID + controllers)
+        self._controller_ports = {node_id: free_port() for node_id in controller_ids or broker_ids}
         for node_id in broker_ids:
             self.brokers[node_id] = self._make(node_id, free_port(), log_dirs, properties)
-        for node_id in apart:
+        for node_id in controller_ids:
             self.controllers[node_id] = self._make(node_id, 0, 1, properties)
 
     def _make(
@@ -250,15 +250,15 @@ class KraftCluster(KafkaCluster):
         super()._start_servers()
 
     def _before_start(self, node: KafkaNode) -> None:
-        """A log directory must be formatted before its first use."""
+        """Format the node's log directories before their first use."""
         if (node.metadata_log_dir / "meta.properties").exists():
             return
         command = [*java_command(self.version, node.directory), "kafka.tools.StorageTool"]
         command += ["format", "-t", self.cluster_id, "-c", str(node.config)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            said = f"{done.stdout}{done.stderr}".strip()
-            raise SandboxError(f"{node.process.name} could not be formatted:\n{said}")
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode != 0:
+            log_output = f"{completed.stdout}{completed.stderr}".strip()
+            raise SandboxError(f"{node.process.name} could not be formatted:\n{log_output}")
 
     def _groups(self) -> tuple[list[ManagedProcess], ...]:
         controllers = [node.process for node in self.controllers.values()]
@@ -266,7 +266,7 @@ class KraftCluster(KafkaCluster):
 
 
 class ZookeeperCluster(KafkaCluster):
-    """A cluster with one ZooKeeper server, which the brokers use below `chroot` (such as `/kafka`).
+    """A cluster with one ZooKeeper server; brokers use its tree below `chroot` (`/kafka`).
 
     `log_dirs` and `properties` are as for `KraftCluster`.
     """
@@ -290,11 +290,11 @@ class ZookeeperCluster(KafkaCluster):
 
     @property
     def zookeeper_connect(self) -> str:
-        """ZooKeeper's address with the chroot, as `zookeeper.connect` wants it."""
+        """ZooKeeper's address with the chroot, in the form of `zookeeper.connect`."""
         return f"{HOST}:{self._zookeeper_port}{self._chroot}"
 
     def start_zookeeper(self) -> None:
-        """Start the ZooKeeper server, and return when it answers."""
+        """Start the ZooKeeper server, and return once it answers."""
         self.zookeeper.start()
         self.zookeeper.wait_until(
             lambda: four_letter_word("ruok", self._zookeeper_port) == "imok",
@@ -328,7 +328,7 @@ class ZookeeperCluster(KafkaCluster):
         super()._start_servers()
 
     def _before_start(self, node: KafkaNode) -> None:
-        """A broker whose last session is not over yet cannot register, and would end."""
+        """Wait until the broker's last session expires: before, it cannot register and ends."""
         registration = f"{self._chroot}/brokers/ids/{node.id}\n"
         self.zookeeper.wait_until(
             lambda: registration not in four_letter_word("dump", self._zookeeper_port),
@@ -344,12 +344,12 @@ def _log_dirs(number: int) -> str:
 
 
 def random_cluster_id() -> str:
-    """22 characters of URL-safe base 64, as Kafka's own ids.
+    """Return 22 characters of URL-safe base 64, like Kafka's own cluster ids.
 
-    None begins with `-`, as none of Kafka's `Uuid.randomUuid` does: on a command line it would be
-    taken for an option.
+    The id never begins with `-`, as with Kafka's `Uuid.randomUuid`: on a command line it would be
+    read as an option.
     """
     while True:
-        found = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not found.startswith("-"):
-            return found
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id

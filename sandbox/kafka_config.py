@@ -1,4 +1,4 @@
-"""The configuration files of sandbox servers: small, quick to react, and loud in their logs."""
+"""Configuration files of sandbox servers: little memory, short intervals, logs at INFO."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from sidetier.sandbox.ports import HOST
 
 Properties = Mapping[str, object]
-"""Kafka's settings; `{directory}` in a value stands for the server's own directory."""
+"""Kafka's settings. `{directory}` in a value is replaced by the server's own directory."""
 
 LISTENERS = frozenset({"listeners", "advertised.listeners", "listener.security.protocol.map"})
-"""Settings that hold a list with an entry per listener."""
+"""Settings that hold a list with one entry per listener."""
 
 JVM_FLAGS = (
     "-Xmx256m",
@@ -28,7 +28,7 @@ BROKER_DEFAULTS: Properties = {
     "transaction.state.log.num.partitions": 1,
     "transaction.state.log.replication.factor": 1,
     "transaction.state.log.min.isr": 1,
-    # retention, compaction and the checkpoints of high watermarks: in a second, not in minutes
+    # Run retention, compaction and high watermark checkpoints every second, not every few minutes.
     "log.initial.task.delay.ms": 500,
     "log.retention.check.interval.ms": 1000,
     "log.cleaner.backoff.ms": 1000,
@@ -65,7 +65,7 @@ appender.stdout.layout.pattern=%d{ISO8601} %p %m (%c)%n
 
 
 def render(properties: Properties, directory: Path) -> dict[str, str]:
-    """Every value as text, with the server's own directory filled in."""
+    """Return every value as text, with `{directory}` replaced."""
     return {
         key: str(value).replace("{directory}", str(directory)) for key, value in properties.items()
     }
@@ -78,7 +78,7 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def logging_flags(directory: Path, *, log4j2: bool) -> list[str]:
-    """Write a logging configuration that goes to the standard output; the flags that name it."""
+    """Write a logging configuration for standard output, and return the JVM flags that name it."""
     directory.mkdir(parents=True, exist_ok=True)
     if log4j2:
         path = directory / "log4j2.properties"
@@ -90,7 +90,7 @@ def logging_flags(directory: Path, *, log4j2: bool) -> list[str]:
 
 
 def zookeeper_properties(directory: Path, port: int) -> dict[str, str]:
-    """One server; ticks of 500 ms allow session timeouts from 1 s on."""
+    """Return the settings of one server. Ticks of 500 ms allow session timeouts from 1 s."""
     return {
         "dataDir": str(directory / "data"),
         "clientPort": str(port),
@@ -104,6 +104,6 @@ def zookeeper_properties(directory: Path, port: int) -> dict[str, str]:
 
 
 def listeners(port: int) -> dict[str, object]:
-    """A broker's listener for clients and other brokers."""
+    """Return a broker's listener for clients and other brokers."""
     address = f"PLAINTEXT://{HOST}:{port}"
     return {"listeners": address, "advertised.listeners": address}

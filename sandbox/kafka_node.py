@@ -1,4 +1,4 @@
-"""One server of a Kafka cluster: its files, and its process."""
+"""One server of a Kafka cluster: its files and its process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _METADATA_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class KafkaNode:
-    """A broker, a controller, or both: its id, client port (0 for a controller) and settings."""
+    """A broker, a controller, or both. `port` is the client port, 0 for a controller."""
 
     id: int
     port: int
@@ -34,16 +34,16 @@ class KafkaNode:
 
     @property
     def log_dirs(self) -> tuple[Path, ...]:
-        """The node's log directories, in the order in which they are configured."""
+        """The node's log directories, in configured order."""
         return tuple(Path(name) for name in self.properties["log.dirs"].split(","))
 
     @property
     def metadata_log_dir(self) -> Path:
-        """The log directory that holds `__cluster_metadata-0`."""
+        """Log directory that holds `__cluster_metadata-0`."""
         return Path(self.properties.get("metadata.log.dir", self.log_dirs[0]))
 
     def sees(self, broker_ids: set[int]) -> bool:
-        """Whether this broker answers, and knows these brokers as alive."""
+        """Return whether this broker answers and knows these brokers as alive."""
         if not is_listening(self.port):
             return False
         admin = AdminClient({"bootstrap.servers": f"{HOST}:{self.port}", "log_level": 0})
@@ -62,7 +62,7 @@ def make_node(
     properties: dict[str, str],
     jvm_flags: Sequence[str] = JVM_FLAGS,
 ) -> KafkaNode:
-    """A node that was not started yet; its properties file is written."""
+    """Create a node that is not started, and write its properties file."""
     arguments = java_command(version, directory, jvm_flags)
     node = KafkaNode(
         node_id,
@@ -82,7 +82,7 @@ def make_node(
 
 
 def java_command(version: str, directory: Path, jvm_flags: Sequence[str] = JVM_FLAGS) -> list[str]:
-    """The command line of a Java program of this version of Kafka, up to its main class."""
+    """Return the command line of a Java program of this Kafka version, up to its main class."""
     java = find_java()
     jars = jars_of(_DISTRIBUTIONS[version])
     flags = logging_flags(directory, log4j2=version >= "4")

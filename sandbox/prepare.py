@@ -1,4 +1,4 @@
-"""Fetches servers, tools and jars: `python -m sidetier.sandbox.prepare [demo|kafka|s3|...]`."""
+"""Fetch servers, tools and jars: `python -m sidetier.sandbox.prepare [demo|kafka|s3|...]`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,13 +27,13 @@ Step = tuple[str, Callable[[], Path]]
 @click.command()
 @click.argument("what", nargs=-1, type=click.Choice(_KNOWN))
 def main(what: tuple[str, ...]) -> None:
-    """Fetch what is named, or everything, into the cache; what is there already costs nothing.
+    """Fetch the named servers, or everything, into the cache. Cached ones are not fetched again.
 
     demo: the Kafka that `sidetier demo` starts. kafka: every version that the tests start.
     s3: the S3 server that the tests start. azure: Azurite, the Azure emulator that they start.
     hdfs: the NameNode and the DataNode that they start.
     chart: helm, promtool and the Prometheus operator's schemas, which check the chart.
-    spark: the jars that Spark's tests take along.
+    spark: the jars that the Spark tests need.
     """
     console = Console(highlight=False, soft_wrap=True)
     try:
@@ -70,7 +70,7 @@ def _tools_and_spark(what: tuple[str, ...]) -> Iterator[Step]:
 
 
 def _fetch(console: Console, title: str, fetch: Callable[[], Path]) -> None:
-    """Run one step with a spinner, and say how long it took and how large the result is."""
+    """Run one step with a spinner, and print its duration and the size of the result."""
     started = monotonic()
     console.print(f"{title} ...")
     with console.status(f"fetching {title}"):

@@ -1,4 +1,4 @@
-"""A managed child process: its own process group, a log file, and no life after its parent's."""
+"""Child process with its own process group and a log file, which ends with its parent."""
 
 import os
 import signal
@@ -20,16 +20,21 @@ _POLL_SECONDS = 0.05
 _TAIL_LINES = 30
 _TAIL_BYTES = 64 * 1024
 
-# Linux sends the death signal when the *thread* ends that had started the child. So all children
-# are started by one thread, which lives until the interpreter exits.
+# Linux sends the parent-death signal when the *thread* that started the child ends. So one thread,
+# which lives until the interpreter exits, starts all children.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-starter")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run: a name for messages, the arguments, the log file (appended to), the environment.
+    """Program to run.
 
-    `environment` is added to the parent's own; `directory` becomes the working directory.
+    Attributes:
+        name: Name for messages.
+        arguments: Command line.
+        log: File to which output is appended.
+        environment: Added to the parent's environment.
+        directory: Working directory; None for the parent's.
     """
 
     name: str
@@ -42,7 +47,7 @@ class Command:
 class ManagedProcess:
     """One server process that can be started, stopped, killed, paused and started again.
 
-    Not for use by several threads at once. Leaving the context stops the process.
+    Not thread-safe. Leaving the context stops the process.
     """
 
     def __init__(self, command: Command) -> None:
@@ -57,34 +62,34 @@ class ManagedProcess:
 
     @property
     def name(self) -> str:
-        """The command's name."""
+        """Name of the command."""
         return self.command.name
 
     @property
     def pid(self) -> int:
-        """The process id; raises SandboxError when it was never started."""
+        """Process id. Raises SandboxError if the process was never started."""
         return self._started().pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives; a paused one does."""
+        """Whether the process exists; also True for a paused one."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it lives or was never started."""
+        """Exit code, negative for a signal; None if the process runs or was never started."""
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start the process; does nothing while it runs."""
+        """Start the process; do nothing if it runs."""
         if not self.running:
             self._process = _STARTER.submit(_spawn, self.command).result()
 
     def wait_until(self, ready: Callable[[], bool], timeout: float) -> None:
-        """Ask `ready` again and again until it says yes.
+        """Poll `ready` until it returns True.
 
         Raises:
-            ServerDiedError: the process ended meanwhile.
+            ServerDiedError: The process ended meanwhile.
             ServerTimeoutError: `timeout` seconds passed.
         """
         deadline = monotonic() + timeout
@@ -95,9 +100,9 @@ class ManagedProcess:
             self._watch_for(_POLL_SECONDS)
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """SIGTERM, and SIGKILL when the process still lives after `grace` seconds.
+        """Send SIGTERM, and SIGKILL if the process still runs after `grace` seconds.
 
-        Does nothing when it does not run.
+        Does nothing if the process does not run.
         """
         self.terminate()
         try:
@@ -106,35 +111,35 @@ class ManagedProcess:
             self.kill()
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting for the end; a paused process is resumed, so that it sees it."""
+        """Send SIGTERM without waiting for the end. A paused process is resumed to receive it."""
         if self.running:
             self._send(signal.SIGTERM)
             self._send(signal.SIGCONT)
 
     def wait(self, timeout: float) -> int | None:
-        """The exit code once the process has ended; None when it was never started.
+        """Wait for the end and return the exit code; None if the process was never started.
 
         Raises:
-            subprocess.TimeoutExpired: it still lives after `timeout` seconds.
+            subprocess.TimeoutExpired: It still runs after `timeout` seconds.
         """
         return None if self._process is None else self._process.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group; returns when the process is gone."""
+        """Send SIGKILL to the whole process group, and return once the process has ended."""
         if self.running:
             self._send(signal.SIGKILL)
             self._started().wait()
 
     def pause(self) -> None:
-        """SIGSTOP: the process keeps its connections and answers nothing."""
+        """Send SIGSTOP: the process keeps its connections and answers no request."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT: it goes on where it was paused."""
+        """Send SIGCONT: the process continues."""
         self._signal(signal.SIGCONT)
 
     def log_tail(self, lines: int = _TAIL_LINES) -> str:
-        """The last lines of the log, with its path above them."""
+        """Return the last lines of the log, below a line with its path."""
         log = self.command.log
         try:
             with log.open("rb") as handle:
@@ -157,7 +162,7 @@ class ManagedProcess:
         self._send(number)
 
     def _send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # it ended by itself just now
+        with suppress(ProcessLookupError):  # it has just ended by itself
             os.killpg(self.pid, number)
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -167,7 +172,7 @@ class ManagedProcess:
 
 
 def stop_together(processes: Sequence[ManagedProcess], grace: float = STOP_GRACE_SECONDS) -> None:
-    """Stop all at the same time, for servers that wait for each other when one ends alone."""
+    """Stop all at the same time: some servers wait for each other when one ends alone."""
     for process in processes:
         process.terminate()
     deadline = monotonic() + grace

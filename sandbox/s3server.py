@@ -14,14 +14,14 @@ START_TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class TlsCertificate:
-    """A certificate with its chain, and its private key, both PEM files."""
+    """A certificate with its chain, and its private key, as PEM files."""
 
     certificate: Path
     key: Path
 
 
 class S3Server:
-    """A versitygw whose objects are below `directory`; they survive a stop and a new start.
+    """A versitygw with its objects below `directory`; they survive a stop and a restart.
 
     Leaving the context stops the server.
     """
@@ -55,11 +55,11 @@ class S3Server:
         self.stop()
 
     def start(self) -> None:
-        """Start the server, and return when it accepts connections; on failure nothing is left.
+        """Start the server, and return once it accepts connections; kill it on failure.
 
         Raises:
-            ServerDiedError: it ended at start; the text has the tail of its log.
-            ServerTimeoutError: it did not listen in time.
+            ServerDiedError: It ended at start; the message has the tail of its log.
+            ServerTimeoutError: It did not listen in time.
         """
         self.process.start()
         try:
@@ -77,9 +77,9 @@ class S3Server:
         self.process.kill()
 
     def pause(self) -> None:
-        """Let the server keep its connections and answer nothing."""
+        """Freeze the server: it keeps its connections and answers no request."""
         self.process.pause()
 
     def resume(self) -> None:
-        """Let the server go on."""
+        """Resume the paused server."""
         self.process.resume()

@@ -1,7 +1,7 @@
-"""What Spark takes along beside its own jars, for the tests and the benchmarks.
+"""Jars that Spark needs beside its own, for the tests and the benchmarks.
 
-Each comes alone: PySpark has the rest of what it needs, and other versions of that would be mixed
-in. These go together, and all of each set is there in Maven Central.
+Each is fetched without dependencies: PySpark contains the others, and further versions of them
+would be mixed in. The versions of each set fit together, and all are in Maven Central.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sidetier.sandbox.jars import Artifact, Distribution, jars_of
 
 @dataclass(frozen=True, slots=True)
 class SparkJars:
-    """A version of Spark, and what is fetched for it."""
+    """A version of Spark, and the jars that are fetched for it."""
 
     version: str
     distributions: tuple[Distribution, ...]
@@ -24,7 +24,7 @@ def _alone(group: str, name: str, version: str) -> Artifact:
 
 
 def _kafka_source(scala: str, spark: str, clients: str, pool: str) -> Distribution:
-    """Spark's own Kafka source, and of what it needs that which PySpark leaves out."""
+    """Return Spark's own Kafka source, and those of its dependencies that PySpark lacks."""
     return Distribution(
         f"spark-{spark}-kafka",
         (
@@ -53,7 +53,7 @@ ICEBERG_ON_S3: Final = Distribution(
     "spark-4.0-iceberg-s3-1.10.0",
     (
         _alone("org.apache.iceberg", "iceberg-aws-bundle", "1.10.0"),
-        _alone("org.xerial", "sqlite-jdbc", "3.46.1.3"),  # for a catalog
+        _alone("org.xerial", "sqlite-jdbc", "3.46.1.3"),  # JDBC driver of an Iceberg catalog
     ),
 )
 S3A_3_3: Final = Distribution(
@@ -71,18 +71,18 @@ S3A_3_3: Final = Distribution(
         ),
     ),
 )
-"""Of Amazon's SDK, which hadoop-aws takes as one bundle of 281 MB, what it uses: 4 MB."""
+"""The 4 MB of Amazon's SDK that hadoop-aws uses; its own dependency is a bundle of 281 MB."""
 
 SPARK_4_0: Final = SparkJars("4.0.0", (KAFKA_4_0, ICEBERG_4_0, ICEBERG_ON_S3))
 SPARK_3_5: Final = SparkJars("3.5.3", (KAFKA_3_5, HUDI_3_5, ICEBERG_3_5, S3A_3_3))
 
 
 def spark_jars(*distributions: Distribution, root: Path | None = None) -> str:
-    """The jars of these distributions, fetched where they are missing, as `spark.jars` wants them.
+    """Return the jars of these distributions in the form of `spark.jars`; missing ones are fetched.
 
     Raises:
-        FetchError: a download failed.
-        JavaMissingError: no Java is there to fetch with.
+        FetchError: A download failed.
+        JavaMissingError: No Java was found to run Ivy with.
     """
-    folders = [jars_of(one, root=root) for one in distributions]
+    folders = [jars_of(distribution, root=root) for distribution in distributions]
     return ",".join(str(jar) for folder in folders for jar in sorted(folder.glob("*.jar")))

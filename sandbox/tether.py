@@ -1,8 +1,8 @@
-"""Runs a command that must not outlive the process that started it.
+"""Run a command that must not outlive the process that started it.
 
-Used as a script, `tether.py PARENT_PID COMMAND...`: asks Linux to kill this process when its parent
-ends, then becomes the command. It is a script of its own because the request must be made between
-fork and exec, where a process with threads may not run Python code safely.
+Used as a script, `tether.py PARENT_PID COMMAND...`: it asks Linux to kill this process when its
+parent ends, and then becomes the command. It is a separate script because the request must be made
+between the fork and exec system calls, where a process with threads cannot safely run Python code.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Become the command given on the command line."""
+    """Replace this process by the command on the command line."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request was made
+    if os.getppid() != parent:  # the parent ended before the request was made
         sys.exit(1)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+        os.execvp(command[0], command)  # noqa: S606 - a shell is not wanted
     except OSError as error:
         sys.exit(f"{command[0]}: {error}")
 

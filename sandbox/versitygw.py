@@ -1,4 +1,4 @@
-"""versitygw: an S3 server in one program, over a directory; built from source by Go."""
+"""versitygw: an S3 server in one program that stores objects in a directory; built with Go."""
 
 import os
 import subprocess
@@ -15,16 +15,16 @@ _PROBE_ATTRIBUTE = "user.sidetier.probe"
 
 
 def program(*, root: Path | None = None) -> Path:
-    """The program in the cache; it is built first when it is not there (about four minutes of CPU).
+    """Return the cached program; it is built first if missing (about four minutes of CPU time).
 
     Raises:
-        FetchError: the download or the build failed.
+        FetchError: The download or the build failed.
     """
     return fetch_once(f"versitygw-{VERSION}", _build, root=root) / "versitygw"
 
 
 def command(directory: Path, address: str, certificate: tuple[Path, Path] | None) -> list[str]:
-    """The command line of a server over `directory`; the certificate is a pair of PEM files."""
+    """Return the server's command line for `directory`; `certificate` is a pair of PEM files."""
     buckets, side = directory / "buckets", directory / "metadata"
     buckets.mkdir(parents=True, exist_ok=True)
     line = [str(program()), "--port", address, "--keep-alive", "--quiet"]
@@ -38,7 +38,7 @@ def command(directory: Path, address: str, certificate: tuple[Path, Path] | None
 
 
 def environment(access_key: str, secret_key: str, region: str) -> dict[str, str]:
-    """The environment of the server, with the keys of its only user."""
+    """Return the server's environment, with the keys of its only user."""
     return {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key, "VGW_REGION": region}
 
 
@@ -61,7 +61,7 @@ def _build(folder: Path) -> None:
 
 
 def _keeps_attributes(directory: Path) -> bool:
-    """Whether the file system keeps user attributes, where the server puts objects' metadata."""
+    """Return whether the file system has user attributes, in which the server stores metadata."""
     try:
         os.setxattr(directory, _PROBE_ATTRIBUTE, b"1")
         os.removexattr(directory, _PROBE_ATTRIBUTE)

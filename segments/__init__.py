@@ -1,1 +1,3 @@
-"""The domain, pure: names, offsets, record batches, indexes, epoch history, keys, the watermark."""
+"""The domain model, pure: names, offsets, record batches, indexes, epoch history, and object
+keys.
+"""

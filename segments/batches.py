@@ -1,4 +1,4 @@
-"""Record batches, format v2, in one place: their headers, and the walk over a whole segment."""
+"""Record batches, format v2: one import for their headers and the walk over a whole segment."""
 
 from sidetier.segments.headers import (
     HEADER_BYTES,

@@ -1,8 +1,8 @@
-"""Memory that is used again."""
+"""Reusable memory."""
 
 
 def is_exported(buffer: bytearray) -> bool:
-    """Whether a memoryview, an array or another buffer refers to the memory.
+    """Return whether a memoryview, an array or another buffer refers to the memory.
 
     Python refuses to resize a `bytearray` whose memory is exported.
     """

@@ -1,6 +1,7 @@
-"""Kafka's checkpoint files: text, a version, a count, and as many rows (Kafka's `CheckpointFile`).
+"""Parse Kafka's checkpoint files: text with a version, a row count, and the rows
+(`CheckpointFile`).
 
-A broker replaces such a file as a whole, so a reader never sees half of one.
+A broker replaces such a file as a whole, so a reader never sees a partial one.
 """
 
 import re
@@ -13,11 +14,11 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def checkpoint_rows(text: str, path: str) -> list[str]:
-    """The rows of a checkpoint file of version 0; `path` is for errors.
+    """Return the rows of a checkpoint file of version 0; `path` is for errors.
 
     Raises:
-        UnsupportedFormatError: another version.
-        SegmentError: no count, or another number of rows than it says.
+        UnsupportedFormatError: Another version.
+        SegmentError: There is no count, or the number of rows differs from it.
     """
     version, _, rest = text.partition("\n")
     if version.strip() != _VERSION:
@@ -34,15 +35,15 @@ def checkpoint_rows(text: str, path: str) -> list[str]:
 
 
 def parse_offset_checkpoint(text: str, path: str) -> dict[TopicPartition, Offset]:
-    """The offset of each partition in a file like `replication-offset-checkpoint`.
+    """Return the offset of each partition in a file like `replication-offset-checkpoint`.
 
-    Its kin `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` have the same form.
-    An empty file has no rows: the broker creates `cleaner-offset-checkpoint` so.
+    `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` have the same form. An
+    empty file has no rows: the broker creates `cleaner-offset-checkpoint` empty.
 
     Raises:
-        UnsupportedFormatError: another version than 0.
-        SegmentError: a row that is not topic, partition and offset, one that comes twice, or
-            another number of rows than the file says.
+        UnsupportedFormatError: Another version than 0.
+        SegmentError: A row is not topic, partition and offset, a partition occurs twice, or the
+            number of rows differs from the count.
     """
     offsets: dict[TopicPartition, Offset] = {}
     rows = checkpoint_rows(text, path) if text else []

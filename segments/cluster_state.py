@@ -1,7 +1,8 @@
-"""The state of a Kafka cluster beside its records: definitions, permissions, limits, group offsets.
+"""The state of a Kafka cluster apart from its records: definitions, permissions, limits, group
+offsets.
 
-These values are what a cluster snapshot stores, and what a restore applies to an empty cluster.
-Names of resources, operations and mechanisms are Kafka's own, in upper case (`TOPIC`, `READ`,
+A cluster snapshot stores these values, and a restore applies them to an empty cluster. Names of
+resources, operations and mechanisms are Kafka's own, in upper case (`TOPIC`, `READ`,
 `SCRAM_SHA_256`).
 """
 
@@ -29,11 +30,11 @@ class SnapshotKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicDefinition:
-    """What CreateTopics needs, and the id that the topic had.
+    """The input of CreateTopics, and the id that the topic had.
 
     `configs` holds only values that were set for the topic (source DYNAMIC_TOPIC_CONFIG), no
-    defaults. `topic_id` is written as Kafka prints it (22 characters); None where the brokers are
-    older than topic ids.
+    defaults. `topic_id` is in Kafka's text form (22 characters); None if the brokers are older than
+    topic ids.
     """
 
     partitions: int
@@ -44,7 +45,7 @@ class TopicDefinition:
 
 @dataclass(frozen=True, slots=True)
 class TopicDefinitions:
-    """Every topic by its name, internal topics too."""
+    """All topics by name, including internal topics."""
 
     topics: Mapping[str, TopicDefinition]
 
@@ -53,7 +54,8 @@ class TopicDefinitions:
 class BrokerConfigs:
     """Dynamic configuration: of the whole cluster, and of brokers by their id.
 
-    `secret` names the configs whose value Kafka does not tell, by broker id, as text, or "default".
+    `secret` names the configs whose value Kafka does not return, by broker id as text, or
+    "default".
     """
 
     default: Mapping[str, str]
@@ -76,7 +78,7 @@ class AclBinding:
 
 @dataclass(frozen=True, slots=True)
 class AclBindings:
-    """All permissions, sorted. `enabled` is False where the brokers have no authorizer."""
+    """All permissions, sorted. `enabled` is False if the brokers have no authorizer."""
 
     bindings: tuple[AclBinding, ...]
     enabled: bool
@@ -84,8 +86,9 @@ class AclBindings:
 
 @dataclass(frozen=True, slots=True, order=True)
 class QuotaEntity:
-    """One part of what a quota is for: `entity_type` is user, client-id or ip; `name` is None for
-    the default of that type.
+    """One part of the entity that a quota applies to.
+
+    `entity_type` is user, client-id or ip. `name` is None for the default of that type.
     """
 
     entity_type: str
@@ -109,7 +112,7 @@ class ClientQuotas:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ScramMechanism:
-    """A mechanism for which a user has a password, and the iterations of its hash."""
+    """A mechanism for which a user has a password, and the number of iterations of its hash."""
 
     mechanism: str
     iterations: int
@@ -117,14 +120,14 @@ class ScramMechanism:
 
 @dataclass(frozen=True, slots=True)
 class ScramUsers:
-    """SCRAM users by name. Kafka does not tell their passwords."""
+    """SCRAM users by name. Kafka does not return their passwords."""
 
     users: Mapping[str, tuple[ScramMechanism, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """The next offset that a group reads, and the text that its consumer has committed with it.
+    """The next offset that a group reads, and the metadata that its consumer committed with it.
 
     The leader epoch of the commit is not kept: it means nothing in another cluster, and a Java
     consumer waits for ever for an epoch that the partition never had.
@@ -136,7 +139,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Committed offsets by group, topic and partition. Groups without any are left out."""
+    """Committed offsets by group, topic and partition. Groups without any are omitted."""
 
     groups: Mapping[str, Mapping[str, Mapping[int, CommittedOffset]]]
 
@@ -144,12 +147,12 @@ class GroupOffsets:
 SnapshotContent = (
     TopicDefinitions | BrokerConfigs | AclBindings | ClientQuotas | ScramUsers | GroupOffsets
 )
-"""What a snapshot of one kind holds."""
+"""The content of a snapshot of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The parts of a cluster's state that are known; None where there is no snapshot."""
+    """The known parts of a cluster's state; None for a part without a snapshot."""
 
     topics: TopicDefinitions | None = None
     broker_configs: BrokerConfigs | None = None

@@ -1,8 +1,9 @@
-"""Which leader wrote which offsets: the epoch history of a log, from `leader-epoch-checkpoint`
+"""The epoch history of a log: the leader epoch of each offset, from `leader-epoch-checkpoint`
 (KIP-101).
 
-The file has a row for each leader epoch with the offset of the first record of that epoch. The
-epoch ends where the next one starts. Retention drops rows, and moves the first start that is left.
+The file has a row for each leader epoch with the offset of the epoch's first record. An epoch ends
+where the next one starts. Retention drops rows, and raises the start offset of the first row that
+is left.
 """
 
 import re
@@ -23,36 +24,38 @@ Entry = tuple[LeaderEpoch, Offset]
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """Leader epochs, rising strictly, each with its start offset, which never falls."""
+    """Leader epochs in strictly ascending order, each with its start offset, which never falls."""
 
     entries: tuple[Entry, ...]
 
     def epoch_at(self, offset: int) -> LeaderEpoch | None:
-        """The epoch that wrote this offset; None below the first start."""
+        """Return the epoch that wrote this offset; None below the first start."""
         at = bisect_right(self.entries, offset, key=itemgetter(1)) - 1
         return self.entries[at][0] if at >= 0 else None
 
     def end_of(self, epoch: int) -> Offset | None:
-        """Where the epoch ends, and the next known one starts; None while none is known."""
+        """Return the start of the next known epoch, where this one ends; None if no later one is
+        known.
+        """
         at = bisect_right(self.entries, epoch, key=itemgetter(0))
         return self.entries[at][1] if at < len(self.entries) else None
 
     def up_to(self, end: int) -> "EpochHistory":
-        """The epoch history of the offsets below `end`: epochs that start there or later are left
-        out.
+        """Return the history of the offsets below `end`: without the epochs that start at `end` or
+        later.
 
-        What is stored beside an archive is cut at its next offset: a later epoch's start may not be
-        committed, and another replica may never have seen it.
+        The history that is stored beside an archive is cut at the archive end offset: the start of
+        a later epoch may not be committed, and another replica may never have seen it.
         """
         return EpochHistory(tuple(entry for entry in self.entries if entry[1] < end))
 
     def violation(self, epochs: Iterable[Entry], next_offset: int | None) -> str | None:
-        """What is wrong with a segment's batches, None when all of them are of this epoch history.
+        """Describe the first batches of a segment that contradict this history; None if none do.
 
         Args:
-            epochs: each run of batches of one epoch with the run's first offset, in order
+            epochs: Each run of batches of one epoch with the run's first offset, in order
                 (`SegmentFacts.epochs`).
-            next_offset: where the last run ends; None when the segment is empty.
+            next_offset: Where the last run ends; None if the segment is empty.
         """
         if next_offset is None:
             return None
@@ -68,13 +71,13 @@ class EpochHistory:
             return "the checkpoint has no epoch"
         first_epoch, first_start = self.entries[0]
         if epoch < first_epoch:
-            # Retention has dropped the epoch's row: then nothing of it is left from there on.
+            # Retention has dropped the epoch's row, so the epoch must end at the first start.
             below = end <= first_start
             return None if below else f"epoch {first_epoch} starts at {first_start}"
         known = dict(self.entries)
         if epoch not in known:
             return "the checkpoint does not know that epoch"
-        # Retention has moved the first row's start; the others stand where the epoch began.
+        # Retention moves the start of the first row only.
         if epoch != first_epoch and start < known[LeaderEpoch(epoch)]:
             return f"that epoch starts at {known[LeaderEpoch(epoch)]}"
         epoch_end = self.end_of(epoch)
@@ -84,22 +87,23 @@ class EpochHistory:
 
 
 NO_EPOCHS: Final = EpochHistory(())
-"""Nothing is known."""
+"""The empty history: no epoch is known."""
 
 
 def with_earlier_epochs(checkpoint: EpochHistory, earlier: EpochHistory) -> EpochHistory:
-    """Put back the entries that a checkpoint has dropped from its front as the log start moved.
+    """Restore the entries that a checkpoint has dropped from its front as the log start offset
+    moved.
 
-    A leader epoch has one leader, whose log is one history: where the log once had the checkpoint's
+    A leader epoch has one leader, whose log is one history. If the log once had the checkpoint's
     first epoch, at the same start or a lower one, nothing before that epoch has changed since.
 
     Args:
-        checkpoint: What the checkpoint says now. From its first start on, it is right.
-        earlier: What this function returned for the same log before.
+        checkpoint: The checkpoint now. It is right from its first start on.
+        earlier: The earlier result of this function for the same log.
 
     Returns:
-        The checkpoint alone where its first epoch is not in `earlier`: an election that nobody saw
-        may have replaced the records below its first start.
+        The checkpoint alone if its first epoch is not in `earlier`: an election that the sidecar
+        did not see may have replaced the records below its first start.
     """
     if not checkpoint.entries:
         return checkpoint
@@ -117,19 +121,21 @@ def merge(
     sparse: bool = False,
     gaps: Sequence[OffsetRange] = (),
 ) -> EpochHistory:
-    """All that either knows, never less than what is stored.
+    """Return the union of two histories; never less than `stored`.
 
-    Where both know an epoch, its start is the same, but for a first row: retention moves that one
-    up, so the lower start holds. It was moved up in the stored one, too, where all between the two
-    starts lies in recorded `gaps`. In a `sparse` log, whose first records of an epoch compaction
-    may have removed, a replica made from it knows a higher start, and the lower one holds too.
+    If both know an epoch, its start is the same, except in a first row: retention raises that
+    start, so the lower one is right. The start was raised in the stored history, too, if all
+    offsets between the two starts are in recorded `gaps`. In a `sparse` log, compaction may have
+    removed the first records of an epoch. A replica that was copied from such a log has a higher
+    start, and the lower one is right there, too.
 
     Raises:
-        ArchiveConflictError: they tell different histories; the archive and the log have forked.
+        ArchiveConflictError: The histories contradict each other: the archive and the log have
+            diverged.
     """
-    odd = None if sparse else next(_two_starts(stored, local, gaps), None)
-    if odd is not None:
-        epoch, known, start = odd
+    mismatch = None if sparse else next(_two_starts(stored, local, gaps), None)
+    if mismatch is not None:
+        epoch, known, start = mismatch
         raise ArchiveConflictError(
             f"leader epoch {epoch} starts at {known} in the archive and at {start} in the log"
         )
@@ -149,22 +155,23 @@ def merge(
 def _two_starts(
     stored: EpochHistory, local: EpochHistory, gaps: Sequence[OffsetRange]
 ) -> Iterator[tuple[LeaderEpoch, Offset, Offset]]:
-    """The epochs that begin elsewhere in each, though retention has not moved them, with both
-    starts: an epoch has one leader, and begins once.
+    """Yield the epochs with different starts that retention does not explain, with both starts.
+
+    An epoch has one leader, and begins once.
     """
     known = dict(stored.entries)
     for epoch, start in local.entries:
-        there = known.get(epoch, start)
-        later = local if start > there else stored
-        if there == start or epoch == later.entries[0][0]:
+        stored_start = known.get(epoch, start)
+        later = local if start > stored_start else stored
+        if stored_start == start or epoch == later.entries[0][0]:
             continue
-        # What is in a gap retention had taken, and the epoch's start with it.
-        if later is local or behind(start, gaps) < there:
-            yield epoch, there, start
+        # Retention had deleted the records in a gap, and raised the epoch's start with them.
+        if later is local or behind(start, gaps) < stored_start:
+            yield epoch, stored_start, start
 
 
 def behind(offset: Offset, gaps: Iterable[OffsetRange]) -> Offset:
-    """The first offset from this one on that lies in none of the gaps."""
+    """Return the first offset at or above this one that is in none of the gaps."""
     for first, end in sorted(gaps):
         if first <= offset < end:
             offset = end
@@ -180,33 +187,35 @@ def extend(
     gaps: Sequence[OffsetRange] = (),
     sparse: bool = False,
 ) -> EpochHistory:
-    """What is to stand beside an archive that grows from the next offset `committed` to `end`.
+    """Return the history to store when an archive grows from its end offset `committed` to `end`.
 
-    Entries of the stored one that begin at `committed` or later are those of a commit that never
-    came through: no record that counts is of them, so they are not believed; what begins at `end`
-    or later stays, for the commit that comes so far. Entries of the log
-    that begin at `end` or later are left for the commit that stores a record of them. In the
-    recorded `gaps` nothing is stored: nothing there is compared.
+    Stored entries that begin at `committed` or later belong to a commit that was never completed.
+    No committed record has them, so they are not believed. Those that begin at `end` or later stay,
+    for a commit that reaches them. Entries of the log that begin at `end` or later are left to the
+    commit that stores a record of them. Nothing is stored in the recorded `gaps`, so nothing is
+    compared there.
 
     Raises:
-        ContradictionError: another epoch has written, in the log, what is stored.
-        ArchiveConflictError: as `merge`.
+        ContradictionError: In the log, another epoch has written offsets that are archived.
+        ArchiveConflictError: As `merge`.
     """
     above = [entry for entry in stored.entries if entry[1] >= end]
     stored, local = stored.up_to(committed), local.up_to(end)
-    found = None if sparse else contradiction(stored, local, committed, gaps)
-    if found is not None:
-        raise ContradictionError(found)
+    conflict = None if sparse else contradiction(stored, local, committed, gaps)
+    if conflict is not None:
+        raise ContradictionError(conflict)
     merged = merge(stored, local, sparse=sparse, gaps=gaps).entries
-    # They may be of one who is ahead of us: whoever loses a commit must not shorten what he knows.
+    # The entries above may be of a sidecar that is ahead: a sidecar that loses the race for a
+    # commit must not shorten the history that the winner has stored.
     return EpochHistory(merged + tuple(e for e in above if not merged or e[0] > merged[-1][0]))
 
 
 def continues(stored: EpochHistory, local: EpochHistory, end: int) -> bool:
-    """Whether a log is known to hold the same history as an archive below its next offset `end`.
+    """Return whether a log is known to have the same history as an archive below its end offset
+    `end`.
 
     A log that begins at `end` or above continues the archive if its first records are of the leader
-    epoch of the last archived one: an epoch has one leader. A later epoch may have begun below
+    epoch of the last archived record: an epoch has one leader. A later epoch may have begun below
     `end`, in an unclean election, and its checkpoint entry has moved with the log start.
     """
     archived = stored.epoch_at(end - 1)
@@ -217,8 +226,13 @@ def continues(stored: EpochHistory, local: EpochHistory, end: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """The first offset that one leader epoch has written in the archive, another in the log; and
-    the `newest` epoch of which something is stored.
+    """The first offset that one leader epoch has written in the archive, and another in the log.
+
+    Attributes:
+        offset: The divergence offset.
+        archived: The epoch that wrote it in the archive.
+        local: The epoch that wrote it in the log.
+        newest: The newest epoch of which records are archived.
     """
 
     offset: Offset
@@ -228,7 +242,7 @@ class Contradiction:
 
 
 class ContradictionError(ArchiveConflictError):
-    """Archive and log are not one history: an election has thrown away what is stored."""
+    """Archive and log have diverged: an election has discarded records that are archived."""
 
     def __init__(self, found: Contradiction) -> None:
         super().__init__(
@@ -241,31 +255,37 @@ class ContradictionError(ArchiveConflictError):
 def contradiction(
     stored: EpochHistory, local: EpochHistory, committed: int, gaps: Sequence[OffsetRange] = ()
 ) -> Contradiction | None:
-    """Compare what is stored below the next offset `committed` with a log that reaches as far,
-    offset by offset, from where both know: an epoch can start just where an earlier one did. Where
-    an epoch starts later in the log than in the archive, nothing is said: that is no election's
-    doing, but compaction's. One that starts later in the archive was stored from a log that had
-    begun anew within it, behind what an earlier one had stored.
+    """Find the first divergence between an archive up to `committed` and a log that reaches as far.
+
+    Offsets are compared from the first one that both histories know: an epoch can start exactly
+    where an earlier one did.
+
+    Returns:
+        None if there is no divergence below `committed`. Also None if an epoch starts later in the
+        log than in the archive: compaction, and not an election, causes that. An epoch that starts
+        later in the archive was stored from a log that had begun anew within it, behind the
+        segments of an earlier log.
     """
     stored = stored.up_to(committed)
     if not stored.entries or not local.entries:
         return None
-    if any(start > there for _, there, start in _two_starts(stored, local, gaps)):
+    if any(start > stored_start for _, stored_start, start in _two_starts(stored, local, gaps)):
         return None
     first = max(stored.entries[0][1], local.entries[0][1])
     starts = {start for _, start in chain(stored.entries, local.entries)} | {end for _, end in gaps}
     for offset in sorted(start for start in starts if first <= start < committed):
-        archived, here = stored.epoch_at(offset), local.epoch_at(offset)
-        if archived is None or here is None or archived == here:
+        archived, current = stored.epoch_at(offset), local.epoch_at(offset)
+        if archived is None or current is None or archived == current:
             continue
         if not any(start <= offset < end for start, end in gaps):
-            return Contradiction(offset, archived, here, stored.entries[-1][0])
+            return Contradiction(offset, archived, current, stored.entries[-1][0])
     return None
 
 
 def truncate(epoch_history: EpochHistory, fork: int) -> EpochHistory:
-    """The history before `fork`, to go on with another one (Kafka's `truncateFromEnd`): an epoch
-    that begins at the fork or later is gone, one that reaches over it ends there.
+    """Return the history below the divergence offset `fork`, as Kafka's `truncateFromEnd`.
+
+    An epoch that begins at `fork` or later is dropped. An epoch that reaches beyond it ends there.
     """
     return epoch_history.up_to(fork)
 
@@ -274,28 +294,30 @@ _RUN = re.compile(r"(\d{1,10})@(\d{1,19})", re.ASCII)
 
 
 def encode_runs(runs: Iterable[Entry]) -> str:
-    """The runs of batches of one epoch in a segment (`SegmentFacts.epochs`), in one line."""
+    """Encode the runs of batches of one epoch in a segment (`SegmentFacts.epochs`) in one line."""
     return ",".join(f"{epoch}@{start}" for epoch, start in runs)
 
 
 def parse_runs(text: str) -> EpochHistory:
-    """What `encode_runs` wrote, as the epoch history of that segment; an empty one where it is
-    none.
+    """Parse the text of `encode_runs` as the epoch history of that segment.
 
-    Only the first run's start can lie above that of its epoch: the segment begins there.
+    Only the first run's start can be above that of its epoch: the segment begins there.
+
+    Returns:
+        An empty history if the text is not of that form.
     """
-    found = [_RUN.fullmatch(part) for part in text.split(",")]
-    entries = [(LeaderEpoch(int(m[1])), Offset(int(m[2]))) for m in found if m is not None]
+    matches = [_RUN.fullmatch(part) for part in text.split(",")]
+    entries = [(LeaderEpoch(int(m[1])), Offset(int(m[2]))) for m in matches if m is not None]
     rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(entries))
-    return EpochHistory(tuple(entries)) if rising and len(entries) == len(found) else NO_EPOCHS
+    return EpochHistory(tuple(entries)) if rising and len(entries) == len(matches) else NO_EPOCHS
 
 
 def parse_leader_epoch_checkpoint(text: str, path: str) -> EpochHistory:
-    """The epoch history in a `leader-epoch-checkpoint` file, local or stored; `path` is for errors.
+    """Parse a local or stored `leader-epoch-checkpoint`; `path` is for errors.
 
     Raises:
-        UnsupportedFormatError: another version than 0.
-        SegmentError: rows that are not an epoch and an offset, or that do not rise.
+        UnsupportedFormatError: Another version than 0.
+        SegmentError: A row is not an epoch and an offset, or rows do not ascend.
     """
     entries: list[Entry] = []
     for row in checkpoint_rows(text, path):
@@ -310,13 +332,11 @@ def parse_leader_epoch_checkpoint(text: str, path: str) -> EpochHistory:
 
 
 def encode_leader_epoch_checkpoint(epoch_history: EpochHistory) -> str:
-    """The file's text as a broker writes it."""
+    """Encode the file's text as a broker writes it."""
     rows = "".join(f"{epoch} {start}\n" for epoch, start in epoch_history.entries)
     return f"0\n{len(epoch_history.entries)}\n{rows}"
 
 
 def checksum_below(epoch_history: EpochHistory, end: int) -> str:
-    """Of the epoch history of the offsets below `end`: the CRC32 of its text, as 8 hexadecimal
-    digits.
-    """
+    """Return the CRC32 of the text of the history below `end`, as 8 hexadecimal digits."""
     return f"{crc32(encode_leader_epoch_checkpoint(epoch_history.up_to(end)).encode()):08x}"

@@ -1,18 +1,18 @@
-"""Every error that Sidetier raises, and whether trying again can help.
+"""All errors that Sidetier raises. Each one says whether a retry can help.
 
 ::
 
     SidetierError
-    ├── ConfigurationError            a setting is wrong; nothing was touched
-    ├── SegmentError                  a local file is not what it should be
-    │   ├── SegmentGoneError          no name leads to the file any more
+    ├── ConfigurationError            a setting is wrong; nothing was changed
+    ├── SegmentError                  a local file is not as it should be
+    │   ├── SegmentGoneError          the file has no name any more
     │   ├── SegmentChangedError       the file changed while it was read
     │   ├── DamagedSegmentError       bytes that no broker would serve
     │   ├── BatchTooLargeError        a sound batch that is larger than a reader's limit
-    │   └── UnsupportedFormatError    bytes of a version that is not known here
-    ├── ArchiveError                  what is stored is not what it should be
-    │   ├── MalformedObjectError      an object of ours or Pinterest's does not parse
-    │   └── ArchiveConflictError      another writer has been here
+    │   └── UnsupportedFormatError    bytes of an unknown version
+    ├── ArchiveError                  a stored object is not as it should be
+    │   ├── MalformedObjectError      an object of Sidetier or Pinterest's uploader does not parse
+    │   └── ArchiveConflictError      another writer has stored something else
     ├── StorageError
     │   ├── TransientStorageError     retry = True
     │   │   ├── StoreUnavailableError     5xx, connection refused, cut, reset
@@ -28,7 +28,7 @@
     │       └── InvalidRequestError       anything else that the store refuses
     ├── LeadershipError
     │   └── LeadershipUnavailableError  retry = True
-    ├── MirrorError                   a mirror cannot go on without an operator
+    ├── MirrorError                   a mirror cannot continue without an operator
     │   ├── ProducerFencedError       another process has taken over the transactional id
     │   └── SourceUnavailableError    retry = True: the source's brokers have failed for too long
     └── BrokerError                   a request to a Kafka broker failed
@@ -41,25 +41,29 @@
 
 
 class SidetierError(Exception):
-    """The root; `retry` says whether the same call can succeed later with nothing changed by us."""
+    """Base class of all errors. `retry` is True if the same call can succeed later without any
+    change on Sidetier's side.
+    """
 
     retry: bool = False
 
 
 class ConfigurationError(SidetierError):
-    """A setting is unknown, of a wrong type, or contradicts another; the text names it."""
+    """A setting is unknown, has a wrong type, or contradicts another. The message names it."""
 
 
 class SegmentError(SidetierError):
-    """A local file is not what it should be; the text names the file."""
+    """A local file is not as it should be. The message names the file."""
 
 
 class SegmentGoneError(SegmentError):
-    """Neither the file's own name nor its `.deleted` name exists."""
+    """The file exists neither under its own name nor under its `.deleted` name."""
 
 
 class SegmentChangedError(SegmentError):
-    """The file changed between the two looks around a read (truncation rewrites in place)."""
+    """The file changed between the checks before and after a read (truncation rewrites in
+    place).
+    """
 
     retry = True
 
@@ -69,12 +73,15 @@ class DamagedSegmentError(SegmentError):
 
 
 class UnprovenSegmentError(DamagedSegmentError):
-    """A deleted segment of which nothing proves that its records are committed."""
+    """A segment marked for deletion. Nothing proves that its records are committed."""
 
 
 class SegmentEndsElsewhereError(DamagedSegmentError):
-    """A `.deleted` segment that is whole, and ends at `next_offset`: not where the names beside it
-    made it end, since truncation leaves `.deleted` files among those of retention.
+    """A whole segment marked for deletion ends at `next_offset`, not where the file names beside it
+    say.
+
+    Truncation leaves `.deleted` files among the ones of retention, so the next name need not be
+    that of its successor.
     """
 
     def __init__(self, message: str, next_offset: int) -> None:
@@ -83,19 +90,22 @@ class SegmentEndsElsewhereError(DamagedSegmentError):
 
 
 class BatchTooLargeError(SegmentError):
-    """A record batch whose CRC is right, and whose records are more bytes, decompressed, than the
-    reader's limit. It is stored, and so never counts as missing.
+    """A sound record batch is larger, decompressed, than the reader's limit.
+
+    It is stored, and so never counts as missing.
     """
 
 
 class UnsupportedFormatError(SegmentError):
-    """A version that this code does not know, for example message format v0 or v1, or a compression
-    codec. What is stored in one never counts as missing.
+    """The data has an unknown version, for example message format v0 or v1, or an unknown
+    compression codec.
+
+    It is stored, and so never counts as missing.
     """
 
 
 class ArchiveError(SidetierError):
-    """What lies on the store is not what it should be; the text names the key."""
+    """A stored object is not as it should be. The message names the key."""
 
 
 class MalformedObjectError(ArchiveError):
@@ -103,11 +113,11 @@ class MalformedObjectError(ArchiveError):
 
 
 class ArchiveConflictError(ArchiveError):
-    """Another writer has stored something else where we meant to write."""
+    """Another writer has stored something else at the key of a write."""
 
 
 class StorageError(SidetierError):
-    """The remote store refused or failed; the text names the operation and the key."""
+    """The store refused a request or failed. The message names the operation and the key."""
 
 
 class TransientStorageError(StorageError):
@@ -117,7 +127,7 @@ class TransientStorageError(StorageError):
 
 
 class StoreUnavailableError(TransientStorageError):
-    """A 5xx answer, a refused, cut or reset connection."""
+    """A 5xx answer, or a connection that was refused, cut or reset."""
 
 
 class StoreThrottledError(TransientStorageError):
@@ -125,7 +135,7 @@ class StoreThrottledError(TransientStorageError):
 
 
 class StoreTimeoutError(TransientStorageError):
-    """The attempt's deadline passed; a write may have succeeded all the same."""
+    """The attempt's deadline passed. A write may still have succeeded."""
 
 
 class PermanentStorageError(StorageError):
@@ -140,11 +150,13 @@ class PreconditionFailedError(PermanentStorageError):
     """If-None-Match found an object, or If-Match found another version of it."""
 
     ambiguous: bool = False
-    """True where an earlier try of the same write may have succeeded: look at what is there."""
+    """True if an earlier attempt of the same write may have succeeded. The caller must read the
+    object.
+    """
 
 
 class AccessDeniedError(PermanentStorageError):
-    """The store knows us and says no, or does not know us (401, 403)."""
+    """The store refuses the credentials, or does not know them (401, 403)."""
 
 
 class ChecksumMismatchError(PermanentStorageError):
@@ -152,11 +164,11 @@ class ChecksumMismatchError(PermanentStorageError):
 
 
 class StoreFullError(PermanentStorageError):
-    """No space left on the store, or a quota is used up."""
+    """The store has no space left, or a quota is used up."""
 
 
 class MalformedAnswerError(PermanentStorageError):
-    """The store's answer lacks a field that S3 promises, or has one that cannot be read."""
+    """The store's answer lacks a field that S3 promises, or a field cannot be read."""
 
 
 class InvalidRequestError(PermanentStorageError):
@@ -164,7 +176,7 @@ class InvalidRequestError(PermanentStorageError):
 
 
 class LeadershipError(SidetierError):
-    """Who leads what could not be read."""
+    """The leadership of partitions could not be read."""
 
 
 class LeadershipUnavailableError(LeadershipError):
@@ -174,30 +186,32 @@ class LeadershipUnavailableError(LeadershipError):
 
 
 class MirrorError(SidetierError):
-    """A mirror or a restore cannot go on: records are gone, or another process has taken over."""
+    """A mirror or a restore cannot continue: records are gone, or another process has taken
+    over.
+    """
 
 
 class ProducerFencedError(MirrorError):
-    """Another process has started with the same transactional id; the text names the id."""
+    """Another process has started with the same transactional id. The message names the id."""
 
 
 class SourceUnavailableError(MirrorError):
     """The source's brokers have failed for longer than one attempt of a copy waits for them.
 
-    A single process ends with it. A task of Spark is started again.
+    A single process ends with this error. Spark starts a failed task again.
     """
 
     retry = True
 
 
 class BrokerError(SidetierError):
-    """A request to a Kafka broker failed; the text names the broker and the request."""
+    """A request to a Kafka broker failed. The message names the broker and the request."""
 
 
 class BrokerUnavailableError(BrokerError):
-    """The connection is refused or cut, or no response came in time.
+    """The connection was refused or cut, or no response came in time.
 
-    The broker may have carried the request out.
+    The broker may have executed the request.
     """
 
     retry = True

@@ -8,7 +8,7 @@ Source: Kafka's `DefaultRecordBatch` (KIP-98). A batch is 61 bytes of header and
     53 base sequence i32 | 57 record count i32 | 61 records
 
 The CRC covers everything from the attributes on. The broker writes base offset, leader epoch and
-length after the producer has computed it, so those and the magic are not covered.
+length after the producer has computed the CRC, so they and the magic are not covered.
 """
 
 import struct
@@ -21,9 +21,9 @@ from sidetier.segments.offsets import LeaderEpoch, Offset
 
 HEADER_BYTES: Final = 61
 LENGTH_PREFIX_BYTES: Final = 12
-"""The bytes of a batch that its own length field does not count."""
+"""The bytes of a batch that its length field does not count."""
 CRC_START: Final = 21
-"""Where in a batch the bytes begin that its CRC covers."""
+"""Position in a batch of the first byte that its CRC covers."""
 MAGIC: Final = 2
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
@@ -46,18 +46,18 @@ class Compression(Enum):
 
 
 class TimestampType(Enum):
-    """Who set the timestamps: the producer, or the broker on append."""
+    """Whether the producer set the timestamps, or the broker on append."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class BatchHeader(NamedTuple):
-    """What a batch says of itself. A tuple, which is made faster than a dataclass.
+    """The header of a batch. A tuple, because it is created faster than a dataclass.
 
-    `length` is that of the whole batch in bytes, timestamps are ms since 1970 (-1: none),
-    `producer_id` is -1 without idempotence. `last_offset` can be higher than that of the last
-    record that is left, where compaction has removed some.
+    `length` is the size of the whole batch in bytes. Timestamps are ms since 1970 (-1: none).
+    `producer_id` is -1 without idempotence. `last_offset` can be higher than the last record's
+    offset if compaction has removed records.
     """
 
     base_offset: Offset
@@ -76,7 +76,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """The codec of the records; raises UnsupportedFormatError for one that is not known."""
+        """The codec of the records. Raises UnsupportedFormatError for an unknown one."""
         try:
             return Compression(self.attributes & 0x07)
         except ValueError:
@@ -86,7 +86,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """Who set the timestamps; with LOG_APPEND_TIME the max timestamp is that of all records."""
+        """Origin of the timestamps. With LOG_APPEND_TIME, all records have the max timestamp."""
         return TimestampType((self.attributes >> 3) & 1)
 
     @property
@@ -96,7 +96,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether this is a commit or abort marker, which no consumer shows."""
+        """Whether this is a commit or abort marker, which no consumer returns."""
         return bool(self.attributes & CONTROL)
 
     @property
@@ -106,11 +106,11 @@ class BatchHeader(NamedTuple):
 
 
 def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
-    """The header of the batch that begins at byte `at` of the buffer; the CRC is not checked.
+    """Parse the header of the batch that begins at byte `at`. The CRC is not checked.
 
     Raises:
-        UnsupportedFormatError: message format v0 or v1, or one that is not known.
-        DamagedSegmentError: fewer than 61 bytes, or a length or offset that no batch can have.
+        UnsupportedFormatError: Message format v0, v1, or an unknown one.
+        DamagedSegmentError: Fewer than 61 bytes, or a length or offset that no batch can have.
     """
     available = len(buffer) - at
     if available < HEADER_BYTES:
@@ -128,7 +128,7 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
 
 
 def check_beginning(buffer: bytes | bytearray | memoryview, at: int = 0) -> None:
-    """`check_magic` for a batch of which at least 17 bytes are there; nothing with fewer."""
+    """Call `check_magic` if at least 17 bytes of the batch are there; do nothing otherwise."""
     if len(buffer) - at >= _BEGINNING.size:
         length, magic = _BEGINNING.unpack_from(buffer, at)
         check_magic(magic, length)
@@ -137,12 +137,12 @@ def check_beginning(buffer: bytes | bytearray | memoryview, at: int = 0) -> None
 def check_magic(magic: int, length: int) -> None:
     """Raise unless this is the magic byte of format v2.
 
-    The magic byte stands at the same place in all formats. `length` tells old messages from zeros,
-    which a file is filled with where a crash has lost its bytes.
+    The magic byte is at the same position in all formats. `length` distinguishes old messages from
+    zeros: a file system fills a file with zeros if a crash has lost its bytes.
 
     Raises:
-        UnsupportedFormatError: a message of format v0 or v1.
-        DamagedSegmentError: no batch and no message.
+        UnsupportedFormatError: A message of format v0 or v1.
+        DamagedSegmentError: Neither a batch nor a message.
     """
     if magic in {0, 1} and length >= _LEAST_LEGACY_LENGTH:
         raise UnsupportedFormatError(
@@ -156,15 +156,15 @@ def check_magic(magic: int, length: int) -> None:
 def walk_headers(
     read: Callable[[int, int], bytes], size: int, *, start: int = 0
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Each batch's position and header, from byte `start`, which must be a batch border.
+    """Yield the position and header of each batch, from byte `start`, which must begin a batch.
 
     `read(position, length)` returns up to `length` bytes, as `os.pread` does. Small batches are
-    read many at a time, of large ones only the header.
+    read in large pieces; of large batches only the header is read.
 
     Raises:
-        DamagedSegmentError: a header that cannot be one, offsets that do not rise, or a batch that
-            ends beyond `size`; the text names the byte position.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: A header is invalid, offsets do not ascend, or a batch ends beyond
+            `size`. The message names the byte position.
+        UnsupportedFormatError: Message format v0 or v1.
     """
     position, floor = start, 0
     window, window_start, ahead = b"", 0, HEADER_BYTES
@@ -175,7 +175,7 @@ def walk_headers(
         header = _header_at(window, at, position)
         _check_place(header, position, floor, size)
         yield position, header
-        # Small batches come in runs: reading ahead saves calls. Large ones are skipped over.
+        # Small batches come in runs: reading ahead saves calls. Large ones are skipped.
         ahead = _READ_AHEAD if header.length < _READ_AHEAD // 8 else HEADER_BYTES
         position += header.length
         floor = header.next_offset

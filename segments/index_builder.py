@@ -1,5 +1,5 @@
-"""Indexes of a segment, built anew from its batches as a broker does (`LogSegment.append`), and
-compared with them.
+"""Rebuild the indexes of a segment from its batches, as a broker does (`LogSegment.append`), and
+compare existing indexes with the batches.
 """
 
 import struct
@@ -31,10 +31,10 @@ class IndexBuilder:
     """Collects the entries of both indexes.
 
     Args:
-        name: the log's name, for errors.
-        base: the segment's base offset, to which offsets in entries are relative.
-        interval: an entry is due for the first batch that begins more than this many bytes after
-            the one indexed last, or after the segment's start.
+        name: The log's name, for errors.
+        base: The segment's base offset. Offsets in entries are relative to it.
+        interval: An entry is added for the first batch that begins more than this many bytes after
+            the last indexed batch, or after the segment's start.
     """
 
     def __init__(self, name: str, base: BaseOffset, interval: int) -> None:
@@ -43,23 +43,25 @@ class IndexBuilder:
         self._timestamp = -1
 
     def add(self, last_offset: int, position: int, timestamp: int, timestamp_offset: int) -> int:
-        """Add entries for a batch; return the position behind which the next is due.
+        """Add entries for a batch. Return the position after which the next entry is added.
 
         Args:
-            last_offset: the batch's last offset.
-            position: where the batch begins.
-            timestamp: the largest so far in ms, that of this batch included; -1 for none.
-            timestamp_offset: the last offset of the batch that has it.
+            last_offset: The batch's last offset.
+            position: Where the batch begins.
+            timestamp: The largest timestamp so far in ms, including this batch; -1 for none.
+            timestamp_offset: The last offset of the batch that has it.
 
         Raises:
-            DamagedSegmentError: offset or position do not fit into an entry.
+            DamagedSegmentError: Offset or position do not fit into an entry.
         """
         self._index += _INDEX_ENTRY.pack(self._relative(last_offset), self._checked(position))
         self._add_time(timestamp, timestamp_offset)
         return position + self._interval
 
     def finish(self, timestamp: int, timestamp_offset: int) -> RebuiltIndexes:
-        """Both indexes; on the roll the time index gets the segment's largest timestamp."""
+        """Return both indexes. The time index gets the segment's largest timestamp, as on a
+        roll.
+        """
         self._add_time(timestamp, timestamp_offset)
         return RebuiltIndexes(bytes(self._index), bytes(self._timeindex))
 
@@ -83,13 +85,13 @@ class IndexBuilder:
 class IndexCheck:
     """Compares an offset index, entry by entry, with the batches of its segment as they pass.
 
-    An entry fits where a batch begins at its position, and not above its offset: a reader that
-    starts there misses no record. Entries must rise, and stay within the segment.
+    An entry fits if a batch begins at its position, and not above its offset: a reader that starts
+    there misses no record. Entries must ascend, and stay within the segment.
 
     Args:
-        pieces: the bytes of the `.index` in order, each a whole number of entries but for a damaged
-            last one; they are read as the segment is.
-        base: the segment's base offset.
+        pieces: The bytes of the `.index` in order. Each piece has whole entries, except a damaged
+            last one. Pieces are read as the segment is read.
+        base: The segment's base offset.
     """
 
     def __init__(self, pieces: Iterable[bytes], base: BaseOffset) -> None:
@@ -98,17 +100,17 @@ class IndexCheck:
         self._entries = self._unpacked(pieces)
         self._offset, self._position = -1, -1
         self.next_position = self._next()
-        """Where the batch of the next entry must begin; `NEVER` behind the last entry."""
+        """Where the batch of the next entry must begin; `NEVER` after the last entry."""
 
     def at_batch(self, base_offset: int, position: int) -> int:
-        """A batch begins at `next_position` or behind it; return the next one."""
+        """Check a batch that begins at or after `next_position`. Return the new `next_position`."""
         if position != self._position or base_offset > self._base + self._offset:
             self._fits = False
         self.next_position = self._next()
         return self.next_position
 
     def finish(self, next_offset: int) -> bool:
-        """Whether the whole index fits a segment that ends at this offset."""
+        """Return whether the whole index fits a segment that ends at this offset, exclusive."""
         return (
             self._fits and self.next_position == NEVER and self._base + self._offset < next_offset
         )
@@ -136,14 +138,14 @@ class IndexCheck:
 class TimeIndexCheck:
     """Compares a time index, entry by entry, with the batches of its segment as they pass.
 
-    An entry fits where its timestamp is the largest one up to the batch that holds its offset, and
-    of no batch before that: a reader that seeks a later timestamp from there misses no record.
-    Timestamps must rise, and offsets may not fall.
+    An entry fits if its timestamp is the largest one up to the batch that holds its offset, and no
+    earlier batch has it: a reader that seeks a later timestamp from there misses no record.
+    Timestamps must ascend, and offsets must not fall.
 
     Args:
-        pieces: the bytes of the `.timeindex` in order, each a whole number of entries but for a
-            damaged last one; they are read as the segment is.
-        base: the segment's base offset.
+        pieces: The bytes of the `.timeindex` in order. Each piece has whole entries, except a
+            damaged last one. Pieces are read as the segment is read.
+        base: The segment's base offset.
     """
 
     def __init__(self, pieces: Iterable[bytes], base: BaseOffset) -> None:
@@ -152,11 +154,12 @@ class TimeIndexCheck:
         self._entries = self._unpacked(pieces)
         self._timestamp, self._offset = -(1 << 63) - 1, -1
         self.next_timestamp = self._next()
-        """The timestamp of the next entry; `NO_TIME` behind the last one."""
+        """The timestamp of the next entry; `NO_TIME` after the last one."""
 
     def at_maximum(self, base_offset: int, last_offset: int, timestamp: int) -> int:
-        """A batch has a timestamp that is larger than all before it, and at least
-        `next_timestamp`; return the next one.
+        """Check a batch with a new largest timestamp that is at least `next_timestamp`.
+
+        Return the new `next_timestamp`.
         """
         offset = self._base + self._offset
         if timestamp != self._timestamp or not base_offset <= offset <= last_offset:
@@ -165,7 +168,7 @@ class TimeIndexCheck:
         return self.next_timestamp
 
     def finish(self) -> bool:
-        """Whether the whole time index fits the segment."""
+        """Return whether the whole time index fits the segment."""
         return self._fits and self.next_timestamp == NO_TIME
 
     def _next(self) -> int:

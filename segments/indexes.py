@@ -1,10 +1,10 @@
-"""Offset index and time index of a segment, and its end found through them.
+"""Parse the offset index and the time index of a segment, and find the segment's end through them.
 
-Source: Kafka's `OffsetIndex` and `TimeIndex`. Entries of the offset index are 8 bytes: an offset
-relative to the segment's base, and the position of a batch; no offset above it lies before that
-batch. Entries of the time index are 12 bytes: the largest timestamp so far in ms, and the relative
-offset of its batch's last record. Both rise strictly. Index files grow to their full size when they
-are created, filled with zeros, and are trimmed when their segment closes.
+Source: Kafka's `OffsetIndex` and `TimeIndex`. Entries of the offset index have 8 bytes: an offset
+relative to the segment's base, and the position of a batch; all offsets before that batch are at
+most that offset. Entries of the time index have 12 bytes: the largest timestamp so far in ms, and
+the relative offset of its batch's last record. Both ascend strictly. A broker creates index files
+at their full size, filled with zeros, and trims them when the segment closes.
 """
 
 import struct
@@ -27,12 +27,18 @@ _TIMEINDEX_ENTRY = struct.Struct(">qI")
 TIMEINDEX_ENTRY_BYTES: Final = _TIMEINDEX_ENTRY.size
 
 WHOLE_ENTRIES_BYTES: Final = 96 * 1024
-"""A piece of this size holds a whole number of entries of either index."""
+"""A piece of this size has a whole number of entries of either index."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetIndex:
-    """`entries`: offset and byte position. `padded`: zeros follow, the file is not trimmed yet."""
+    """A parsed offset index.
+
+    Attributes:
+        base_offset: Base offset of the segment.
+        entries: Offset and byte position of each entry.
+        padded: Whether zeros follow the entries: the broker has not trimmed the file yet.
+    """
 
     base_offset: BaseOffset
     entries: tuple[tuple[Offset, int], ...]
@@ -41,7 +47,13 @@ class OffsetIndex:
 
 @dataclass(frozen=True, slots=True)
 class TimeIndex:
-    """`entries`: timestamp in ms and offset. `padded`: zeros follow, not trimmed yet."""
+    """A parsed time index.
+
+    Attributes:
+        base_offset: Base offset of the segment.
+        entries: Timestamp in ms and offset of each entry.
+        padded: Whether zeros follow the entries: the broker has not trimmed the file yet.
+    """
 
     base_offset: BaseOffset
     entries: tuple[tuple[int, Offset], ...]
@@ -50,8 +62,11 @@ class TimeIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTail:
-    """Where a segment ends: the next offset (its base when it is empty), and the largest timestamp
-    in ms (-1: none).
+    """The end of a segment.
+
+    Attributes:
+        next_offset: The next offset; the base offset of an empty segment.
+        max_timestamp: Largest timestamp, in ms; -1 if there is none.
     """
 
     next_offset: Offset
@@ -59,10 +74,10 @@ class SegmentTail:
 
 
 def parse_offset_index(data: bytes, base: BaseOffset, name: str = "index") -> OffsetIndex:
-    """The entries of an `.index` file of a segment; zeros at its end are left out.
+    """Parse an `.index`, without the zeros at its end.
 
     Raises:
-        DamagedSegmentError: half an entry, or offsets or positions that do not rise.
+        DamagedSegmentError: The file ends within an entry, or offsets or positions do not ascend.
     """
     used = _without_padding(data, _INDEX_ENTRY.size, name)
     entries = tuple(
@@ -75,10 +90,10 @@ def parse_offset_index(data: bytes, base: BaseOffset, name: str = "index") -> Of
 
 
 def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> TimeIndex:
-    """The entries of a `.timeindex` file of a segment; zeros at its end are left out.
+    """Parse a `.timeindex`, without the zeros at its end.
 
     Raises:
-        DamagedSegmentError: half an entry, or timestamps or offsets that do not rise.
+        DamagedSegmentError: The file ends within an entry, or timestamps or offsets do not ascend.
     """
     used = _without_padding(data, _TIMEINDEX_ENTRY.size, name)
     entries = tuple(
@@ -92,10 +107,12 @@ def parse_time_index(data: bytes, base: BaseOffset, name: str = "timeindex") -> 
 
 
 def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
-    """The largest timestamp of a closed segment in ms since 1970, from its time index's last entry.
+    """Return the largest timestamp of a closed segment in ms since 1970, from its last time index
+    entry.
 
-    None where the index has no entry, or is preallocated: a broker that was killed grows it again,
-    filled with zeros, before it rebuilds it.
+    Returns:
+        None if the index has no entry, or is preallocated: after a broker was killed, it grows the
+        index again, filled with zeros, before it rebuilds it.
     """
     if len(last_entry) != TIMEINDEX_ENTRY_BYTES or index_size % TIMEINDEX_ENTRY_BYTES:
         return None
@@ -118,14 +135,14 @@ def tail_of(
     timeindex_bytes: bytes,
     base: BaseOffset,
 ) -> SegmentTail:
-    """Next offset and largest timestamp of a segment, reading only headers after the last entry.
+    """Return the end of a segment. Only batch headers after the last index entry are read.
 
-    `read_log(position, length)` reads as `os.pread` does. Where the indexes are damaged, or do not
+    `read_log(position, length)` reads as `os.pread` does. If the indexes are damaged, or do not
     belong to the log, all headers are read.
 
     Raises:
-        DamagedSegmentError: the log is damaged, or ends within a batch.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: The log is damaged, or ends within a batch.
+        UnsupportedFormatError: Message format v0 or v1.
     """
     try:
         return _indexed_tail(read_log, log_size, index_bytes, timeindex_bytes, base)

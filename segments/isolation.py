@@ -1,10 +1,10 @@
-"""What a reader is shown of transactions."""
+"""Kafka's isolation levels."""
 
 from enum import StrEnum
 
 
 class IsolationLevel(StrEnum):
-    """Kafka's `isolation.level`; the values are its own."""
+    """Kafka's `isolation.level`, with Kafka's values."""
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"

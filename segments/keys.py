@@ -1,7 +1,6 @@
-"""Where each object of an archive lies, relative to the store's root.
+"""The keys of an archive's objects, relative to the store's root.
 
-The layout is that of Pinterest's tiered storage:
-`[<bits>/]<cluster>/<topic>-<partition>/<file>`.
+The layout is that of Pinterest's tiered storage: `[<bits>/]<cluster>/<topic>-<partition>/<file>`.
 `<bits>` spreads partitions over an object store's key ranges: the leftmost N bits, first byte and
 highest bit first, of the MD5 of `<cluster>-<topic>-<partition>`.
 """
@@ -17,7 +16,7 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPart
 
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
-"""Everything that Pinterest's consumer must not meet lies below this name."""
+"""Prefix of all objects that Pinterest's consumer must not see."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _SNAPSHOT = re.compile(r"([0-9]{20})--?[0-9]+\.json")
@@ -29,7 +28,8 @@ class ArchiveLayout:
     """How keys are made: the configured cluster name, and the number of entropy bits.
 
     Raises:
-        ConfigurationError: a cluster name that cannot be one part of a key, or more than 128 bits.
+        ConfigurationError: The cluster name cannot be one part of a key, or there are more than 128
+            bits.
     """
 
     cluster: str
@@ -45,121 +45,138 @@ class ArchiveLayout:
             raise ConfigurationError(f"{self.bits} prefix entropy bits: MD5 has {MAX_BITS}")
 
     def partition_prefix(self, tp: TopicPartition) -> str:
-        """What the keys of all objects of a partition begin with; ends in a slash."""
+        """Return the prefix of the keys of all objects of a partition. It ends with a slash."""
         prefix = f"{self.cluster}/{tp}/"
         return f"{self._entropy(tp)}/{prefix}" if self.bits > 0 else prefix
 
     def object_key(self, tp: TopicPartition, base: BaseOffset, kind: FileKind) -> str:
-        """The key of one file of a segment."""
+        """Return the key of one file of a segment."""
         return self.partition_prefix(tp) + segment_file_name(base, kind)
 
     def watermark_key(self, tp: TopicPartition) -> str:
-        """The key of the watermark."""
+        """Return the key of `offset.wm`."""
         return self.partition_prefix(tp) + "offset.wm"
 
     def metadata_key(self, tp: TopicPartition) -> str:
-        """The key of the list of segments that Pinterest's consumer reads."""
+        """Return the key of `_metadata`, the list of segments that Pinterest's consumer reads."""
         return self.partition_prefix(tp) + "_metadata"
 
     def epoch_checkpoint_key(self, tp: TopicPartition) -> str:
-        """The key of the epoch history of what is stored."""
+        """Return the key of the archive's epoch history."""
         return self.partition_prefix(tp) + "leader-epoch-checkpoint"
 
     def layout_key(self) -> str:
-        """The key of the note that says how many bits this cluster's keys have."""
+        """Return the key of `layout.json`, which has the number of entropy bits of this cluster's
+        keys.
+        """
         return f"{OWN_ROOT}/{self.cluster}/layout.json"
 
     def gap_prefix(self, tp: TopicPartition) -> str:
-        """What the keys of a partition's gap records begin with; ends in a slash."""
+        """Return the prefix of the keys of a partition's gap records. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/gaps/{tp}/"
 
     def gap_key(self, tp: TopicPartition, start: Offset, end: Offset) -> str:
-        """The key of the record of a gap from `start` up to, not including, `end`."""
+        """Return the key of the record of a gap from `start` up to `end`, exclusive."""
         return f"{self.gap_prefix(tp)}{start:020d}-{end:020d}.json"
 
     def chapters_prefix(self, tp: TopicPartition, topic_id: str | None) -> str:
-        """What the keys of a partition's chapters begin with; ends in a slash. A topic that was
-        created again has others.
+        """Return the prefix of the keys of a partition's chapters. It ends with a slash.
+
+        A recreated topic has another prefix.
         """
         return f"{OWN_ROOT}/{self.cluster}/chapters/{tp}/{topic_id or 'unknown'}/"
 
     def chapter_key(
         self, tp: TopicPartition, topic_id: str | None, start: Offset, end: Offset
     ) -> str:
-        """The key of a chapter of offsets from `start` up to, not including, `end`."""
+        """Return the key of a chapter of the offsets from `start` up to `end`, exclusive."""
         return f"{self.chapters_prefix(tp, topic_id)}{start:020d}-{end:020d}.json"
 
     def gaps_prefix(self) -> str:
-        """What the keys of all gap records of the cluster begin with; ends in a slash."""
+        """Return the prefix of the keys of all gap records of the cluster. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/gaps/"
 
     def quarantines_prefix(self) -> str:
-        """What the keys of all quarantined objects of the cluster begin with; ends in a slash."""
+        """Return the prefix of the keys of all quarantined objects of the cluster. It ends with a
+        slash.
+        """
         return f"{OWN_ROOT}/{self.cluster}/quarantine/"
 
     def acknowledged_prefix(self) -> str:
-        """What the keys of all acknowledgements begin with; ends in a slash."""
+        """Return the prefix of the keys of all acknowledgements. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/acknowledged/"
 
     def acknowledgement_key(self, key: str) -> str:
-        """The key that says that an operator has resolved what a key of ours records."""
+        """Return the key of an operator's acknowledgement that the problem recorded at `key` is
+        resolved.
+        """
         return self.acknowledged_prefix() + key.removeprefix(f"{OWN_ROOT}/{self.cluster}/")
 
     def starts_prefix(self) -> str:
-        """What the keys of all start records of the cluster begin with; ends in a slash."""
+        """Return the prefix of the keys of all start records of the cluster. It ends with a
+        slash.
+        """
         return f"{OWN_ROOT}/{self.cluster}/starts/"
 
     def start_key(self, tp: TopicPartition) -> str:
-        """The key of the record of where an archive without a watermark starts."""
+        """Return the key of the record of where an archive without `offset.wm` begins."""
         return f"{self.starts_prefix()}{tp}.json"
 
     def clock_key(self, tp: TopicPartition) -> str:
-        """The key of an object that is written, asked for its time, and removed at once."""
+        """Return the key of an object that is written to read the store's clock, and deleted at
+        once.
+        """
         return f"{OWN_ROOT}/{self.cluster}/clock/{tp}.json"
 
     def quarantine_prefix(self, tp: TopicPartition) -> str:
-        """What the keys begin with of all that was set aside of a partition; ends in a slash."""
+        """Return the prefix of the keys of a partition's quarantined objects. It ends with a
+        slash.
+        """
         return f"{OWN_ROOT}/{self.cluster}/quarantine/{tp}/"
 
     def retired_prefix(self, tp: TopicPartition) -> str:
-        """What the keys begin with of a partition's archives that were retired."""
+        """Return the prefix of the keys of a partition's retired archives. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/retired/{tp}/"
 
     def cluster_index_key(self) -> str:
-        """The key of the object that names the newest cluster snapshot of each kind."""
+        """Return the key of the object that names the newest cluster snapshot of each kind."""
         return f"{OWN_ROOT}/{self.cluster}/cluster/latest.json"
 
     def cluster_snapshots_prefix(self, kind: str) -> str:
-        """What the keys of all cluster snapshots of one kind begin with; ends in a slash."""
+        """Return the prefix of the keys of all cluster snapshots of one kind. It ends with a
+        slash.
+        """
         return f"{OWN_ROOT}/{self.cluster}/cluster/{kind}/"
 
     def cluster_snapshot_key(self, kind: str, taken_ms: int, broker_id: int) -> str:
-        """The key of the snapshot that the sidecar of this broker took at this time.
+        """Return the key of the snapshot that the sidecar of this broker took at this time.
 
         Keys sort by time, and two sidecars never write the same one.
         """
         return f"{self.cluster_snapshots_prefix(kind)}{taken_ms:020d}-{broker_id}.json"
 
     def drill_key(self) -> str:
-        """The key of the object that tells of the last restore drill."""
+        """Return the key of the record of the last restore drill."""
         return f"{OWN_ROOT}/{self.cluster}/drill.json"
 
     def mirror_maps_prefix(self, mirror: str) -> str:
-        """What the keys of a mirror's stored offset maps begin with; ends in a slash."""
+        """Return the prefix of the keys of a mirror's stored offset maps. It ends with a slash."""
         return f"{OWN_ROOT}/{self.cluster}/mirrors/{mirror}/offsets/"
 
     def mirror_map_key(self, mirror: str, target: TopicPartition) -> str:
-        """The key of a mirror's stored offset map of one target partition."""
+        """Return the key of a mirror's stored offset map of one target partition."""
         return f"{self.mirror_maps_prefix(mirror)}{target}.json"
 
     def _entropy(self, tp: TopicPartition) -> str:
-        # Not for security: Pinterest's readers compute the same.
+        # MD5 is not for security here: Pinterest's readers compute the same prefix.
         digest = hashlib.md5(f"{self.cluster}-{tp}".encode(), usedforsecurity=False).digest()
         return f"{int.from_bytes(digest):0{MAX_BITS}b}"[: self.bits]
 
 
 def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileKind] | None:
-    """The segment file that a key below a partition's prefix names, None for any other object."""
+    """Return the segment file that a key below a partition's prefix names; None for other
+    objects.
+    """
     if not key.startswith(partition_prefix):
         return None
     parsed = parse_segment_file_name(key.removeprefix(partition_prefix))
@@ -169,17 +186,21 @@ def parse_object_key(key: str, partition_prefix: str) -> tuple[BaseOffset, FileK
 
 
 def parse_gap_key(key: str, gap_prefix: str) -> OffsetRange | None:
-    """The gap that a key below a partition's gap prefix names; None for another key."""
+    """Return the gap that a key below a partition's gap prefix names; None for another key."""
     match = _GAP.fullmatch(key.removeprefix(gap_prefix)) if key.startswith(gap_prefix) else None
     return None if match is None else OffsetRange(Offset(int(match[1])), Offset(int(match[2])))
 
 
 def parse_chapter_key(key: str, prefix: str) -> OffsetRange | None:
-    """The offsets of the chapter that a key below a partition's prefix of chapters names."""
+    """Return the offsets of the chapter that a key below `chapters_prefix` names; None for another
+    key.
+    """
     return parse_gap_key(key, prefix)
 
 
 def parse_cluster_snapshot_key(key: str, prefix: str) -> int | None:
-    """When the cluster snapshot that a key below a prefix names was taken, in ms since 1970."""
+    """Return when the cluster snapshot with this key was taken, in ms since 1970; None for another
+    key.
+    """
     match = _SNAPSHOT.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     return None if match is None else int(match[1])

@@ -1,8 +1,8 @@
-"""Which segments of a partition are closed, told from the names in its directory alone.
+"""Find the closed segments of a partition from the file names in its directory.
 
-A broker rolls by trimming the indexes of the active segment and then creating the next `.log`: a
+To roll, a broker trims the indexes of the active segment, and then creates the next `.log`. So a
 segment is closed once a `.log` with a higher base offset exists beside it. Retention and truncation
-rename its files to `.deleted` before they unlink them.
+rename files to `.deleted` before they unlink them.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,13 @@ from sidetier.segments.offsets import BaseOffset
 
 @dataclass(frozen=True, slots=True)
 class ClosedSegment:
-    """A segment that the broker will not append to any more; sorts by base offset.
+    """A segment to which the broker will not append. Sorts by base offset.
 
-    `next_base` is the base offset of the segment that follows, and so this one's next offset; None
-    when only reading it can tell. `marked_for_deletion` when its files are called `.deleted`.
+    Attributes:
+        base_offset: Its base offset.
+        next_base: Base offset of the segment that follows, and so this one's next offset. None if
+            only the segment's bytes can tell.
+        marked_for_deletion: Whether its files have the `.deleted` suffix.
     """
 
     base_offset: BaseOffset
@@ -26,7 +29,7 @@ class ClosedSegment:
     marked_for_deletion: bool
 
     def __lt__(self, other: "ClosedSegment") -> bool:
-        """Whether this segment comes first in the log."""
+        """Return whether this segment comes first in the log."""
         return self.base_offset < other.base_offset
 
 
@@ -39,11 +42,12 @@ class PartitionListing:
 
 
 def read_listing(names: Iterable[str]) -> PartitionListing:
-    """Apply the closed-segment rule to all names of one partition directory, in any order.
+    """Find the closed segments from all file names of one partition directory, in any order.
 
-    A live segment's next base is that of the next live one: a staged one between them was merged
-    away by compaction or cut off by truncation. A staged segment counts only when no live one has
-    its base offset; its next base is the next of any kind, None above all others.
+    The next base of a live segment is that of the next live one: compaction has merged, or
+    truncation has cut off, any segment between them that is marked for deletion. A segment marked
+    for deletion counts only if no live one has its base offset. Its next base is the next of any
+    kind; None for the highest segment.
     """
     live, marked_for_deletion = _log_bases(names)
     order = sorted(live)
@@ -60,7 +64,7 @@ def _log_bases(names: Iterable[str]) -> tuple[set[BaseOffset], set[BaseOffset]]:
     marked_for_deletion: set[BaseOffset] = set()
     for name in names:
         if FileKind.LOG.value not in name:
-            continue  # of each segment's files only one tells something: do not parse the others
+            continue  # one file per segment is enough: parsing all names costs time
         parsed = parse_segment_file_name(name)
         if parsed is not None and parsed.kind is FileKind.LOG:
             (marked_for_deletion if parsed.deleted else live).add(parsed.base_offset)

@@ -1,4 +1,4 @@
-"""Names that a broker gives to segment files and partition directories, and nothing else.
+"""The names that a broker gives to segment files and partition directories.
 
 Source: Kafka's `LogFileUtils` (file names), `LocalLog.parseTopicPartitionName` (directories) and
 `Topic.validate` (legal topic names).
@@ -30,7 +30,7 @@ _INTERNAL_TOPICS = frozenset(
 
 
 class FileKind(StrEnum):
-    """What a segment's file holds; the value is the extension."""
+    """The kind of a segment's file. The value is the extension."""
 
     LOG = ".log"
     INDEX = ".index"
@@ -41,7 +41,9 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentFileName:
-    """One file of a segment; `deleted` when the broker has staged it (`.deleted`) for unlinking."""
+    """One file of a segment. `deleted` is True if the broker has marked it for deletion
+    (`.deleted`).
+    """
 
     base_offset: BaseOffset
     kind: FileKind
@@ -49,10 +51,11 @@ class SegmentFileName:
 
 
 def parse_segment_file_name(name: str) -> SegmentFileName | None:
-    """The parts of a segment file's name, without directories.
+    """Parse the name of a segment file, without directories.
 
-    None for every other name, also for those of a compaction under way (`.cleaned`, `.swap`):
-    their content becomes a segment only when they get the final name.
+    Returns:
+        None for every other name, also for files of a running compaction (`.cleaned`, `.swap`):
+        their content becomes a segment only when they get the final name.
     """
     match = _SEGMENT_FILE.fullmatch(name)
     if match is None or int(match[1]) > _MAX_OFFSET:
@@ -63,28 +66,30 @@ def parse_segment_file_name(name: str) -> SegmentFileName | None:
 
 
 def segment_file_name(base: BaseOffset, kind: FileKind, *, deleted: bool = False) -> str:
-    """The name of a segment's file as the broker writes it: 20 digits and the extension."""
+    """Return the name of a segment's file as the broker writes it: 20 digits and the extension."""
     return f"{base:020d}{kind.value}{'.deleted' if deleted else ''}"
 
 
 class DirectoryState(Enum):
-    """What a partition directory is to the broker."""
+    """The broker's state of a partition directory."""
 
     LIVE = "live"
     DELETED = "delete"
-    """The topic was deleted or the replica moved away; the files go soon."""
+    """The topic was deleted or the replica was moved away. The broker deletes the files soon."""
     FUTURE = "future"
-    """A replica on its way to another log dir; becomes live with one rename."""
+    """A replica that is being moved to another log dir. It becomes live with one rename."""
     STRAY = "stray"
-    """Found at start and owned by nobody any more."""
+    """The broker found it at its start, and the partition has no replica on this broker any
+    more.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDirectory:
     """A directory of a log dir that holds one partition's segments.
 
-    The topic of a directory that is not live can be cut short: the broker keeps the whole name
-    within 255 characters.
+    The topic of a directory that is not live can be cut short: the broker limits the whole name to
+    255 characters.
     """
 
     topic_partition: TopicPartition
@@ -92,9 +97,9 @@ class PartitionDirectory:
 
 
 def parse_partition_directory(name: str) -> PartitionDirectory | None:
-    """The partition that a directory of this name holds, None when it is no partition's.
+    """Parse the name of a partition's directory; None for any other directory.
 
-    `__cluster_metadata-0` parses as a partition; whoever must not see it leaves it out.
+    `__cluster_metadata-0` parses as a partition. Callers that must not see it skip it.
     """
     match = _DIRECTORY.fullmatch(name)
     if match is None or int(match[2]) > _MAX_PARTITION or not is_legal_topic(match[1]):
@@ -104,7 +109,7 @@ def parse_partition_directory(name: str) -> PartitionDirectory | None:
 
 
 def is_legal_topic(topic: str) -> bool:
-    """Whether a broker would create a topic of this name."""
+    """Return whether a broker would create a topic of this name."""
     return (
         len(topic) <= _MAX_TOPIC_LENGTH
         and topic not in {".", ".."}
@@ -113,5 +118,5 @@ def is_legal_topic(topic: str) -> bool:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether the topic is one that Kafka keeps for itself."""
+    """Return whether this is one of Kafka's internal topics."""
     return topic in _INTERNAL_TOPICS

@@ -1,4 +1,4 @@
-"""What is noted with a stored `.log`, as its object metadata, so that nobody need read it to know.
+"""The object metadata of a stored `.log`. Readers use it instead of the segment's bytes.
 
 Objects of Pinterest's uploader have none of it.
 """
@@ -14,32 +14,33 @@ MAX_TIMESTAMP_KEY: Final = "sidetier-max-timestamp"
 LEADER_EPOCH_KEY: Final = "sidetier-leader-epoch"
 BROKER_ID_KEY: Final = "sidetier-broker-id"
 TOPIC_ID_KEY: Final = "sidetier-topic-id"
-"""Left out where the topic id was not known."""
+"""Omitted if the topic id was not known."""
 EPOCHS_KEY: Final = "sidetier-epochs"
 """Each leader epoch in the segment with the offset of its first batch, `3@100,5@150`."""
 _MOST_EPOCHS_LENGTH: Final = 512
-"""Longer notes are left out: a store takes 2 KiB of metadata in all."""
+"""Characters. Longer values are omitted: a store accepts 2 KiB of metadata in total."""
 RECORDS_KEY: Final = "sidetier-record-count"
-"""How many records there are; left out where a batch belongs to a transaction."""
+"""Number of records; omitted if a batch belongs to a transaction."""
 
 NOTE_KEYS: Final[Mapping[FileKind, str]] = {
     FileKind.TXNINDEX: "sidetier-txnindex",
     FileKind.SNAPSHOT: "sidetier-snapshot",
 }
-"""What is noted of a file that only some segments have: its CRC64NVME in 16 hexadecimal digits,
-`NONE` or `MISSING`."""
+"""Metadata keys of the files that only some segments have. The value is the file's CRC64NVME in 16
+hexadecimal digits, `NONE` or `MISSING`.
+"""
 NONE: Final = "none"
-"""The broker had none: nothing was aborted; no producer has a state."""
+"""The broker had no such file: no transaction was aborted, or no producer has a state."""
 MISSING: Final = "missing"
-"""It is not known."""
+"""It is not known whether the broker had such a file."""
 
 
 def epochs_note(runs: Iterable[Entry]) -> dict[str, str]:
-    """The note of a segment's runs of batches of one epoch; none where there are too many."""
+    """Return the metadata entry for a segment's leader epochs; no entry if it is too long."""
     epochs = encode_runs(runs)
     return {EPOCHS_KEY: epochs} if len(epochs) <= _MOST_EPOCHS_LENGTH else {}
 
 
 def records_note(plain_records: int | None) -> dict[str, str]:
-    """The note of how many records a segment has; none for None."""
+    """Return the metadata entry for a segment's number of records; no entry for None."""
     return {} if plain_records is None else {RECORDS_KEY: str(plain_records)}

@@ -3,13 +3,13 @@
 from typing import NamedTuple, NewType
 
 Offset = NewType("Offset", int)
-"""A record's position in its partition, from 0; as a *next offset*, one past the last record."""
+"""A record's position in its partition, from 0. As a *next offset*, one past the last record."""
 
 BaseOffset = NewType("BaseOffset", int)
-"""The offset that names a segment: that of its first record, or lower where records are missing."""
+"""The offset in a segment's name: its first record's offset, or lower if records are missing."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""Rises by at least one at each election of a partition's leader; -1 where unknown."""
+"""Increases by at least one at each election of a partition's leader; -1 if unknown."""
 
 BrokerId = NewType("BrokerId", int)
 """`broker.id` (ZooKeeper) or `node.id` (KRaft)."""
@@ -18,18 +18,18 @@ UNKNOWN_EPOCH = LeaderEpoch(-1)
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; sorts by topic, then partition."""
+    """One partition of one topic. Sorts by topic, then partition."""
 
     topic: str
     partition: int
 
     def __str__(self) -> str:
-        """The name of the partition's directory in a log dir, as Kafka spells it."""
+        """Return the name of the partition's directory in a log dir."""
         return f"{self.topic}-{self.partition}"
 
 
 class OffsetRange(NamedTuple):
-    """The offsets from `start`, inclusive, up to `end`, exclusive; empty where they are equal.
+    """The offsets from `start`, inclusive, up to `end`, exclusive; empty if they are equal.
 
     Sorts by start, then end. Its text is `[start, end)`.
     """
@@ -38,11 +38,11 @@ class OffsetRange(NamedTuple):
     end: Offset
 
     def __contains__(self, offset: object) -> bool:
-        """Whether an offset is in the range; not whether it is one of its two bounds."""
+        """Return whether an offset is in the range. Does not search the tuple's two items."""
         return isinstance(offset, int) and self.start <= offset < self.end
 
     def __str__(self) -> str:
-        """The half-open interval."""
+        """Return the half-open interval."""
         return f"[{self.start}, {self.end})"
 
     @property
@@ -52,5 +52,5 @@ class OffsetRange(NamedTuple):
 
 
 def next_offset(last_offset: int) -> Offset:
-    """The offset that follows a record's own."""
+    """Return the offset after this one."""
     return Offset(last_offset + 1)

@@ -19,7 +19,7 @@ from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset
 
 EMPTY_SNAPSHOT_BYTES: Final = 10
-"""The length of a snapshot without a producer: it says nothing, and is not worth an object."""
+"""Size of a snapshot without producers. Such a snapshot is not stored."""
 
 _VERSION: Final = 1
 _CRC_START: Final = 6
@@ -29,13 +29,13 @@ _PRODUCER = struct.Struct(">q30xq")
 
 
 def check_snapshot(pieces: Iterable[bytes]) -> int:
-    """The number of producers in a `.snapshot`, whose bytes come in pieces, in order.
+    """Check a `.snapshot` that comes in pieces, in order, and return its number of producers.
 
-    The first piece has the first 10 bytes.
+    The first piece must have at least the first 10 bytes.
 
     Raises:
-        DamagedSegmentError: a length that does not fit the number of producers, or a wrong CRC32C.
-        UnsupportedFormatError: another version than 1.
+        DamagedSegmentError: The size does not fit the number of producers, or the CRC32C is wrong.
+        UnsupportedFormatError: Another version than 1.
     """
     rest = iter(pieces)
     first = next(rest, b"")
@@ -56,17 +56,19 @@ def check_snapshot(pieces: Iterable[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction of one producer that is not decided yet; its first record's offset."""
+    """A transaction of one producer that is not decided yet, with the offset of its first
+    record.
+    """
 
     producer_id: int
     first_offset: Offset
 
 
 def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransaction, ...]:
-    """The transactions that were open below the snapshot's offset; `name` is for errors.
+    """Return the transactions that were open below the snapshot's offset; `name` is for errors.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: see `check_snapshot`.
+        DamagedSegmentError, UnsupportedFormatError: As `check_snapshot`.
     """
     try:
         check_snapshot([data])
@@ -77,7 +79,7 @@ def open_transactions(data: bytes, name: str = "snapshot") -> tuple[OpenTransact
 
 
 def encode_snapshot(producers: Iterable[bytes] = ()) -> bytes:
-    """A snapshot of producers of 46 bytes each, as a broker writes it."""
+    """Encode a snapshot of producers of 46 bytes each, as a broker writes it."""
     rows = list(producers)
     covered = struct.pack(">i", len(rows)) + b"".join(rows)
     return struct.pack(">hI", _VERSION, crc32c(covered)) + covered

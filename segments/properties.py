@@ -1,4 +1,4 @@
-"""Identity, from the files that a broker keeps in its log dirs."""
+"""The identity of brokers and topics, from files in a broker's log dirs."""
 
 import re
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """`meta.properties`: which broker of which cluster a log dir belongs to.
+    """`meta.properties`: the broker and the cluster that a log dir belongs to.
 
     Version 0 is written with ZooKeeper (`broker.id`), version 1 with KRaft (`node.id`, KIP-631).
-    `cluster_id` is Kafka's own id, None where an old broker has not written it.
+    `cluster_id` is Kafka's own id; None if an old broker has not written it.
     """
 
     broker_id: BrokerId
@@ -25,11 +25,11 @@ class MetaProperties:
 
 
 def parse_meta_properties(text: str, path: str) -> MetaProperties:
-    """What `meta.properties` says; `path` is for errors.
+    """Parse `meta.properties`; `path` is for errors.
 
     Raises:
-        UnsupportedFormatError: another version than 0 or 1.
-        SegmentError: no version, or no broker's id.
+        UnsupportedFormatError: Another version than 0 or 1.
+        SegmentError: There is no version, or no broker id.
     """
     values = _java_properties(text)
     version = _number(values, "version", path)
@@ -45,11 +45,11 @@ def parse_meta_properties(text: str, path: str) -> MetaProperties:
 
 
 def parse_partition_metadata(text: str, path: str) -> str:
-    """The topic id in a `partition.metadata` file, 22 characters as Kafka prints it.
+    """Return the topic id in a `partition.metadata` file: 22 characters, as Kafka prints it.
 
     Raises:
-        UnsupportedFormatError: another version than 0.
-        SegmentError: no version, or no topic id.
+        UnsupportedFormatError: Another version than 0.
+        SegmentError: There is no version, or no topic id.
     """
     values = _java_properties(text)
     version = _number(values, "version", path)
@@ -62,7 +62,7 @@ def parse_partition_metadata(text: str, path: str) -> str:
 
 
 def _java_properties(text: str) -> dict[str, str]:
-    """Key and value of each line, split at the first `=` or `:`; `#` and `!` begin a comment."""
+    """Parse lines of key and value, split at the first `=` or `:`; `#` and `!` begin a comment."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         if line.strip() and line.lstrip()[0] not in "#!":

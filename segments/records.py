@@ -1,15 +1,15 @@
-"""The records inside record batches of format v2, in plain Python.
+"""Decode the records of record batches (format v2) in plain Python.
 
-Source: Kafka's `DefaultRecord` (KIP-82, KIP-98). After a batch's header come its records,
-compressed as a whole by the batch's codec. Each is::
+Source: Kafka's `DefaultRecord` (KIP-82, KIP-98). The records of a batch follow its header,
+compressed as a whole by the batch's codec. Each record is::
 
     length varint | attributes i8 | timestamp delta varlong | offset delta varint
     | key length varint, key | value length varint, value | count varint, headers
 
-with zigzag varints, -1 as the length of a null, and per header a key (never null) and a value.
+with zigzag varints, -1 as the length of a null, and for each header a key (never null) and a value.
 
-For looking into a segment, and for proving what is in it: about 100,000 records a second. Codecs
-are those of the standard library; the consumer's decoder knows them all.
+For inspection and verification of segments: about 100,000 records per second. It knows the codecs
+of the standard library only; the consumer's decoder (`segments.arrow`) knows all of them.
 """
 
 import zlib
@@ -39,14 +39,14 @@ _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
 MOST_BATCH_BYTES: Final = 256 << 20
-"""What the records of one compressed batch may be, decompressed, unless told otherwise."""
+"""Default limit for the records of one compressed batch, decompressed, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; the timestamp is in ms since 1970 (-1: none).
+    """One record. The timestamp is in ms since 1970 (-1: none).
 
-    A `control` record is a commit or abort marker, which no consumer shows.
+    A `control` record is a commit or abort marker, which no consumer returns.
     """
 
     offset: Offset
@@ -58,12 +58,12 @@ class Record:
 
 
 def read_records(log: bytes, name: str) -> Iterator[Record]:
-    """Every record in the bytes of a `.log`, in order; `name` is for errors.
+    """Yield every record in the bytes of a `.log`, in order; `name` is for errors.
 
     Raises:
-        DamagedSegmentError: a cut tail, a wrong CRC32C, or records that are none.
-        UnsupportedFormatError: message format v0 or v1, or a codec that is not known here.
-        BatchTooLargeError: a batch is larger, decompressed, than `MOST_BATCH_BYTES`.
+        DamagedSegmentError: The tail is cut, a CRC32C is wrong, or bytes are not records.
+        UnsupportedFormatError: Message format v0 or v1, or an unknown codec.
+        BatchTooLargeError: A batch is larger, decompressed, than `MOST_BATCH_BYTES`.
     """
     try:
         for position, header in walk_headers(lambda at, size: log[at : at + size], len(log)):
@@ -85,12 +85,12 @@ def _check_crc(header: BatchHeader, batch: bytes, position: int) -> None:
 def decode_records(
     header: BatchHeader, payload: bytes, most_batch_bytes: int = MOST_BATCH_BYTES
 ) -> tuple[Record, ...]:
-    """The records of one batch, from the bytes that follow its header; their CRC is not checked.
+    """Decode one batch from the bytes that follow its header. The CRC is not checked.
 
     Raises:
-        BatchTooLargeError: the batch is larger, decompressed, than `most_batch_bytes`.
-        DamagedSegmentError: the payload is not so many records as the header says.
-        UnsupportedFormatError: the batch is compressed by a codec that is not known here.
+        BatchTooLargeError: The batch is larger, decompressed, than `most_batch_bytes`.
+        DamagedSegmentError: The payload does not hold the number of records that the header states.
+        UnsupportedFormatError: The codec is unknown here.
     """
     data = _decompressed(header, payload, most_batch_bytes)
     walk = _Walk(data, header)
@@ -107,7 +107,7 @@ def decode_records(
 
 
 def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:
-    """That the offsets rise, and are the batch's."""
+    """Check that offsets ascend, and are within the batch."""
     floor = int(header.base_offset)
     for record in records:
         if not floor <= record.offset <= header.last_offset:
@@ -133,7 +133,7 @@ def _decompressed(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes
 
 
 def _gunzip(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes:
-    """All members of a gzip file, one after the other; never more than `most_bytes` in memory."""
+    """Decompress all members of a gzip file; never more than `most_bytes` in memory."""
     pieces, size = [], 0
     while payload:
         member = zlib.decompressobj(wbits=_GZIP_ONLY)
@@ -155,7 +155,9 @@ def _damaged(header: BatchHeader, reason: str) -> DamagedSegmentError:
 
 
 class _Walk:
-    """Walks once over a batch's records; IndexError or ValueError where they are none."""
+    """Walks once over a batch's records. Raises IndexError or ValueError if the bytes are not
+    records.
+    """
 
     __slots__ = ("_append_time", "_base", "_base_timestamp", "_control", "_data", "at")
 
@@ -169,7 +171,7 @@ class _Walk:
         self._append_time = header.max_timestamp if by_broker else None
 
     def record(self) -> Record:
-        """The next record."""
+        """Decode the next record."""
         size = self._varint()
         end = self.at + size
         if size < 0 or end > len(self._data):
@@ -192,7 +194,7 @@ class _Walk:
         key = self._bytes()
         if key is None:
             raise ValueError("a header without a key")
-        return key.decode(errors="replace"), self._bytes()  # as Kafka's own client does
+        return key.decode(errors="replace"), self._bytes()  # Kafka's client replaces, too
 
     def _count(self) -> int:
         count = self._varint()
@@ -210,11 +212,11 @@ class _Walk:
         return self._data[start : self.at]
 
     def _varint(self) -> int:
-        """A zigzag varint of up to 64 bits: seven bits a byte, lowest first."""
+        """Decode a zigzag varint of up to 64 bits: seven bits per byte, lowest first."""
         data, at = self._data, self.at
         byte = data[at]
         raw, shift = byte & 0x7F, 7
-        while byte > 0x7F:  # noqa: PLR2004  the continuation bit
+        while byte > 0x7F:  # noqa: PLR2004 - the continuation bit
             if shift > _MOST_VARINT_BITS:
                 raise ValueError("a varint of more than ten bytes")
             at += 1

@@ -1,18 +1,18 @@
-"""The transaction index of a segment: which transactions were aborted in it.
+"""The transaction index of a segment: the transactions that were aborted in it.
 
-Source: Kafka's `TransactionIndex` and `AbortedTxn` (KIP-98). A `.txnindex` exists only when an
-abort marker lies in the segment, and has an entry for each, in the order of the markers::
+Source: Kafka's `TransactionIndex` and `AbortedTxn` (KIP-98). A `.txnindex` exists only if the
+segment has an abort marker. It has an entry for each abort marker, in the order of the markers::
 
     0 version i16 | 2 producer id i64 | 10 first offset i64 | 18 last offset i64
     26 last stable offset i64
 
-The last offset is that of the marker, so it lies in the segment; the transaction may have begun in
+The last offset is the marker's offset, so it is in the segment; the transaction may have begun in
 an earlier one. The last stable offset is the one after the marker was written: every transaction
 with a record below it is decided.
 
-A read-committed reader of the offsets from A up to B needs the entries whose last offset is A or
-higher and whose first offset is below B, from the segment that holds A on, until an entry's last
-stable offset reaches B (`TransactionIndex.collectAbortedTxns`).
+A read-committed reader of the offsets from A up to B, exclusive, needs the entries whose last
+offset is A or higher and whose first offset is below B. It begins with the segment that holds A,
+and ends when an entry's last stable offset reaches B (`TransactionIndex.collectAbortedTxns`).
 """
 
 import struct
@@ -35,7 +35,8 @@ _ENTRY = struct.Struct(">hqqqq")
 class AbortedTxn:
     """One aborted transaction of one producer.
 
-    Its records lie from `first_offset` up to, not including, `last_offset`, where its marker is.
+    Its records are in the offsets from `first_offset` up to `last_offset`, exclusive, the offset of
+    its marker.
     """
 
     producer_id: int
@@ -45,12 +46,12 @@ class AbortedTxn:
 
 
 def parse_txn_index(data: bytes, name: str = "txnindex") -> tuple[AbortedTxn, ...]:
-    """The entries of a `.txnindex`, by rising last offset.
+    """Parse a `.txnindex`. Entries are in ascending order of last offset.
 
     Raises:
-        DamagedSegmentError: half an entry, offsets that no transaction can have, or markers that do
-            not rise.
-        UnsupportedFormatError: an entry of another version than 0.
+        DamagedSegmentError: The file ends within an entry, an entry has offsets that no transaction
+            can have, or markers do not ascend.
+        UnsupportedFormatError: An entry has another version than 0.
     """
     try:
         return tuple(read_txn_index([data]))
@@ -61,13 +62,16 @@ def parse_txn_index(data: bytes, name: str = "txnindex") -> tuple[AbortedTxn, ..
 def read_txn_index(
     pieces: Iterable[bytes], start: int = 0, end: int | None = None
 ) -> Iterator[AbortedTxn]:
-    """The entries in pieces of a `.txnindex`, each of whole entries but for a damaged last one.
+    """Yield the entries of a `.txnindex` that comes in pieces.
 
-    All markers must lie from `start` up to, not including, `end`: in their segment.
+    Args:
+        pieces: The bytes in order. Each piece has whole entries, except a damaged last one.
+        start: Start of the segment. No marker may be below it.
+        end: End of the segment, exclusive; None to not check it.
 
     Raises:
-        DamagedSegmentError: see `parse_txn_index`; or a marker outside the segment.
-        UnsupportedFormatError: an entry of another version than 0.
+        DamagedSegmentError: As `parse_txn_index`, or a marker is outside the segment.
+        UnsupportedFormatError: An entry has another version than 0.
     """
     floor = start
     for piece in pieces:
@@ -98,7 +102,7 @@ def _checked(version: int, producer: int, first: int, last: int, stable: int) ->
 
 
 def encode_txn_index(entries: Iterable[AbortedTxn]) -> bytes:
-    """The bytes of a `.txnindex` as a broker writes it."""
+    """Encode a `.txnindex` as a broker writes it."""
     return b"".join(
         _ENTRY.pack(
             _VERSION,

@@ -1,4 +1,4 @@
-"""One pass over a whole segment: is every byte of it sound, and what does it hold."""
+"""Check every byte of a segment in one pass, and collect its facts."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -33,22 +33,32 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
 DEFAULT_INDEX_INTERVAL_BYTES: Final = 4096
 """Kafka's default of `index.interval.bytes`."""
 
-# The fields that are needed of each batch, in one call: base offset, length, leader epoch, magic,
-# CRC, attributes, last offset delta, max timestamp, record count.
+# One call unpacks all needed fields of a batch: base offset, length, leader epoch, magic, CRC,
+# attributes, last offset delta, max timestamp, record count.
 _FIELDS = struct.Struct(">qiiBIHi8xq14xi")
 _MIN_LENGTH = HEADER_BYTES - LENGTH_PREFIX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What a whole segment holds.
+    """The contents of a whole segment.
 
-    `size` is in bytes, `records` the sum of the batches' counts, `attributes` those that any batch
-    has, `max_timestamp` in ms (-1: none) with the last offset of the first batch that has it.
-    `epochs` has each run of batches of one leader epoch with the offset of its first batch, in
-    order of appearance. `crc64nvme` is over all bytes. Offsets are None when the segment is empty.
-    `index_fits` and `time_index_fits` tell of the indexes that were given to compare, None where
-    none was.
+    Attributes:
+        size: In bytes.
+        batches: Number of batches.
+        records: Sum of the batches' record counts.
+        attributes: All attribute bits that any batch has.
+        first_offset: Base offset of the first batch; None if the segment is empty.
+        next_offset: One past the last offset; None if the segment is empty.
+        max_timestamp: Largest timestamp, in ms; -1 if there is none.
+        max_timestamp_offset: Last offset of the first batch that has `max_timestamp`.
+        last_leader_epoch: Leader epoch of the last batch; None if the segment is empty.
+        epochs: Each run of batches of one leader epoch, with the offset of its first batch, in
+            order of appearance.
+        crc64nvme: CRC64NVME of all bytes; 0 if it was not computed.
+        indexes: The rebuilt indexes, if asked for.
+        index_fits: Whether the given offset index fits the batches; None if none was given.
+        time_index_fits: Whether the given time index fits the batches; None if none was given.
     """
 
     size: int
@@ -68,27 +78,30 @@ class SegmentFacts:
 
     @property
     def plain_records(self) -> int | None:
-        """How many records there are; None where a batch belongs to a transaction."""
+        """Number of records; None if a batch belongs to a transaction."""
         return None if self.attributes & (TRANSACTIONAL | CONTROL) else self.records
 
 
 class BatchWalker:
-    """Checks a segment that comes in chunks, and gathers its facts.
+    """Checks a segment that comes in chunks, and collects its facts.
 
-    Every batch's magic, length and CRC32C are checked, and that offsets rise strictly. Memory does
-    not grow with the segment, but for the rebuilt indexes (about 20 bytes per interval). A walker
-    that has raised is of no more use.
+    Checks the magic, length and CRC32C of every batch, and that offsets strictly ascend. Memory
+    does not grow with the segment, except for the rebuilt indexes (about 20 bytes per interval). Do
+    not use a walker after it has raised.
 
     Args:
-        name: the file's name or path, for errors; a segment's name also gives the base offset,
-            below which no batch may begin and to which the entries of indexes are relative.
-        index_interval_bytes: how many bytes at least lie between two entries of a rebuilt index.
-        rebuild_indexes: also build the offset index and the time index.
-        index: the bytes of the segment's offset index in pieces, to compare with the batches
-            (`IndexCheck`); not while indexes are rebuilt.
-        time_index: likewise, of its time index (`TimeIndexCheck`).
-        checksum: also compute the CRC-64/NVME of the whole file; `SegmentFacts.crc64nvme` is 0
-            without it.
+        name: The file's name or path, for errors. A segment's name also gives the base offset. No
+            batch may begin below it, and the entries of indexes are relative to it.
+        index_interval_bytes: Minimum number of bytes between two entries of a rebuilt index.
+        rebuild_indexes: Also build the offset index and the time index.
+        index: The bytes of the segment's offset index in pieces, to compare with the batches
+            (`IndexCheck`). Ignored while indexes are rebuilt.
+        time_index: The same for its time index (`TimeIndexCheck`).
+        checksum: Also compute the CRC64NVME of the whole file. Without it `SegmentFacts.crc64nvme`
+            is 0.
+
+    Raises:
+        ValueError: Indexes are to be rebuilt, and `name` is not a segment's.
     """
 
     def __init__(
@@ -107,7 +120,7 @@ class BatchWalker:
         self._name = name
         self._base = parsed.base_offset if parsed else BaseOffset(0)
         self._floor: int = self._base
-        """No batch may begin below this offset: the next offset of the one before."""
+        """No batch may begin below this offset: the next offset of the batch before."""
         self._size = self._batches = self._records = self._attributes = 0
         self._first: int | None = None
         self._max_timestamp, self._max_timestamp_offset = -1, -1
@@ -115,7 +128,7 @@ class BatchWalker:
         self._epochs: list[tuple[LeaderEpoch, Offset]] = []
         self._checksum = checksum
         self._crc64 = 0
-        # The batch that the chunk's end cuts: its header so far, or what is left of its body.
+        # The batch that the end of the chunk cuts: its header so far, or the rest of its body.
         self._carry = bytearray()
         self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
         self._indexes: IndexBuilder | None = None
@@ -131,13 +144,13 @@ class BatchWalker:
             self._index_behind = self._check.next_position - 1
 
     def feed(self, chunk: memoryview) -> None:
-        """Take the next bytes of the segment; chunks may be of any size.
+        """Process the next bytes of the segment. Chunks may have any size.
 
-        Nothing of the chunk is kept: its buffer may be filled again after the call.
+        The walker keeps no reference to the chunk: the caller may refill its buffer after the call.
 
         Raises:
-            DamagedSegmentError: with file, byte position, base offset, and what is wrong.
-            UnsupportedFormatError: message format v0 or v1.
+            DamagedSegmentError: Names file, byte position, base offset, and the problem.
+            UnsupportedFormatError: Message format v0 or v1.
         """
         if self._checksum:
             self._crc64 = crc64nvme(chunk, self._crc64)
@@ -148,11 +161,11 @@ class BatchWalker:
         self._size += len(chunk)
 
     def finish(self) -> SegmentFacts:
-        """What the segment holds, after its last chunk.
+        """Return the facts of the segment, after its last chunk.
 
         Raises:
-            DamagedSegmentError: the segment ends within a batch.
-            UnsupportedFormatError: message format v0 or v1.
+            DamagedSegmentError: The segment ends within a batch.
+            UnsupportedFormatError: Message format v0 or v1.
         """
         if self._carry:
             self._check_cut_header()
@@ -187,7 +200,8 @@ class BatchWalker:
         )
 
     def _whole_batches(self, chunk: memoryview, at: int) -> int:  # noqa: C901 - calls would cost more
-        """Check the batches that lie wholly within the chunk; return where the first other begins.
+        """Check the batches that are wholly within the chunk. Return where the first other one
+        begins.
 
         The hot loop: one unpacking and one checksum per batch, everything else in locals.
         """
@@ -227,7 +241,9 @@ class BatchWalker:
         return at
 
     def _resume(self, chunk: memoryview) -> int:
-        """Go on with the batch that the last chunk's end cut; return where it ends in this one."""
+        """Continue the batch that the end of the last chunk cut. Return where it ends in this
+        chunk.
+        """
         at = 0
         if self._carry:
             at = min(HEADER_BYTES - len(self._carry), len(chunk))
@@ -245,7 +261,7 @@ class BatchWalker:
         return at
 
     def _begin(self, chunk: memoryview, at: int) -> None:
-        """Take in the beginning of a batch that the chunk's end cuts."""
+        """Process the beginning of a batch that the end of the chunk cuts."""
         if len(chunk) - at < HEADER_BYTES:
             self._carry += chunk[at:]
             return
@@ -253,7 +269,7 @@ class BatchWalker:
         self._consume(chunk[at + CRC_START :])
 
     def _open(self, buffer: bytes | memoryview, at: int, position: int) -> None:
-        """Enter a batch of which not all bytes are there yet: its header, in the loop's terms."""
+        """Process the header of a batch whose bytes are not all there yet, as the hot loop does."""
         fields = _FIELDS.unpack_from(buffer, at)
         base, length, epoch, magic, crc, flags, delta, timestamp, count = fields
         if magic != MAGIC or length < _MIN_LENGTH or base < self._floor or delta < 0:
@@ -288,7 +304,9 @@ class BatchWalker:
         self._epochs.append((LeaderEpoch(epoch), Offset(base)))
 
     def _at_entry(self, base: int, last: int, position: int) -> int:
-        """An index has, or gets, an entry for this batch; return behind which position the next."""
+        """Check or add an index entry for this batch. Return the position after which the next is
+        due.
+        """
         if self._check:
             self._index_behind = self._check.at_batch(base, position) - 1
         elif self._indexes:
@@ -298,7 +316,9 @@ class BatchWalker:
         return self._index_behind
 
     def _at_time(self, base: int, last: int, timestamp: int) -> int:
-        """The time index has an entry at most as late as this; return the timestamp of the next."""
+        """Check the time index entry for this new maximum. Return the timestamp of the next
+        entry.
+        """
         if self._time_check:
             self._next_time = self._time_check.at_maximum(base, last, timestamp)
         return self._next_time

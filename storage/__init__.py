@@ -1,1 +1,1 @@
-"""The remote storage port and its adapters: object stores, HDFS, the local file system."""
+"""Remote storage port and its adapters: object stores, HDFS, the local file system."""

@@ -1,4 +1,4 @@
-"""One attempt to send a body: its deadline, its window, and whose fault a failure was."""
+"""One attempt to send a body: its deadline, its byte range, and the cause of a failure."""
 
 import io
 import os
@@ -13,26 +13,29 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 Clock = Callable[[], float]
-"""Seconds that only rise, from an arbitrary zero."""
+"""Returns monotonic seconds from an arbitrary zero."""
 
 monotonic: Clock = time.monotonic
 
 
 class DeadlinePassedError(Exception):
-    """The attempt has used up its time; raised into the HTTP client, translated on the way out."""
+    """The attempt's time is over. Raised into the HTTP client, translated on the way out."""
 
 
 class BodyFailedError(Exception):
-    """The body itself failed; carries no news, `AttemptStream.failure` has the error."""
+    """The body itself failed. `AttemptStream.failure` has the body's error."""
 
 
 class AttemptStream(io.RawIOBase):
-    """What an HTTP client is handed instead of the body's stream.
+    """Stream that an HTTP client receives instead of the body's stream.
 
-    It shows a window of `size` bytes from `start`, refuses to go on once `seconds` have passed, and
-    keeps what the body raised: an OSError from a local disk must not be taken for a broken
-    connection. Time spent inside the body (a bandwidth cap, a slow disk) is not counted, but for
-    reading what `take` has told of. It does not close the stream below.
+    It exposes a window of `size` bytes from `start`, raises once `seconds` have passed, and keeps
+    the error that the body raised: an OSError of a local disk must not be mistaken for a broken
+    connection. Time spent inside the body (a bandwidth limit, a slow disk) does not count, except
+    for reading the extents that `take` returned. It does not close the body's stream.
+
+    Attributes:
+        failure: Error of the body, or DeadlinePassedError; None while nothing has failed.
     """
 
     def __init__(
@@ -57,24 +60,24 @@ class AttemptStream(io.RawIOBase):
         return self._size
 
     def readable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def seekable(self) -> bool:
-        """Always: a body's stream can be rewound."""
+        """Always True: a body's stream can be rewound."""
         return True
 
     @property
     def in_file(self) -> bool:
-        """Whether `take` can be used."""
+        """Whether the body's bytes are in an open file, so that `take` can be used."""
         return isinstance(self._stream, FileStream)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most `size` bytes.
+        """Return at most `size` bytes.
 
         Raises:
-            DeadlinePassedError: no time is left.
-            BodyFailedError: the body raised; see `failure`.
+            DeadlinePassedError: The attempt's time is over.
+            BodyFailedError: The body raised an error; see `failure`.
         """
         wanted = self._wanted(size)
         if not wanted:
@@ -85,7 +88,7 @@ class AttemptStream(io.RawIOBase):
         return data
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """As `read`, into the buffer; without a copy for a body `in_file`."""
+        """Read into the buffer; raises as `read`. A body `in_file` is read without a copy."""
         view = memoryview(buffer)
         if not self.in_file:
             data = self.read(len(view))
@@ -101,7 +104,10 @@ class AttemptStream(io.RawIOBase):
         return count
 
     def take(self, size: int) -> Extent:
-        """As `read`, but tells where the bytes lie. Only for a body `in_file`."""
+        """Return the position of the next bytes in their file; raises as `read`.
+
+        Only for a body `in_file`. The bytes count as read.
+        """
         stream = cast("FileStream", self._stream)
         wanted = self._wanted(size)
         if not wanted:
@@ -112,12 +118,12 @@ class AttemptStream(io.RawIOBase):
         return extent
 
     def fail(self, error: BaseException) -> NoReturn:
-        """The body failed in another's hands: what `take` had told of could not be read."""
+        """Record that the caller could not read an extent that `take` returned, and raise."""
         self.failure = error
         raise BodyFailedError from error
 
     def readall(self) -> bytes:
-        """All that is left, in memory; raises as `read` does."""
+        """Return all remaining bytes; raises as `read`."""
         return b"".join(iter(self.read, b""))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -128,7 +134,7 @@ class AttemptStream(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Position within the window."""
+        """Return the position within the window."""
         return self._position
 
     def _wanted(self, size: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Bodies at hand: bytes in memory, a file by its path."""
+"""Bodies from bytes in memory and from files."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`size` bytes of an open file from `position` on, which the kernel can send by itself."""
+    """`size` bytes of an open file from `position` on, which the kernel can send directly."""
 
     descriptor: int
     position: int
@@ -18,12 +18,13 @@ class Extent:
 
 @runtime_checkable
 class FileStream(Protocol):
-    """What the stream of a body may offer beside `read`, where its bytes lie in an open file."""
+    """Optional interface of a body's stream whose bytes are in an open file."""
 
     def take(self, size: int) -> Extent:
-        """Where the next `size` bytes lie, fewer at the body's end; they then count as read.
+        """Return the position of the next `size` bytes, fewer at the body's end.
 
-        It waits, and raises, as `read` does. The descriptor stays open as long as the stream.
+        The bytes then count as read. It blocks and raises as `read` does. The descriptor stays
+        open as long as the stream.
         """
         ...
 
@@ -40,32 +41,32 @@ class BytesBody:
         return len(self.data)
 
     def open(self) -> BinaryIO:
-        """A fresh stream."""
+        """Return a new stream."""
         return io.BytesIO(self.data)
 
 
 class _OpenFile(io.FileIO):
-    """A `FileStream` of its own descriptor."""
+    """A `FileStream` with its own descriptor."""
 
     def take(self, size: int) -> Extent:
         start = self.tell()
-        taken = max(0, min(size, os.fstat(self.fileno()).st_size - start))
-        self.seek(start + taken)
-        return Extent(self.fileno(), start, taken)
+        count = max(0, min(size, os.fstat(self.fileno()).st_size - start))
+        self.seek(start + count)
+        return Extent(self.fileno(), start, count)
 
 
 @dataclass(frozen=True, slots=True)
 class FileBody:
-    """A file that nobody renames or rewrites meanwhile; `size` is what it was at the first look."""
+    """File that does not change meanwhile; `size` is its size when the body was created."""
 
     path: Path
     size: int
 
     @classmethod
     def of(cls, path: Path) -> "FileBody":
-        """Raises OSError when the file is not there."""
+        """Return a body for the file. Raises OSError if it does not exist."""
         return cls(path, path.stat().st_size)
 
     def open(self) -> BinaryIO:
-        """A fresh stream without a buffer of its own; raises OSError."""
+        """Return a new unbuffered stream. Raises OSError."""
         return cast("BinaryIO", _OpenFile(self.path))

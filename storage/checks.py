@@ -1,4 +1,4 @@
-"""What every store refuses alike, before anything is sent."""
+"""Checks that all stores share; they run before a request is sent."""
 
 import re
 from collections.abc import Mapping
@@ -7,20 +7,22 @@ from typing import Final
 from sidetier.segments.errors import InvalidRequestError
 
 LONGEST_KEY: Final = 1024
-"""Bytes of UTF-8, as S3 allows."""
+"""Maximum length of a key in bytes of UTF-8, as in S3."""
 MOST_METADATA: Final = 2048
-"""Bytes over all names and values of an object's metadata, as S3 allows."""
+"""Maximum bytes of all names and values of an object's metadata, as in S3."""
 
 _METADATA_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def check_key(key: str) -> None:
-    """Accept what every store can hold: components between `/`, none of them empty, `.` or `..`.
+    """Check that every store can hold the key.
+
+    A key consists of components between `/`, none of them empty, `.` or `..`.
 
     Raises:
-        InvalidRequestError: it is empty, absolute, climbs, holds control characters, or is longer
-            than 1,024 bytes.
+        InvalidRequestError: The key is empty, absolute, leaves the root, contains control
+            characters, or is longer than 1,024 bytes.
     """
     if not key:
         raise InvalidRequestError("the key is empty")
@@ -35,10 +37,10 @@ def check_key(key: str) -> None:
 
 
 def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of the metadata: names of `a-z0-9-`, values of printable ASCII, 2 KiB in all.
+    """Return a copy of the metadata: names of `a-z0-9-`, values of printable ASCII, 2 KiB in all.
 
     Raises:
-        InvalidRequestError: some name or value would not survive an HTTP header.
+        InvalidRequestError: A name or value is not valid in an HTTP header.
     """
     checked = dict(metadata or {})
     for name, value in checked.items():
@@ -52,6 +54,6 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
 
 
 def check_range(key: str, start: int, end: int | None) -> None:
-    """Raises InvalidRequestError unless 0 <= start <= end."""
+    """Raise InvalidRequestError unless 0 <= start <= end."""
     if start < 0 or (end is not None and end < start):
         raise InvalidRequestError(f"{key}: no such range: {start} to {end}")

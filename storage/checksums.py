@@ -1,4 +1,4 @@
-"""Whole-object checksums, over streams and over parts."""
+"""Whole-object checksums of streams and of concatenated parts."""
 
 import base64
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from sidetier.segments.errors import ChecksumMismatchError
 from sidetier.storage.port import Body, Checksum, ChecksumAlgorithm
 
 PIECE: Final = 256 * 1024
-"""Bytes that are read at a time; all the memory that a body of any size takes."""
+"""Bytes per read, and so the memory needed for a body of any size."""
 
 _Update = Callable[[bytes, int], int]
 _UPDATE: Final[dict[ChecksumAlgorithm, _Update]] = {
@@ -25,7 +25,7 @@ _WIDTH: Final = {ChecksumAlgorithm.CRC64NVME: 8, ChecksumAlgorithm.CRC32C: 4}
 
 
 class RunningChecksum:
-    """A checksum that grows with the bytes it is shown."""
+    """Checksum that is computed incrementally."""
 
     def __init__(self, algorithm: ChecksumAlgorithm) -> None:
         self._algorithm = algorithm
@@ -33,21 +33,21 @@ class RunningChecksum:
         self._value = 0
 
     def update(self, data: bytes) -> None:
-        """Append bytes."""
+        """Add bytes."""
         self._value = self._step(data, self._value)
 
     def append(self, part: Checksum, size: int) -> None:
-        """Append a part of `size` bytes of which only the checksum is at hand."""
+        """Add a part of `size` bytes of which only the checksum is known."""
         value = int.from_bytes(part.value, "big")
         self._value = _COMBINE[self._algorithm](self._value, value, size)
 
     def result(self) -> Checksum:
-        """The checksum of everything so far."""
+        """Return the checksum of all bytes so far."""
         return Checksum(self._algorithm, self._value.to_bytes(_WIDTH[self._algorithm], "big"))
 
 
 def checksum_of_bytes(data: bytes, algorithm: ChecksumAlgorithm) -> Checksum:
-    """The checksum of bytes in memory."""
+    """Return the checksum of bytes in memory."""
     running = RunningChecksum(algorithm)
     running.update(data)
     return running.result()
@@ -56,7 +56,7 @@ def checksum_of_bytes(data: bytes, algorithm: ChecksumAlgorithm) -> Checksum:
 def checksum_of_stream(
     stream: BinaryIO, algorithm: ChecksumAlgorithm, limit: int | None = None
 ) -> Checksum:
-    """The checksum of what the stream still holds, or of the next `limit` bytes; moves it."""
+    """Read the rest of the stream, or the next `limit` bytes, and return their checksum."""
     running = RunningChecksum(algorithm)
     left = limit
     while left is None or left > 0:
@@ -69,25 +69,25 @@ def checksum_of_stream(
 
 
 def checksum_of_body(body: Body, algorithm: ChecksumAlgorithm) -> Checksum:
-    """The checksum of a whole body; reads its `size` bytes once."""
+    """Return the checksum of a whole body. Reads its `size` bytes once."""
     with body.open() as stream:
         return checksum_of_stream(stream, algorithm, body.size)
 
 
 def to_base64(checksum: Checksum) -> str:
-    """As S3 writes it in headers."""
+    """Return the checksum in the form of S3's headers."""
     return base64.b64encode(checksum.value).decode()
 
 
 def from_base64(algorithm: ChecksumAlgorithm, text: str | None) -> Checksum | None:
-    """The reverse; None for nothing, and for a checksum of checksums (`…-3`)."""
+    """Parse a checksum of S3's headers; None if absent or a checksum of checksums (`…-3`)."""
     if not text or "-" in text:
         return None
     return Checksum(algorithm, base64.b64decode(text))
 
 
 def expect_checksum(key: str, expected: Checksum | None, actual: Checksum) -> None:
-    """Raises ChecksumMismatchError when one is expected and it is another."""
+    """Raise ChecksumMismatchError if `expected` is given and differs from `actual`."""
     if expected is not None and expected != actual:
         raise ChecksumMismatchError(
             f"{key}: the body's {actual.algorithm} is {actual.value.hex()}, "

@@ -1,4 +1,4 @@
-"""What the codes and statuses of object stores mean: one table for every client of them."""
+"""Meaning of object stores' error codes and HTTP statuses: one table for all clients."""
 
 from typing import Final
 
@@ -19,16 +19,16 @@ ErrorType = type[StorageError]
 
 BY_CODE: Final[dict[str, ErrorType]] = {
     "NoSuchKey": ObjectNotFoundError,
-    # A missing bucket or container is no missing object: to wait or to write does not help.
+    # Not ObjectNotFoundError: neither waiting nor writing the object creates a missing bucket.
     "NoSuchBucket": InvalidRequestError,
     "ContainerNotFound": InvalidRequestError,
-    # The upload was aborted by somebody, for example a lifecycle rule: a new one can succeed.
+    # Someone aborted the upload, for example a lifecycle rule: a new upload can succeed.
     "NoSuchUpload": StoreUnavailableError,
     "PreconditionFailed": PreconditionFailedError,
     "BlobAlreadyExists": PreconditionFailedError,
     "ConditionNotMet": PreconditionFailedError,
     "TargetConditionNotMet": PreconditionFailedError,
-    # Writes met, or the store is busy with the object: neither is refused for good.
+    # Concurrent writes, or the store is busy with the object: a retry can succeed.
     "ConditionalRequestConflict": StoreUnavailableError,
     "OperationAborted": StoreUnavailableError,
     "ContainerBeingDeleted": StoreUnavailableError,
@@ -46,7 +46,7 @@ BY_CODE: Final[dict[str, ErrorType]] = {
     "TooManyRequests": StoreThrottledError,
     "RequestTimeout": StoreTimeoutError,
     "OperationTimedOut": StoreTimeoutError,
-    # The connection ended before all of the body had come.
+    # The connection ended before the store had received the whole body.
     "IncompleteBody": StoreUnavailableError,
     "ExpiredToken": AccessDeniedError,
     "InvalidToken": AccessDeniedError,
@@ -73,7 +73,7 @@ _SERVER_ERROR: Final = 500
 
 
 def by_status(status: int) -> ErrorType:
-    """The meaning of an HTTP status that came without a known code."""
+    """Return the error for an HTTP status without a known code."""
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     return StoreUnavailableError if status >= _SERVER_ERROR else InvalidRequestError

@@ -1,4 +1,4 @@
-"""From an endpoint to a store that is ready for use. Drivers are imported only when needed."""
+"""Open the store of an endpoint. Drivers are imported only when needed."""
 
 import threading
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from sidetier.storage.store_calls import StoreCalls
 _DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "hdfs": ("hdfs", ("hdfs_native",)),
 }
-"""By scheme: the extra of this package that brings the driver, and the driver's modules."""
+"""URL scheme to the extra of this package that installs the driver, and the driver's modules."""
 
 
 def check_driver(url: str) -> None:
-    """Check that the driver of a storage url is installed, without importing it.
+    """Check that the driver of a storage URL is installed, without importing it.
 
     Raises:
-        ConfigurationError: it is not; the text says what to install.
+        ConfigurationError: The driver is missing; the text says which package to install.
     """
     extra, modules = _DRIVERS.get(urlsplit(url).scheme, ("", ()))
     for name in modules:
@@ -42,13 +42,19 @@ def open_storage(
     stop: threading.Event | None = None,
     calls: StoreCalls | None = None,
 ) -> RemoteStorage:
-    """The store of an endpoint, with its retries; no request is made (a directory is created).
+    """Open the store of an endpoint, with retries.
 
-    `stop` ends pauses between tries; `calls` shows the requests that are under way.
+    No request is made; the directory of a `file://` URL is created.
+
+    Args:
+        endpoint: URL and options of the store.
+        observer: Receives every attempt.
+        stop: Ends the pauses between attempts.
+        calls: Lists the requests in progress.
 
     Raises:
-        ConfigurationError: the url or an option can never work, or the driver is not installed.
-        StorageError: the directory of a `file://` url cannot be made.
+        ConfigurationError: The URL or an option can never work, or the driver is not installed.
+        StorageError: The directory of a `file://` URL cannot be created.
     """
     inner = open_plain(endpoint)
     return RetryingStorage(
@@ -62,7 +68,7 @@ def open_storage(
 
 
 def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
-    """The store itself: each request is tried once."""
+    """Open the store without retries: each request is tried once."""
     scheme = urlsplit(endpoint.url).scheme
     if scheme not in _OPENERS:
         known = ", ".join(f"{name}://" for name in _OPENERS)

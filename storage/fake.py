@@ -1,6 +1,6 @@
-"""An in-memory store for tests, `memory://` too, which can be told to have a bad day.
+"""In-memory store for tests and `memory://` URLs, with fault injection.
 
-It keeps every promise of the port, and raises what the real stores raise. Faults are put in by
+It keeps all guarantees of the port and raises the errors of the real stores. Faults are injected by
 operation name: `put`, `get`, `stream`, `list`, `head`, `delete`, `copy`.
 """
 
@@ -39,7 +39,7 @@ FULL: Final = StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgo
 
 
 class Contents:
-    """The objects of a store in memory, which several stores can share."""
+    """Objects in memory, which several stores can share."""
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
@@ -48,7 +48,7 @@ class Contents:
 
 
 class FakeStorage(Faulty):
-    """A store in memory; `faults` go in by `fail`, `refuse`, `hold` and `away`."""
+    """Store in memory. Inject faults with `fail`, `refuse`, `hold` and `away`."""
 
     def __init__(
         self,
@@ -64,16 +64,16 @@ class FakeStorage(Faulty):
         self._guard = self._stored.guard
         self._objects = self._stored.objects
         self.changes = 0
-        """How often an object was written or deleted so far."""
+        """Number of writes and deletes so far."""
 
     def contents(self) -> dict[str, bytes]:
-        """Keys and bytes of all objects, without a request."""
+        """Return keys and bytes of all objects, without recording a request."""
         with self._guard:
             return {key: stored.data for key, stored in sorted(self._objects.items())}
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """As given."""
+        """Capabilities that were passed to the constructor."""
         return self._capabilities
 
     def put_object(
@@ -85,7 +85,7 @@ class FakeStorage(Faulty):
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(key)
         checked = check_metadata(key, metadata)
         with self._request("put", key):
@@ -96,7 +96,7 @@ class FakeStorage(Faulty):
             return self._store(key, data, checked, actual, condition)
 
     def get_object(self, key: str) -> StoredObject:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(key)
         with self._request("get", key):
             return self._find(key)
@@ -109,16 +109,16 @@ class FakeStorage(Faulty):
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(key)
         check_range(key, start, end)
         with self._request("stream", key):
-            found = self._find(key)
-            check_condition(key, condition, found.head.etag)
-            return io.BytesIO(found.data[start:end])
+            stored = self._find(key)
+            check_condition(key, condition, stored.head.etag)
+            return io.BytesIO(stored.data[start:end])
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port; a request for each 1,000 rows."""
+        """See `RemoteStorage`. One request per 1,000 rows."""
         while True:
             with self._request("list", prefix):
                 page = self._page(prefix, start_after)
@@ -128,21 +128,25 @@ class FakeStorage(Faulty):
             start_after = page[-1].key
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See the port; one request."""
+        """See `RemoteStorage`. One request."""
         with self._request("list", prefix), self._guard:
-            behind = (key.removeprefix(prefix) for key in self._objects if key.startswith(prefix))
-            found = {prefix + rest.partition("/")[0] + "/" for rest in behind if "/" in rest}
-        return sorted(found, key=str.encode)
+            remainders = (
+                key.removeprefix(prefix) for key in self._objects if key.startswith(prefix)
+            )
+            directories = {
+                prefix + rest.partition("/")[0] + "/" for rest in remainders if "/" in rest
+            }
+        return sorted(directories, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port."""
-        del with_checksum  # is always there
+        """See `RemoteStorage`."""
+        del with_checksum  # every object has one
         check_key(key)
         with self._request("head", key):
             return self._find(key).head
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(key)
         with self._request("delete", key), self._guard:
             present = self._objects.get(key)
@@ -152,16 +156,16 @@ class FakeStorage(Faulty):
             self.changes += 1
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port; recorded under the target."""
+        """See `RemoteStorage`. The request is recorded under the target's key."""
         check_key(target)
         with self._request("copy", target):
-            found = self._find(source)
-            head = found.head
+            original = self._find(source)
+            head = original.head
             checksum = head.checksum
-            return self._store(target, found.data, head.metadata, checksum, condition)
+            return self._store(target, original.data, head.metadata, checksum, condition)
 
     def close(self) -> None:
-        """See the port."""
+        """See `RemoteStorage`. There is nothing to close."""
 
     def _store(
         self,
@@ -205,8 +209,9 @@ _naming: Final = threading.Lock()
 
 
 def memory_storage(url: str) -> FakeStorage:
-    """A store of `memory://name`, for tests: all of one url in this process have the same objects,
-    which are lost when the process ends.
+    """Return a store for a `memory://name` URL, for tests.
+
+    All stores of one URL in this process share their objects, which are lost when it ends.
     """
     with _naming:
         contents = _named.setdefault(url.rstrip("/"), Contents())

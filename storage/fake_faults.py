@@ -1,4 +1,4 @@
-"""Faults of the fake store, by operation, key and number; and the record of its requests."""
+"""Faults of the fake store by operation, key and count, and the list of its requests."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from sidetier.segments.errors import AccessDeniedError, StorageError, StoreUnava
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it came in."""
+    """One received request."""
 
     operation: str
     key: str
@@ -19,7 +19,7 @@ class Request:
 
 @dataclass(slots=True)
 class _Fault:
-    """What happens to the requests that it is about."""
+    """Effect on the requests of one operation and key."""
 
     operation: str | None
     key: str | None
@@ -33,7 +33,7 @@ class _Fault:
         return self.operation in {None, request.operation} and self.key in {None, request.key}
 
     def strikes(self) -> bool:
-        """Count one request that it concerns; True when it is its turn."""
+        """Count one matching request; return True if the fault applies to it."""
         if self.skip:
             self.skip -= 1
             return False
@@ -44,13 +44,13 @@ class _Fault:
 
 
 class Faulty:
-    """The hooks of `FakeStorage`."""
+    """Base class of `FakeStorage` with the methods that inject faults."""
 
     def __init__(self) -> None:
         self._guard_of_faults = threading.Lock()
         self._faults: list[_Fault] = []
         self.requests: list[Request] = []
-        """Every request so far, in the order of arrival, refused ones too."""
+        """All requests so far in the order of arrival, including refused ones."""
 
     def fail(
         self,
@@ -62,8 +62,15 @@ class Faulty:
         times: int | None = 1,
         after: bool = False,
     ) -> None:
-        """Raise the error, of any kind, at the nth such request from now on, and at `times` in a
-        row (None: for good). `after`: once it has taken effect, as when an answer is lost.
+        """Raise an error for requests of an operation and key.
+
+        Args:
+            operation: Operation to fail; None for all.
+            error: Error to raise, of any type.
+            key: Key to fail; None for all.
+            nth: First matching request from now on that fails, counted from 1.
+            times: Number of consecutive requests that fail; None for all later ones.
+            after: Raise the error after the request took effect, as if the response were lost.
         """
         self._add(_Fault(operation, key, nth - 1, times, error, after, None))
 
@@ -74,7 +81,7 @@ class Faulty:
 
     @contextmanager
     def hold(self, operation: str | None = None, key: str | None = None) -> Iterator[None]:
-        """Let such requests wait, before they do anything, until the block is left."""
+        """Block matching requests before they take effect, until the block ends."""
         gate = threading.Event()
         fault = _Fault(operation, key, 0, None, None, after=False, gate=gate)
         self._add(fault)
@@ -86,7 +93,7 @@ class Faulty:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Be unreachable until the block is left."""
+        """Make the store unreachable until the block ends."""
         error = StoreUnavailableError("connection refused")
         fault = _Fault(None, None, 0, None, error, after=False, gate=None)
         self._add(fault)
@@ -96,12 +103,12 @@ class Faulty:
             self._remove(fault)
 
     def heal(self) -> None:
-        """Forget all faults; what is held stays held until its block is left."""
+        """Remove all faults, except those of `hold`, which last until their block ends."""
         with self._guard_of_faults:
             self._faults = [fault for fault in self._faults if fault.gate]
 
     def count(self, operation: str | None = None, key: str | None = None) -> int:
-        """How many requests of the kind came in."""
+        """Return the number of matching requests so far."""
         with self._guard_of_faults:
             return sum(
                 operation in {None, request.operation} and key in {None, request.key}
@@ -121,7 +128,11 @@ class Faulty:
         request = Request(operation, key)
         with self._guard_of_faults:
             self.requests.append(request)
-            struck = [f for f in self._faults if f.concerns(request) and f.strikes()]
+            struck = [
+                candidate
+                for candidate in self._faults
+                if candidate.concerns(request) and candidate.strikes()
+            ]
         for fault in struck:
             if fault.gate:
                 fault.gate.wait()

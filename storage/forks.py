@@ -15,12 +15,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process() -> None:
-    """Refuse to go on where every request would hang for ever.
+    """Raise an error in a process where every request would hang forever.
 
-    A process that is forked after its parent has made a request does not have the parent's threads.
+    A process that is forked after its parent made a request lacks the client's threads.
 
     Raises:
-        InvalidRequestError: this process is such a child.
+        InvalidRequestError: This process is such a child.
     """
     if _process["lost"]:
         raise InvalidRequestError(

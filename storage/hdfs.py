@@ -1,7 +1,8 @@
-"""HDFS, on hdfs-native: a client in Rust, without a JVM and without libhdfs.
+"""The HDFS driver on hdfs-native, a client in Rust without a JVM and without libhdfs.
 
-An object is a plain file, readable by anything. `hdfs_versions` says how it is written, replaced
-and deleted so that conditional writes hold between processes, and what a kill leaves behind.
+An object is a plain file that any program can read. `hdfs_versions` describes how an object is
+written, replaced and deleted so that conditional writes hold between processes, and what a kill
+leaves behind.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,23 +41,23 @@ from sidetier.storage.port import (
 from sidetier.storage.settings import AttemptDeadline, HdfsSettings
 
 _LONGEST_COMPONENT: Final = 255
-"""Bytes of a component of a path: the default of `dfs.namenode.fs-limits.max-component-length`."""
+"""Maximum bytes per path component: default of `dfs.namenode.fs-limits.max-component-length`."""
 _LOOKS: Final = 100
-"""How often an object may be replaced while it is opened."""
+"""Maximum tries to open an object that other writers replace meanwhile."""
 _ATTEMPTS: Final = "dfs.client.failover.max.attempts"
 _FAILOVERS: Final = "3"
-"""Attempts to find the active NameNode of a name service. Hadoop's default of 15 takes three
-minutes, and the retries above this store follow."""
+"""Tries to find the active NameNode of a name service. Hadoop's default of 15 takes three minutes,
+and the retry layer above this store tries again anyway."""
 
 
 class HdfsStorage:
-    """A directory of HDFS. Conditional writes hold between processes; see `hdfs_versions`.
+    """Directory of HDFS. Conditional writes hold between processes; see `hdfs_versions`.
 
-    A key cannot be both a file and a directory (`a` and `a/b`). A component of a key has at most
-    255 bytes, and no colon, which HDFS refuses. HDFS checks its own checksums of the blocks; the
-    checksum of an object is compared here, before it is published.
+    A key cannot be both a file and a directory (`a` and `a/b`). A key component has at most 255
+    bytes and no colon, which HDFS refuses. HDFS verifies its own block checksums; the checksum of
+    an object is compared here, before the object becomes visible.
 
-    Nothing is tried twice here, but where hdfs-native could not send a request at all. A process
+    The driver does not retry, except where hdfs-native could not send a request at all. A process
     that was forked after a request raises InvalidRequestError.
     """
 
@@ -66,16 +67,16 @@ class HdfsStorage:
         settings: HdfsSettings | None = None,
         deadline: AttemptDeadline | None = None,
     ) -> None:
-        """No request is made.
+        """Create the client; no request is made.
 
         Args:
             url: `hdfs://host:port/directory`, `hdfs://nameservice/directory`, or
                 `hdfs:///directory` for Hadoop's `fs.defaultFS`.
-            settings: Of Hadoop.
-            deadline: Of an attempt.
+            settings: Hadoop settings.
+            deadline: Deadline of one attempt.
 
         Raises:
-            ConfigurationError: the NameNodes cannot be told from the settings.
+            ConfigurationError: The settings do not determine the NameNodes.
         """
         settings = settings or HdfsSettings()
         self._deadline = deadline or AttemptDeadline()
@@ -83,7 +84,7 @@ class HdfsStorage:
         self._client = _client(url, settings, self._deadline)
         self._versions = Versions(self._client, self._root)
         self.url = url.rstrip("/")
-        """Where the keys begin."""
+        """URL of the root, without a trailing slash."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a store holds connections and is not pickled: open one from the settings")
@@ -102,7 +103,7 @@ class HdfsStorage:
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port; the bytes sent are compared with the given checksum here."""
+        """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
         checked = check_metadata(key, metadata)
         with body.open() as raw:
@@ -115,7 +116,7 @@ class HdfsStorage:
                 raise stream.failure or error from None
 
     def get_object(self, key: str) -> StoredObject:
-        """See the port."""
+        """See `RemoteStorage`."""
         self._check(key)
         for _ in range(_LOOKS):
             with self._found("get", key):
@@ -134,8 +135,10 @@ class HdfsStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See the port. A version that is replaced can be read on until the DataNodes delete its
-        blocks; then a transient error is raised.
+        """See `RemoteStorage`.
+
+        A replaced version stays readable until the DataNodes delete its blocks; then the stream
+        raises a transient error.
         """
         self._check(key)
         check_range(key, start, end)
@@ -145,7 +148,7 @@ class HdfsStorage:
         return opened.stream(start, identity.size if end is None else min(end, identity.size))
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port; each directory is listed at once."""
+        """See `RemoteStorage`. Each directory is read completely before its keys are yielded."""
         check_process()
         folder = prefix.rpartition("/")[0]
         if not _can_be(folder):
@@ -156,7 +159,7 @@ class HdfsStorage:
                 yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See the port; one directory is listed. Empty directories are shown."""
+        """See `RemoteStorage`. Lists one directory and includes empty directories."""
         check_process()
         parent = prefix.rpartition("/")[0]
         if not _can_be(parent):
@@ -169,12 +172,14 @@ class HdfsStorage:
         return sorted(shown, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port; the checksum is in the record."""
-        del with_checksum  # costs nothing
+        """See `RemoteStorage`. The checksum is part of the object's record."""
+        del with_checksum  # the checksum is always in the record
         return self._record(key).head(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port; the condition is decided with the delete. Directories that become empty are
+        """See `RemoteStorage`.
+
+        The condition and the delete are one atomic decision. Directories that become empty are
         deleted as well.
         """
         self._check(key)
@@ -182,7 +187,7 @@ class HdfsStorage:
             self._versions.remove(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port; HDFS has no copy, so the bytes are read and written again."""
+        """See `RemoteStorage`. HDFS has no copy, so the bytes are read and written again."""
         self._check(target)
         record = self._record(source)
         with self.get_object_input_stream(source, condition=IfMatch(record.etag)) as stream:
@@ -196,7 +201,7 @@ class HdfsStorage:
                 raise window.failure or error from None
 
     def close(self) -> None:
-        """See the port."""
+        """See `RemoteStorage`. The connections belong to hdfs-native and stay open."""
 
     def _put(
         self,
@@ -207,7 +212,7 @@ class HdfsStorage:
         condition: Condition | None,
     ) -> str:
         if condition is not None:
-            # Refuse before many bytes are sent; `publish` decides when they are there.
+            # Refuse before many bytes are sent. `publish` checks again afterwards.
             present = self._versions.identity(key)
             check_condition(key, condition, None if present is None else etag_of(present))
         temporary = self._versions.temporary()
@@ -225,13 +230,15 @@ class HdfsStorage:
             raise
 
     def _walk(self, base: str, prefix: bytes, after: bytes) -> Iterator[tuple[str, Identity]]:
-        """Keys below a directory and their files, in ascending order of the keys' UTF-8 bytes.
+        """Yield the keys below a directory with their files, in order of the keys' UTF-8 bytes.
 
-        The NameNode sorts names by signed bytes, and a directory without its slash: each directory
-        is sorted here. Directories that cannot hold a matching key are not listed.
+        The NameNode sorts names by signed bytes and ignores the slash after a directory, so each
+        directory is sorted here. Directories that cannot contain a matching key are not listed.
         """
-        found = self._client.entries(f"{self._root}/{base}".rstrip("/"))
-        named = [(f"{base}{row.name}{'' if row.identity else '/'}", row.identity) for row in found]
+        entries = self._client.entries(f"{self._root}/{base}".rstrip("/"))
+        named = [
+            (f"{base}{row.name}{'' if row.identity else '/'}", row.identity) for row in entries
+        ]
         for key, identity in sorted(named, key=lambda row: row[0].encode()):
             name = key.encode()
             shared = min(len(name), len(prefix))
@@ -277,7 +284,7 @@ class HdfsStorage:
 
 
 def _can_be(directory: str) -> bool:
-    """Whether keys can have this directory: components that are empty or dots are in no key."""
+    """Whether a key can have this directory: keys have no empty, `.` or `..` components."""
     return not directory or {"", ".", ".."}.isdisjoint(directory.split("/"))
 
 

@@ -1,9 +1,9 @@
 """Calls of hdfs-native with a deadline, and its files as streams.
 
-hdfs-native has no time-out for a NameNode or DataNode that keeps its connection and is silent.
-So each call runs on an event loop of its own thread, and is cancelled when its time is over or when
-a signal's handler raises. hdfs-native tries a call again only where the NameNode cannot have
-carried it out: a write only while no connection can be opened, a read also after a broken one.
+hdfs-native has no timeout for a NameNode or DataNode that keeps its connection open and is silent.
+So each call runs on an event loop in a thread of its own, and is cancelled when its deadline passes
+or a signal handler raises. hdfs-native retries a call only if the NameNode cannot have carried it
+out: a write while no connection can be opened, a read also after a broken connection.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ _T = TypeVar("_T")
 _END_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.005
 _PIECE: Final = MIB
-"""Bytes that cross between Python and hdfs-native at a time."""
+"""Bytes per transfer between Python and hdfs-native."""
 _ROWS: Final = 1000
-"""Entries of a directory for which one deadline holds, as many as the NameNode lists at once."""
+"""Directory entries per deadline: as many as the NameNode returns per request."""
 _RAISED_AS_THEY_ARE: Final = (FileNotFoundError, FileExistsError)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a directory holds: a name, and the identity of a file; None for a directory."""
+    """Entry of a directory: its name, and the identity of a file; None for a directory."""
 
     name: str
     identity: Identity | None
 
 
 class HdfsClient:
-    """The files of one name service. Paths are absolute.
+    """File operations of one name service. Paths are absolute.
 
-    Every method raises FileNotFoundError and FileExistsError as they are, and a StorageError for
-    everything else. Nothing is tried again here.
+    Methods raise FileNotFoundError and FileExistsError unchanged, and a StorageError for all other
+    failures. They do not retry.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class HdfsClient:
         config_dir: str | None,
         deadline: AttemptDeadline,
     ) -> None:
-        """No request is made.
+        """Create the client; no request is made.
 
         Args:
             url: `hdfs://host:port`, `hdfs://nameservice`, or `hdfs://` for `fs.defaultFS`.
-            properties: Hadoop's, laid over those of the configuration directory.
-            config_dir: Directory with `core-site.xml` and `hdfs-site.xml`; None for that of
-                HADOOP_CONF_DIR or HADOOP_HOME.
-            deadline: Of each call.
+            properties: Hadoop properties; they override those of the configuration directory.
+            config_dir: Directory with `core-site.xml` and `hdfs-site.xml`; None for the directory
+                of HADOOP_CONF_DIR or HADOOP_HOME.
+            deadline: Deadline of each call.
 
         Raises:
-            RuntimeError: the NameNodes cannot be told from the settings.
+            RuntimeError: The settings do not determine the NameNodes.
         """
         self._client = AsyncClient(url, dict(properties), config_dir)
         self._deadline = deadline
 
     def identity(self, path: str) -> Identity | None:
-        """The identity of a file; None for a directory, and where there is nothing."""
+        """Return the identity of a file; None for a directory or a missing path."""
         try:
             status = self._run("stat", path, self._client.get_file_info(path))
         except FileNotFoundError:
@@ -89,43 +89,43 @@ class HdfsClient:
         return _identity(status)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return whether the path is a file or a directory."""
         with suppress(FileNotFoundError):
             self._run("stat", path, self._client.get_file_info(path))
             return True
         return False
 
     def entries(self, directory: str) -> list[Entry]:
-        """What the directory holds, in no order; nothing where there is no directory."""
+        """Return the entries of a directory, unordered; an empty list if it does not exist."""
         try:
-            found = self._client.list_status(directory)
+            listing = self._client.list_status(directory)
             rows: list[FileStatus] = []
-            while page := self._run("list", directory, _take(found, _ROWS)):
+            while page := self._run("list", directory, _take(listing, _ROWS)):
                 rows += page
         except (FileNotFoundError, InvalidRequestError):
-            return []  # an invalid path: below a file, or of characters that no key has
+            return []  # InvalidRequestError: a path below a file, or characters that no key has
         prefix = f"{directory.rstrip('/')}/"
         return [
             Entry(row.path.removeprefix(prefix), _identity(row))
             for row in rows
-            if row.path.startswith(prefix)  # a file is listed as itself
+            if row.path.startswith(prefix)  # list_status of a file returns the file itself
         ]
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and what is missing above it; that it is there is no error."""
+        """Create a directory and its missing parents. Idempotent."""
         self._run("mkdirs", path, self._client.mkdirs(path, create_parent=True))
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Move a file or a directory in one step of the NameNode.
+        """Move a file or a directory in one atomic step of the NameNode.
 
         Raises:
-            FileNotFoundError: there is no source, or no parent of the target.
-            FileExistsError: there is a target, and it is not to be replaced.
+            FileNotFoundError: The source or the target's parent does not exist.
+            FileExistsError: The target exists and `overwrite` is False.
         """
         self._run("rename", target, self._client.rename(source, target, overwrite))
 
     def rename_to_new_place(self, source: str, target: str) -> None:
-        """`rename` without `overwrite`, which makes the target's parent where it is missing."""
+        """Rename without overwriting; create the target's parent if it is missing."""
         try:
             self.rename(source, target)
         except FileNotFoundError as error:
@@ -135,10 +135,10 @@ class HdfsClient:
             self.rename(source, target)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file or a directory in one step; that there is none is no error.
+        """Delete a file or a directory in one atomic step. Idempotent.
 
         Raises:
-            StorageError: a directory is not empty, and `recursive` is not set.
+            StorageError: A directory is not empty, and `recursive` is False.
         """
         self._run("delete", path, self._client.delete(path, recursive))
 
@@ -154,13 +154,15 @@ class HdfsClient:
     def send(
         self, path: str, stream: AttemptStream, algorithm: ChecksumAlgorithm
     ) -> "tuple[AsyncFileWriter, Checksum]":
-        """Create a file from a stream, with its parents; returns the file, still open for writing,
-        and the checksum.
+        """Create a file and its parents from a stream.
+
+        Returns:
+            The file, still open for writing, and the checksum of its bytes.
 
         Raises:
-            FileExistsError: there is a file.
-            BodyFailedError: the stream failed.
-            DeadlinePassedError: the stream's time is over.
+            FileExistsError: The file exists.
+            BodyFailedError: The stream failed.
+            DeadlinePassedError: The stream's deadline has passed.
         """
         running = RunningChecksum(algorithm)
         options = WriteOptions(overwrite=False, create_parent=True)
@@ -173,13 +175,13 @@ class HdfsClient:
     def close_and_write(
         self, path: str, writer: "AsyncFileWriter", other: str, data: bytes
     ) -> bool:
-        """Close a file, and create another one from bytes meanwhile.
+        """Close a file, and at the same time create another file with the given bytes.
 
-        hdfs-native waits for half a second when the NameNode does not know of a replica yet: both
-        files take that time together.
+        hdfs-native waits for half a second when the NameNode does not know of a replica yet. Both
+        files wait together.
 
         Returns:
-            Whether the other file was created; False where there is one.
+            Whether the other file was created; False if it already exists.
         """
 
         async def both() -> bool:
@@ -189,7 +191,7 @@ class HdfsClient:
         return self._run("close", path, both(), len(data))
 
     def write_small(self, path: str, data: bytes) -> None:
-        """Create a file from bytes; raises FileExistsError."""
+        """Create a file from bytes. Raises FileExistsError if it exists."""
         if not self._run("write", path, self._create_small(path, data), len(data)):
             raise FileExistsError(path)
 
@@ -204,7 +206,7 @@ class HdfsClient:
         return True
 
     def read_small(self, path: str) -> bytes:
-        """A whole file; raises FileNotFoundError."""
+        """Return the bytes of a whole file. Raises FileNotFoundError."""
 
         async def receive() -> bytes:
             reader = await self._client.read(path)
@@ -213,10 +215,10 @@ class HdfsClient:
         return self._run("read", path, receive())
 
     def open(self, path: str) -> "HdfsFile":
-        """A file as it is now: what is renamed over it later is not seen.
+        """Open a file. The reader keeps this version when another file is renamed over it.
 
         Raises:
-            FileNotFoundError: there is no file.
+            FileNotFoundError: There is no file.
         """
         return HdfsFile(self, path, self._run("open", path, self._client.read(path)))
 
@@ -238,18 +240,18 @@ class HdfsClient:
         except BaseException as error:
             if type(error).__module__ != "pyo3_runtime":
                 raise
-            # A panic of hdfs-native: a defect there, of this call alone.
+            # A panic in hdfs-native's Rust code: a defect there that affects only this call.
             raise StoreUnavailableError(f"{operation} {path}: {error}") from error
         finally:
             future.cancel()
 
     def read_on(self, path: str, pieces: AsyncIterator[bytes]) -> bytes:
-        """The next pieces of a file, about 1 MiB; nothing at the end."""
+        """Return the next pieces of a file, about 1 MiB; empty at the end."""
         return self._run("read", path, _take_bytes(pieces), _PIECE)
 
 
 class HdfsFile:
-    """An open file, to be read by ranges. It holds no connection until it is read."""
+    """Open file that is read in ranges. It holds no connection between reads."""
 
     def __init__(self, client: HdfsClient, path: str, reader: "AsyncFileReader") -> None:
         self._client = client
@@ -257,7 +259,7 @@ class HdfsFile:
         self._reader = reader
 
     def stream(self, start: int, end: int) -> BinaryIO:
-        """The bytes from `start` up to, not including, `end`, which the file must have."""
+        """Return a stream over `start` (inclusive) to `end` (exclusive), within the file."""
         if start >= end:
             return io.BytesIO()
         pieces = self._reader.read_range_stream(start, end - start)
@@ -265,7 +267,7 @@ class HdfsFile:
 
 
 class _Range(io.RawIOBase):
-    """A range of an open file; forward only."""
+    """Range of an open file as a raw, forward-only stream."""
 
     def __init__(
         self, client: HdfsClient, path: str, pieces: AsyncIterator[bytes], size: int
@@ -311,30 +313,30 @@ def _identity(status: "FileStatus") -> Identity | None:
 
 
 async def _awaited(awaitable: "Coroutine[object, object, _T]") -> _T:
-    """hdfs-native returns its own awaitables, which need a running loop."""
+    """Await one of hdfs-native's own awaitables, which need a running loop."""
     return await awaitable
 
 
 async def _take(rows: "AsyncIterator[FileStatus]", most: int) -> "list[FileStatus]":
-    taken: list[FileStatus] = []
-    while len(taken) < most:
+    entries: list[FileStatus] = []
+    while len(entries) < most:
         try:
-            taken.append(await anext(rows))
+            entries.append(await anext(rows))
         except StopAsyncIteration:
             break
-    return taken
+    return entries
 
 
 async def _take_bytes(pieces: AsyncIterator[bytes]) -> bytes:
-    taken: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while size < _PIECE:
         try:
-            taken.append(await anext(pieces))
+            chunks.append(await anext(pieces))
         except StopAsyncIteration:
             break
-        size += len(taken[-1])
-    return b"".join(taken)
+        size += len(chunks[-1])
+    return b"".join(chunks)
 
 
 @cache
@@ -348,8 +350,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _end(loop: asyncio.AbstractEventLoop) -> None:
     """Let hdfs-native's threads leave Python before the interpreter ends.
 
-    A thread that is still handing over a result then would end the process by SIGABRT. Such threads
-    have frames, but are none that `threading` knows.
+    A thread that is still handing over a result at that point ends the process with SIGABRT. Such
+    threads have Python frames but are unknown to `threading`.
     """
 
     async def cancel_all() -> None:
@@ -363,6 +365,6 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(_END_SECONDS)
     while monotonic() < end:
         known = {thread.ident for thread in threading.enumerate()}
-        if sys._current_frames().keys() <= known:  # noqa: SLF001 -- documented, in spite of its name
+        if sys._current_frames().keys() <= known:  # noqa: SLF001 -- documented despite its underscore
             return
         threading.Event().wait(_LOOK_SECONDS)

@@ -1,8 +1,8 @@
-"""hdfs-native's errors as ours.
+"""Translate hdfs-native's errors into StorageErrors.
 
 hdfs-native 0.14 raises FileNotFoundError and FileExistsError for paths, OSError without an errno
 for connections, and RuntimeError for the rest: `RPCError("<Java class>", "<message and stack>")`.
-So the Java class is read from the text. A test provokes each kind on a real NameNode.
+So the Java class is parsed from the text. A test provokes each kind on a real NameNode.
 """
 
 import re
@@ -43,17 +43,17 @@ BY_CLASS: Final[dict[str, type[StorageError]]] = {
     "PathComponentTooLongException": InvalidRequestError,
     "RetriableException": StoreThrottledError,
 }
-"""By the simple name of a NameNode's exception. What is not here may pass: SafeModeException,
-StandbyException, an IOException that finds too few DataNodes."""
+"""Simple class name of a NameNode's exception to our error. All others count as transient:
+SafeModeException, StandbyException, an IOException that finds too few DataNodes."""
 
 
 def translation(operation: str, place: str, error: BaseException) -> StorageError:
-    """Our error for one of hdfs-native's; the stack trace of the server is left out."""
+    """Return our error for one of hdfs-native's, without the server's stack trace."""
     text = str(error)
     rpc = _RPC.search(text)
-    said = _STACK.sub("", rpc[2] if rpc else text)[:_LONGEST]
+    message = _STACK.sub("", rpc[2] if rpc else text)[:_LONGEST]
     name = rpc[1] if rpc else type(error).__name__
-    return _kind(error, text, name)(f"{operation} {place}: {name}: {said}".rstrip(": "))
+    return _kind(error, text, name)(f"{operation} {place}: {name}: {message}".rstrip(": "))
 
 
 def _kind(error: BaseException, text: str, name: str) -> type[StorageError]:
@@ -62,7 +62,7 @@ def _kind(error: BaseException, text: str, name: str) -> type[StorageError]:
     if isinstance(error, FileNotFoundError):
         return ObjectNotFoundError
     if _NOT_A_DIRECTORY in text or "must both be directories" in text:
-        return InvalidRequestError  # a file where the key wants a directory, or the reverse
+        return InvalidRequestError  # a file where the key needs a directory, or the reverse
     if isinstance(error, FileExistsError | ValueError) or _REFUSED.search(text):
         return InvalidRequestError
     if _LOGIN.search(text):

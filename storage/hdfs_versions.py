@@ -1,47 +1,47 @@
-"""How a version of an object comes and goes on HDFS, and what a kill leaves.
+"""How an object version is created, replaced and deleted on HDFS, and what a kill leaves behind.
 
 ::
 
-    <root>/<key>                                          the object's bytes
-    <root>/_sidetier-store/new/<nonce>                    what is being written
+    <root>/<key>                                          bytes of the object
+    <root>/_sidetier-store/new/<nonce>                    file that is being written
     <root>/_sidetier-store/meta/<xx>/<hash>/<etag>.json   metadata and checksum of a version
-    <root>/_sidetier-store/swaps/<hash>-<etag>/           how a version is replaced or deleted
+    <root>/_sidetier-store/swaps/<hash>-<etag>/           replacement or deletion of a version
 
-hdfs-native offers no extended attributes, and a Parquet file with a trailer would not end with its
-footer. So metadata is in a file of its own, the record, named by the SHA-256 of the key and by the
-etag. The etag is the size and the modification time of the object's file, which a rename keeps. The
-record is created before the version is published, so that both become visible in one step. Only one
-version can have an etag, since its record is created without overwrite: the writer of another
-version takes a time that is a millisecond later. The time is that of the NameNode, and later than
-that of the version which is replaced, also when the NameNode's clock was set back.
+hdfs-native has no extended attributes, and metadata in a trailer would follow the footer of a
+Parquet file. So metadata is in a separate file, the record, named by the SHA-256 of the key and by
+the etag. The etag consists of size and modification time of the object's file; a rename keeps both.
+The record is created before the version is published, so both become visible in one step. Only one
+version can have an etag, because its record is created without overwrite: another writer then uses
+a time one millisecond later. The time comes from the NameNode. It is later than the time of the
+replaced version, even if the NameNode's clock was set back.
 
-An object is created by a rename of `new/<nonce>` to the key without overwrite, which the NameNode
-decides. HDFS has no rename that depends on the version of its target, so a version is replaced in
-six steps:
+An object is created by renaming `new/<nonce>` to the key without overwrite, which the NameNode does
+atomically. HDFS has no rename that depends on the version of its target, so a version is replaced
+in six steps:
 
-1. The directory `swaps/<hash>-<etag>/<nonce>` is made, named by the etag to be replaced.
-2. The key is looked at: it still has that etag, else the write is refused.
-3. `new/<nonce>` is moved to `swaps/<hash>-<etag>/<nonce>/v`.
-4. `swaps/<hash>-<etag>/<nonce>` is renamed to `swaps/<hash>-<etag>/next` without overwrite. Of
-   several writers one succeeds; only what it has written can replace this etag.
-5. `next/v` is renamed over the key. `next` stays, so that no other writer can take its place.
-6. `swaps/<hash>-<etag>` is deleted with all that other writers have there, then the old record.
+1. Create the directory `swaps/<hash>-<etag>/<nonce>`, with the etag of the version to replace.
+2. Check that the key still has this etag; refuse the write otherwise.
+3. Move `new/<nonce>` to `swaps/<hash>-<etag>/<nonce>/v`.
+4. Rename `swaps/<hash>-<etag>/<nonce>` to `swaps/<hash>-<etag>/next` without overwrite. This claim
+   succeeds for one of several writers; only this writer's bytes can replace this etag.
+5. Rename `next/v` over the key. `next` stays, so that no other writer can claim this etag.
+6. Delete `swaps/<hash>-<etag>` with the directories of all other writers, then the old record.
 
-A slow writer cannot replace a later version. Its directory is there from step 1 to step 4, or
-step 4 fails. Had another writer completed a swap of that etag in between, `next` would be taken, or
-`swaps/<hash>-<etag>` would be deleted, with the slow writer's directory. Step 5 moves `v`, which is
-there once: a second rename fails.
+A slow writer cannot replace a later version. Step 4 fails unless its directory still exists and
+`next` is free. If another writer completed a swap of the same etag in between, either `next` exists
+or `swaps/<hash>-<etag>` was deleted together with the slow writer's directory. Step 5 moves `v`,
+which exists only once, so a second rename fails.
 
-A kill before step 4 leaves files that are never read. A kill after step 4 leaves the old version to
-be seen, and the claim. The next writer that wants to replace or delete that version finds the
+A kill before step 4 leaves files that are never read. A kill after step 4 leaves the old version
+visible, and the claim. The next writer that wants to replace or delete that version finds the
 claim, carries out steps 5 and 6, and compares its own condition with the new version. A kill after
-step 5 leaves an empty directory.
+step 5 leaves the new version, and an empty directory.
 
 A delete is the same with a directory `next/d` in place of the file `next/v`. Its step 5 moves the
-key's file to `next/d/gone`, which exists at most once, and which step 6 deletes.
+key's file to `next/d/gone`, which exists at most once and which step 6 deletes.
 
-All this holds between writers that use this module. Other programs that change the files do not
-take part.
+These guarantees hold between writers that use this module. They do not cover other programs that
+change the files.
 """
 
 from contextlib import suppress
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 RESERVED: Final = "_sidetier-store"
 _LOOKS: Final = 100
 _MS: Final = 1_000_000
-"""Nanoseconds of a millisecond: HDFS keeps times in ms."""
+"""Nanoseconds per millisecond: HDFS keeps times in ms."""
 
 
 class Versions:
     """The versions of the objects below a root.
 
-    Methods raise StorageError. A transient error means that the step may have been carried out.
+    Methods raise StorageError. After a transient error the step may have been carried out.
     """
 
     def __init__(self, client: HdfsClient, root: str) -> None:
@@ -77,35 +77,35 @@ class Versions:
         self._own = f"{root}/{RESERVED}"
 
     def path(self, key: str) -> str:
-        """Where the object lies."""
+        """Return the path of the object's file."""
         return f"{self._root}/{key}"
 
     def temporary(self) -> str:
-        """A path for what is being written."""
+        """Return a new path for a file that is being written."""
         return f"{self._own}/new/{uuid4().hex}"
 
     def identity(self, key: str) -> Identity | None:
-        """Which version is there now; None where there is none."""
+        """Return the identity of the current version; None if there is no object."""
         return self._client.identity(self.path(key))
 
     def record(self, key: str) -> Record | None:
-        """What is known of the version that is there now; None where there is none."""
+        """Return the record of the current version; None if there is no object."""
         for _ in range(_LOOKS):
             identity = self.identity(key)
             if identity is None:
                 return None
-            found = self._stored_record(key, identity)
-            if found is not None:
-                return found
+            record = self._stored_record(key, identity)
+            if record is not None:
+                return record
             if self.identity(key) == identity:
                 return undescribed(identity)
         raise StoreUnavailableError(f"head {key}: it is overwritten faster than it can be read")
 
     def open(self, key: str) -> tuple[HdfsFile, Identity]:
-        """The file that is there now, open for reading.
+        """Open the current version for reading.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: There is no object.
         """
         for _ in range(_LOOKS):
             identity = self.identity(key)
@@ -113,7 +113,7 @@ class Versions:
                 raise FileNotFoundError(self.path(key))
             with suppress(FileNotFoundError):
                 opened = self._client.open(self.path(key))
-                # hdfs-native does not tell which file it has opened.
+                # hdfs-native does not report which file it opened, so compare before and after.
                 if self.identity(key) == identity:
                     return opened, identity
         raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
@@ -128,18 +128,18 @@ class Versions:
         """Close the temporary file and store its record.
 
         Args:
-            key: Of the object.
-            writer: Of the temporary file, with all its bytes.
-            temporary: Its path.
+            key: Key of the object.
+            writer: Writer of the temporary file, with all bytes written.
+            temporary: Path of the temporary file.
             described: Size, metadata and checksum; etag and time are chosen here.
 
         Returns:
-            The record as it is stored.
+            The record as stored.
         """
         opened, present = self._client.identity(temporary), self.identity(key)
         if opened is None:
             raise StoreUnavailableError(f"put {key}: {temporary} is gone")
-        # The time at which the file was created: until it is closed, it has no other.
+        # Until the file is closed, its modification time is the time of its creation.
         wanted = _dated(described, max(opened.modified_ns, _later(present)))
         path = self._record_path(key, wanted.etag)
         if not self._client.close_and_write(temporary, writer, path, encode(key, (wanted,))):
@@ -148,13 +148,13 @@ class Versions:
         return wanted
 
     def publish(self, key: str, temporary: str, record: Record, condition: Condition | None) -> str:
-        """Make the closed temporary file the key's object, if the condition holds.
+        """Make the closed temporary file the key's object if the condition holds.
 
         Returns:
-            The etag.
+            The etag of the new version.
 
         Raises:
-            PreconditionFailedError: the condition does not hold; nothing is published.
+            PreconditionFailedError: The condition does not hold; nothing is published.
         """
         try:
             for _ in range(_LOOKS):
@@ -170,7 +170,8 @@ class Versions:
                 if done:
                     return record.etag
                 if self._client.identity(temporary) is None:
-                    # Deleted by another writer in step 6. If the condition still holds, send again.
+                    # Another writer deleted it in step 6. If the condition still holds, the
+                    # transient error makes the caller send the body again.
                     check_condition(key, condition, self._etag(key))
                     raise StoreUnavailableError(f"put {key}: another writer was faster")
         except StorageError as error:
@@ -180,7 +181,7 @@ class Versions:
         raise StoreUnavailableError(f"put {key}: other writers were faster {_LOOKS} times")
 
     def remove(self, key: str, condition: Condition | None) -> None:
-        """Remove the object, if the condition holds or there is none."""
+        """Delete the object if the condition holds. Idempotent: a missing object is no error."""
         for _ in range(_LOOKS):
             present = self.identity(key)
             if present is None:
@@ -203,7 +204,7 @@ class Versions:
         except FileExistsError:
             return False
         except FileNotFoundError as error:
-            # The parent was removed as empty, by a delete, after it was made.
+            # A concurrent delete removed the parent as empty after it had been created.
             raise StoreUnavailableError(f"put {key}: {error}") from error
         return True
 
@@ -217,7 +218,7 @@ class Versions:
         try:
             self._client.rename(temporary, f"{mine}/v")
         except FileNotFoundError:
-            return False  # the slot is gone: the version was replaced
+            return False  # the swap directory was deleted: another writer replaced the version
         if self._claim(mine, slot):
             self._complete(key, slot, present)
             return True
@@ -234,12 +235,12 @@ class Versions:
         return True
 
     def _help(self, key: str, slot: str, present: Identity) -> None:
-        """Carry out what another writer has claimed: it may be dead."""
+        """Complete another writer's claim, if there is one: that writer may be dead."""
         if self._client.exists(f"{slot}/next"):
             self._complete(key, slot, present)
 
     def _complete(self, key: str, slot: str, replaced: Identity) -> None:
-        """Steps 5 and 6; another writer may do the same at the same time."""
+        """Carry out steps 5 and 6. Another writer may do the same concurrently."""
         try:
             self._client.rename(f"{slot}/next/v", self.path(key), overwrite=True)
         except FileNotFoundError:
@@ -250,7 +251,7 @@ class Versions:
         self._forget(key, etag_of(replaced))
 
     def _describe(self, key: str, temporary: str, record: Record) -> Record:
-        """Store the record of the closed temporary file, with the first time that is free."""
+        """Store the record of the closed temporary file under the first time that is free."""
         for _ in range(_LOOKS):
             with suppress(FileExistsError):
                 self._client.write_small(
@@ -273,7 +274,7 @@ class Versions:
         return pick(decode(data), identity)
 
     def _forget(self, key: str, etag: str) -> None:
-        """Remove a record that describes nothing any more. One that stays is never read."""
+        """Delete an obsolete record. If that fails the record stays, but is never read."""
         with suppress(StorageError):
             self._client.delete(self._record_path(key, etag))
 
@@ -298,7 +299,7 @@ class Versions:
 
 
 def _later(present: Identity | None) -> int:
-    """The earliest time of a version that replaces this one, in ns since 1970."""
+    """Return the earliest time for a version that replaces `present`, in ns since 1970."""
     return 0 if present is None else present.modified_ns + _MS
 
 
@@ -308,7 +309,7 @@ def _dated(record: Record, modified_ns: int) -> Record:
 
 
 def etag_of(identity: Identity) -> str:
-    """The etag of the version with this identity."""
+    """Return the etag of the version with this identity."""
     return undescribed(identity).etag
 
 

@@ -1,14 +1,16 @@
-"""The file-system store: objects are plain files under a root, readable by anything.
+"""The file-system store: objects are plain files under a root that any program can read.
 
-A put, and what a kill after each step leaves behind:
+Steps of a put, and what a kill right after each step leaves behind:
 
-1. the bytes go to a temporary file, which is synced: a temporary file, swept away at a later start;
-2. under the key's lock the condition is checked: the same;
-3. the record file is replaced, describing the new version and the present one: the present version,
-   with its own metadata;
-4. the temporary file is renamed to the key and the directory synced: the new version, complete.
+1. Write the bytes to a temporary file and sync it. Left: a temporary file, which a later start
+   removes.
+2. Check the condition under the key's lock. Left: the same.
+3. Replace the record file; it then describes the new and the present version. Left: the present
+   version with its own metadata.
+4. Rename the temporary file to the key and sync the directory. Left: the complete new version.
 
-A delete removes the object, then its record: a record of nothing, which the next put replaces.
+A delete removes the object, then its record. A kill in between leaves a record of no object, which
+the next put replaces.
 """
 
 import io
@@ -52,7 +54,7 @@ _SMALL: Final = 16 * 1024
 
 
 class _Range(io.RawIOBase):
-    """The bytes of a descriptor from `start` up to `end`; closes the descriptor."""
+    """Bytes `start` (inclusive) to `end` (exclusive) of a descriptor. Closes the descriptor."""
 
     def __init__(self, handle: int, key: str, start: int, end: int) -> None:
         super().__init__()
@@ -79,8 +81,9 @@ class _Range(io.RawIOBase):
 
 
 def file_stream(handle: int, key: str, start: int, end: int) -> BinaryIO:
-    """A buffered stream over a range of an open file, which it closes; a small one, such as an
-    index, is read right away.
+    """Return a buffered stream over a range of an open file; the stream closes the descriptor.
+
+    A range of up to 16 KiB, such as an index, is read at once.
     """
     if end - start > _SMALL:
         return io.BufferedReader(_Range(handle, key, start, end), _BUFFER)
@@ -106,10 +109,10 @@ _CHECKSUM: Final = ChecksumAlgorithm.CRC64NVME
 
 
 class LocalStorage:
-    """A directory. Conditional writes hold across processes (flock), also over NFS 4.
+    """Directory as a store. Conditional writes hold across processes (flock), also over NFS 4.
 
-    A key cannot be both a file and a directory (`a` and `a/b`), and a component of a key is at most
-    255 bytes long. Where the disk is full a put raises StoreFullError, and leaves nothing.
+    A key cannot be both a file and a directory (`a` and `a/b`), and a key component has at most
+    255 bytes. If the disk is full, a put raises StoreFullError and leaves nothing behind.
     """
 
     def __init__(
@@ -119,7 +122,13 @@ class LocalStorage:
         *,
         now_ns: int | None = None,
     ) -> None:
-        """Makes the root, and sweeps what killed processes left; `now_ns` is since 1970."""
+        """Create the root, and remove stale temporary files of killed processes.
+
+        Args:
+            root: Directory of the store.
+            settings: Options of the store.
+            now_ns: Current time in ns since 1970; None for the system's clock.
+        """
         settings = settings or LocalSettings()
         with translated("open", str(root)):
             root.mkdir(parents=True, exist_ok=True)
@@ -129,7 +138,7 @@ class LocalStorage:
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """Conditional writes, and CRC64NVME computed over what is written."""
+        """Conditional writes, and CRC64NVME computed over the bytes written."""
         return StorageCapabilities(conditional_writes=True, checksum=_CHECKSUM)
 
     def put_object(
@@ -141,7 +150,7 @@ class LocalStorage:
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(key)
         checked = check_metadata(key, metadata)
         with body.open() as raw:
@@ -152,7 +161,7 @@ class LocalStorage:
                 raise stream.failure or error from None
 
     def get_object(self, key: str) -> StoredObject:
-        """See the port."""
+        """See `RemoteStorage`."""
         handle, record = self._open(key, self._tree.open_version)
         with file_stream(handle, key, 0, record.identity.size) as stream:
             return StoredObject(record.head(key), stream.read())
@@ -165,24 +174,24 @@ class LocalStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See the port. The stream stays on the version that was there when it was opened."""
+        """See `RemoteStorage`. The stream keeps the version that was current when it was opened."""
         check_range(key, start, end)
-        handle, found = self._open(key, self._tree.open_summary)
+        handle, summary = self._open(key, self._tree.open_summary)
         try:
-            check_condition(key, condition, found.etag)
+            check_condition(key, condition, summary.etag)
         except PreconditionFailedError:
             os.close(handle)
             raise
-        size = found.size
+        size = summary.size
         return file_stream(handle, key, start, size if end is None else min(end, size))
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port."""
+        """See `RemoteStorage`."""
         with translated("list", prefix):
             yield from self._tree.summaries(list_keys(self._tree.root, prefix, start_after))
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See the port."""
+        """See `RemoteStorage`."""
         with translated("list", prefix):
             return [
                 self._tree.checked(directory)
@@ -190,20 +199,20 @@ class LocalStorage:
             ]
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port."""
-        del with_checksum  # is always there
+        """See `RemoteStorage`."""
+        del with_checksum  # the checksum is always in the record
         handle, record = self._open(key, self._tree.open_version)
         os.close(handle)
         return record.head(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port. Directories that become empty go as well."""
+        """See `RemoteStorage`. Directories that become empty are removed as well."""
         check_key(key)
         with translated("delete", key):
             self._tree.remove(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_key(target)
         handle, record = self._open(source, self._tree.open_version)
         with file_stream(handle, source, 0, record.identity.size) as stream:
@@ -214,7 +223,7 @@ class LocalStorage:
                 raise window.failure or error from None
 
     def close(self) -> None:
-        """See the port."""
+        """See `RemoteStorage`. There is nothing to close."""
 
     def _put(
         self,
@@ -226,7 +235,7 @@ class LocalStorage:
     ) -> str:
         with translated("put", key):
             if condition is not None:
-                # Refuse early; `commit` looks again, under the lock.
+                # Refuse before the bytes are written; `commit` checks again under the lock.
                 present = self._tree.version(key)
                 check_condition(key, condition, present.etag if present else None)
             with temporary_file(self._tree.temporary) as (path, handle):

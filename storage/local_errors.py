@@ -1,4 +1,4 @@
-"""The border to the operating system: errno becomes a place in our tree."""
+"""Translate errno values of the operating system into StorageErrors."""
 
 import errno
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
     errno.EPERM: AccessDeniedError,
     errno.EROFS: AccessDeniedError,
     errno.ENAMETOOLONG: InvalidRequestError,
-    # A file where the key wants a directory, or the reverse.
+    # A file where the key needs a directory, or the reverse.
     errno.ENOTDIR: InvalidRequestError,
     errno.EISDIR: InvalidRequestError,
     errno.EEXIST: InvalidRequestError,
@@ -37,7 +37,7 @@ _BY_ERRNO: Final[dict[int, type[StorageError]]] = {
 
 @contextmanager
 def translated(operation: str, key: str) -> Iterator[None]:
-    """Raise OSError as our own error; what is not known here may pass (EIO, ESTALE, EMFILE)."""
+    """Raise OSError as our own error. Unlisted errno values are transient (EIO, ESTALE, EMFILE)."""
     try:
         yield
     except OSError as error:
@@ -46,5 +46,5 @@ def translated(operation: str, key: str) -> Iterator[None]:
 
 def _kind(error: OSError) -> type[StorageError]:
     if error.errno is None and isinstance(error, FileNotFoundError | NotADirectoryError):
-        return ObjectNotFoundError  # raised by hand: no regular file
+        return ObjectNotFoundError  # raised by our own code: not a regular file
     return _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)

@@ -1,4 +1,4 @@
-"""Durable steps on a file system: each has happened for good when its function returns."""
+"""Durable file-system operations: each has reached the disk when its function returns."""
 
 import fcntl
 import os
@@ -9,11 +9,11 @@ from typing import Final
 from uuid import uuid4
 
 _TRIES: Final = 10
-"""How often a directory may vanish (a delete that tidies up) between its making and its use."""
+"""Maximum times that a concurrent delete may remove a directory between creation and use."""
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
+    """Make the names in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -22,7 +22,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directories(directory: Path, root: Path) -> None:
-    """Make a directory below the root, and what is missing in between, durably."""
+    """Create a directory below the root with its missing parents, durably."""
     missing = []
     while directory != root and not directory.is_dir():
         missing.append(directory)
@@ -33,7 +33,7 @@ def make_directories(directory: Path, root: Path) -> None:
 
 
 def remove_empty_directories(directory: Path, root: Path) -> None:
-    """Remove a directory and those above it, up to the root, as long as they are empty."""
+    """Remove a directory and its parents below the root, as long as they are empty."""
     with suppress(OSError):
         while directory != root:
             directory.rmdir()
@@ -56,10 +56,10 @@ def move_into_place(temporary: Path, target: Path, root: Path) -> None:
 
 @contextmanager
 def temporary_file(directory: Path) -> Iterator[tuple[Path, int]]:
-    """A fresh file, open for writing and locked while this process lives: (path, descriptor).
+    """Create a file that is open for writing and locked; yield its path and descriptor.
 
-    It is gone afterwards, unless it has been renamed away. After a kill it stays, without its lock,
-    until `sweep` finds it.
+    The block's end removes the file, unless it was renamed. A kill leaves the file without its
+    lock, until `sweep` finds it.
     """
     path = directory / uuid4().hex
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -72,7 +72,7 @@ def temporary_file(directory: Path) -> Iterator[tuple[Path, int]]:
 
 
 def write_durably(target: Path, data: bytes, temporary: Path, root: Path) -> None:
-    """Replace a small file, all or nothing."""
+    """Replace a small file atomically and durably."""
     with temporary_file(temporary) as (path, handle):
         write_all(handle, data)
         os.fsync(handle)
@@ -80,7 +80,7 @@ def write_durably(target: Path, data: bytes, temporary: Path, root: Path) -> Non
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """Write all bytes, whatever the system takes at a time."""
+    """Write all bytes; one call of `os.write` may write only some of them."""
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
@@ -88,10 +88,10 @@ def write_all(handle: int, data: bytes) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of a lock file, against other threads and other processes.
+    """Hold the lock of a lock file against other threads and other processes.
 
-    The system lets go of it when the holder dies. Lock files stay: to remove one would let two
-    holders in.
+    The kernel releases the lock when the process dies. Lock files are never removed: two processes
+    could then hold the lock of one name.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -102,9 +102,14 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def sweep(directory: Path, older_than_ns: int) -> int:
-    """Remove temporary files that were last written before that time and that nobody holds.
+    """Remove temporary files that no process holds and that are older than the given time.
 
-    Returns how many were removed.
+    Args:
+        directory: Directory with the temporary files.
+        older_than_ns: Remove files last written before this time, in ns since 1970.
+
+    Returns:
+        Number of files removed.
     """
     removed = 0
     for path in directory.iterdir():

@@ -1,4 +1,4 @@
-"""Listing a directory tree as an object store would: by the UTF-8 bytes of whole keys."""
+"""List a directory tree in the order of an object store: by the UTF-8 bytes of whole keys."""
 
 import os
 from collections.abc import Iterator
@@ -6,22 +6,23 @@ from pathlib import Path
 from typing import Final
 
 RESERVED: Final = ".sidetier"
-"""The store's own tree; at any depth, for roots may lie inside each other."""
+"""The store's own directory. Excluded at every depth, because roots can be nested."""
 _RESERVED: Final = RESERVED.encode()
 
 
 def list_keys(root: Path, prefix: str, start_after: str) -> Iterator[str]:
-    """Keys of all files below the root, in ascending order of UTF-8 bytes.
+    """Yield the keys of all files below the root, in ascending order of UTF-8 bytes.
 
-    Directories that cannot hold a matching key are not opened. What vanishes meanwhile is left out,
-    and so are names that are not UTF-8: this store cannot have written them.
+    Directories that cannot contain a matching key are not opened. Files that vanish meanwhile are
+    left out, and so are names that are not UTF-8: this store cannot have written them.
     """
     yield from _walk(os.fsencode(root), b"", prefix.encode(), start_after.encode())
 
 
 def list_directories(root: Path, prefix: str) -> Iterator[str]:
-    """What the keys of directories below the root, up to the first slash behind the prefix, begin
-    with; in order. Below them a first file is looked for: a kill before it leaves empty ones.
+    """Yield the directories of `RemoteStorage.list_directories`, in ascending order.
+
+    A directory is yielded only if there is a file below it: a kill can leave empty directories.
     """
     yield from _directories(os.fsencode(root), b"", prefix.encode())
 
@@ -39,12 +40,14 @@ def _directories(directory: bytes, base: bytes, prefix: bytes) -> Iterator[str]:
 
 
 def _holds_a_file(directory: bytes) -> bool:
-    """Looks no further than to the first one. What may not be read, such as a mount point's
-    `lost+found`, is taken to hold one.
+    """Return whether there is a file below the directory; stop at the first.
+
+    A directory without read permission, such as a mount point's `lost+found`, counts as one that
+    contains a file.
     """
     try:
-        with os.scandir(directory) as found:
-            ours = (entry for entry in found if entry.name != _RESERVED)
+        with os.scandir(directory) as entries:
+            ours = (entry for entry in entries if entry.name != _RESERVED)
             return any(not entry.is_dir() or _holds_a_file(entry.path) for entry in ours)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -55,7 +58,7 @@ def _holds_a_file(directory: bytes) -> bool:
 def _walk(directory: bytes, base: bytes, prefix: bytes, after: bytes) -> Iterator[str]:
     for name in _entries(directory):
         path = base + name
-        # A directory sorts as its name with the slash, as all keys below it do.
+        # A directory sorts as its name with the slash, like all keys below it.
         if name.endswith(b"/"):
             if _may_hold(path, prefix, after):
                 yield from _walk(directory + b"/" + name[:-1], path, prefix, after)
@@ -66,12 +69,12 @@ def _walk(directory: bytes, base: bytes, prefix: bytes, after: bytes) -> Iterato
 
 
 def _entries(directory: bytes) -> list[bytes]:
-    """Names in their order, directories with a slash; nothing where none is there."""
+    """Return the sorted names in a directory, directories with a slash; empty if it is missing."""
     try:
-        with os.scandir(directory) as found:
+        with os.scandir(directory) as entries:
             return sorted(
                 entry.name + b"/" if entry.is_dir() else entry.name
-                for entry in found
+                for entry in entries
                 if entry.name != _RESERVED
             )
     except (FileNotFoundError, NotADirectoryError):

@@ -1,11 +1,11 @@
-"""What the file-system store knows of an object beside its bytes, and which file it speaks of.
+"""Metadata of an object in the file-system store, and the file version that it describes.
 
-An object's record lies in a tree of its own, named by the SHA-256 of the key (the key with a suffix
-could be too long, or the name of another key's directory). It names the file by size and
-modification time; the store never gives two successive versions of a key the same. While a key is
-overwritten its record file holds both versions, so that either file is described: nothing is lost
-when the process is killed between the two renames. A file that no record describes (put there by
-hand, by `rsync` without times, by Pinterest's uploader) is an object without metadata.
+The record of an object is in a separate directory tree, named by the SHA-256 of the key (the key
+with a suffix could be too long, or be the name of another key's directory). It identifies the file
+by size and modification time; the store never gives two successive versions of a key the same pair.
+While a key is overwritten its record file describes both versions, so a kill between the two
+renames loses nothing. A file without a record (created by hand, by `rsync` without times, by
+Pinterest's uploader) is an object without metadata.
 """
 
 import json
@@ -22,25 +22,25 @@ _DAMAGE: Final = (ValueError, KeyError, TypeError)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which version of a file."""
+    """Identity of a file version: size in bytes and modification time in ns since 1970."""
 
     size: int
     modified_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Identity":
-        """Of a file that has been looked at."""
+        """Return the identity from a stat result."""
         return cls(status.st_size, status.st_mtime_ns)
 
     @property
     def modified_ms(self) -> int:
-        """When the file was written, in ms since 1970."""
+        """Modification time in ms since 1970."""
         return self.modified_ns // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One version of an object."""
+    """Metadata of one version of an object."""
 
     identity: Identity
     etag: str
@@ -48,7 +48,7 @@ class Record:
     checksum: Checksum | None
 
     def head(self, key: str) -> ObjectHead:
-        """As the port shows it."""
+        """Return the properties in the port's form."""
         return ObjectHead(
             key,
             self.identity.size,
@@ -60,18 +60,18 @@ class Record:
 
 
 def undescribed(identity: Identity) -> Record:
-    """The record of a file that has none."""
+    """Return a record for a file that has none."""
     etag = f"{identity.modified_ns:x}-{identity.size:x}"
     return Record(identity, etag, {}, None)
 
 
 def pick(records: tuple[Record, ...], identity: Identity) -> Record | None:
-    """The record that speaks of this version of the file."""
+    """Return the record that describes this version of the file; None if there is none."""
     return next((record for record in records if record.identity == identity), None)
 
 
 def etag_in(data: bytes, identity: Identity) -> str | None:
-    """The etag of this version, as `decode` and `pick` find it: a listing needs no more."""
+    """Return the version's etag without decoding the whole record, for listings."""
     try:
         return next(
             (
@@ -87,14 +87,14 @@ def etag_in(data: bytes, identity: Identity) -> str | None:
 
 
 def encode(key: str, records: tuple[Record, ...]) -> bytes:
-    """A record file; the key is in it for the people who look."""
+    """Return the bytes of a record file. The key is included for human readers."""
     versions = [_to_json(record) for record in records]
     content = {"format": FORMAT, "key": key, "versions": versions}
     return json.dumps(content, sort_keys=True).encode()
 
 
 def decode(data: bytes) -> tuple[Record, ...]:
-    """The reverse; nothing for a file that is damaged or of a format not known here."""
+    """Return the records of a record file; empty if it is damaged or of an unknown format."""
     try:
         return tuple(_from_json(version) for version in _versions(data))
     except _DAMAGE:
@@ -102,7 +102,7 @@ def decode(data: bytes) -> tuple[Record, ...]:
 
 
 def _versions(data: bytes) -> list[Any]:
-    """The versions in a record file; raises what `_DAMAGE` has where it is damaged."""
+    """Return the versions of a record file; raises an error of `_DAMAGE` if it is damaged."""
     parsed = json.loads(data.decode())
     known: list[Any] = parsed["versions"] if parsed["format"] == FORMAT else []
     return known

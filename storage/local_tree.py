@@ -1,11 +1,11 @@
-"""The files of the file-system store: where they lie, and how a version comes and goes.
+"""The files of the file-system store: their layout, and how versions are replaced and removed.
 
 ::
 
-    <root>/<key>                              the object's bytes
+    <root>/<key>                              bytes of the object
     <root>/.sidetier/meta/<xx>/<hash>.json    etag, metadata, checksum (see `local_records`)
     <root>/.sidetier/locks/<xx>               lock files
-    <root>/.sidetier/tmp/<nonce>              what is being written
+    <root>/.sidetier/tmp/<nonce>              file that is being written
 """
 
 import os
@@ -40,15 +40,16 @@ from sidetier.storage.port import Condition, ObjectSummary
 
 _LOOKS: Final = 100
 _RECORD_BYTES: Final = 16 * 1024
-"""No record has more, as a rule."""
+"""Read size for record files: almost all records are smaller."""
 _STEPS_NS: Final = (1_000, 2_000_000_000)
-"""Enough for a file system that keeps nanoseconds, or two seconds at a time."""
+"""Steps by which a modification time is moved on: for file systems that keep nanoseconds, and for
+those that keep two seconds."""
 
 _T = TypeVar("_T")
 
 
 class Tree:
-    """Raises OSError; the store above translates."""
+    """Files below a root. Methods raise OSError, which the store translates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -60,20 +61,20 @@ class Tree:
             directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, key: str) -> Path:
-        """Where the object lies.
+        """Return the path of the object's file.
 
         Raises:
-            InvalidRequestError: it would lie outside the root, or in the store's own tree.
+            InvalidRequestError: The path is outside the root or in the store's own directory.
         """
         return Path(self._name(key))
 
     def checked(self, directory: str) -> str:
-        """The same directory, which ends in a slash; raises as `path`, of what lies in it."""
+        """Return the directory unchanged; raises as `path` for keys in it. It ends in a slash."""
         self._name(f"{directory}.")
         return directory
 
     def _name(self, key: str) -> str:
-        """The same as text: a Path costs more than to open the file."""
+        """Return `path` as a string: creating a Path costs more than opening the file."""
         name = f"{self.root}/{key}"
         parts = key.split("/")
         if RESERVED in parts:
@@ -83,7 +84,7 @@ class Tree:
         return name
 
     def _may_lead_out(self, parts: list[str]) -> bool:
-        """Whether a directory of the key is a symbolic link: else there is nothing to resolve."""
+        """Return whether a directory of the key is a symbolic link or `..`."""
         directory = os.fspath(self.root)
         for part in parts[:-1]:
             directory = f"{directory}/{part}"
@@ -93,24 +94,24 @@ class Tree:
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """No other writer of the key, in this process or another, meanwhile."""
+        """Exclude other writers of the key, in this process and in others."""
         with exclusive(self._locks / _hash(key)[:2]):
             yield
 
     def open_version(self, key: str) -> tuple[int, Record]:
-        """The file that is there now, open for reading, and its record; no lock is needed.
+        """Open the current version for reading; return its descriptor and record. Needs no lock.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: There is no object.
         """
         return self._open(key, self._described)
 
     def open_summary(self, key: str) -> tuple[int, ObjectSummary]:
-        """The same, with no more than a listing shows."""
+        """Open the current version; return its descriptor and the data of a listing row."""
         return self._open(key, self._summary)
 
     def version(self, key: str) -> Record | None:
-        """The record of the file that is there now."""
+        """Return the record of the current version; None if there is no object."""
         try:
             handle, record = self.open_version(key)
         except (FileNotFoundError, NotADirectoryError):
@@ -119,11 +120,12 @@ class Tree:
         return record
 
     def summaries(self, keys: Iterable[str]) -> Iterator[ObjectSummary]:
-        """What a listing shows of keys that a walk has found; what has gone since is left out.
-        Neighbours are in one directory, which is looked at once.
+        """Yield the listing rows of keys that a walk returned; skip files that vanished since.
+
+        Consecutive keys usually share a directory, so each directory is checked once.
 
         Raises:
-            InvalidRequestError: a key lies outside the root, or in the store's own tree.
+            InvalidRequestError: A key is outside the root or in the store's own directory.
         """
         root, checked = os.fspath(self.root), None
         for key in keys:
@@ -138,7 +140,7 @@ class Tree:
     def commit(
         self, key: str, temporary: tuple[Path, int], record: Record, condition: Condition | None
     ) -> None:
-        """Make the synced temporary file the key's object, if the condition holds now."""
+        """Make the synced temporary file the key's object if the condition holds now."""
         path, handle = temporary
         target = self.path(key)
         with self.locked(key):
@@ -150,7 +152,7 @@ class Tree:
             move_into_place(path, target, self.root)
 
     def remove(self, key: str, condition: Condition | None = None) -> None:
-        """Remove the object, then what is known of it, if the condition holds or there is none."""
+        """Remove the object, then its record, if the condition holds. Missing: no error."""
         path = self.path(key)
         with self.locked(key):
             if path.is_dir():
@@ -164,7 +166,7 @@ class Tree:
             remove_empty_directories(path.parent, self.root)
 
     def _look(self, key: str, path: str) -> ObjectSummary | None:
-        """The file that is there now, without opening it; None where it has gone."""
+        """Return the row of the current file without opening it; None if it vanished."""
         try:
             for _ in range(_LOOKS):
                 status = os.stat(path)  # noqa: PTH116  see `_name`
@@ -184,22 +186,22 @@ class Tree:
         for _ in range(_LOOKS):
             handle = os.open(path, os.O_RDONLY)
             try:
-                found = describe(key, path, _identity(path, handle))
+                description = describe(key, path, _identity(path, handle))
             except BaseException:
                 os.close(handle)
                 raise
-            if found is not None:
-                return handle, found
+            if description is not None:
+                return handle, description
             os.close(handle)
         raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
 
     def _described(self, key: str, path: str, identity: Identity) -> Record | None:
-        """The record of a file; None when it is no longer the key's file."""
-        found = pick(decode(self._record_bytes(key)), identity)
-        return self._undescribed(path, identity) if found is None else found
+        """Return the record of a file; None if the key has another file by now."""
+        record = pick(decode(self._record_bytes(key)), identity)
+        return self._undescribed(path, identity) if record is None else record
 
     def _summary(self, key: str, path: str, identity: Identity) -> ObjectSummary | None:
-        """The same, of the record no more than its etag."""
+        """Return the listing row of a file, which needs only the etag from its record."""
         etag = etag_in(self._record_bytes(key), identity)
         if etag is None and (record := self._undescribed(path, identity)) is not None:
             etag = record.etag
@@ -208,12 +210,12 @@ class Tree:
         return ObjectSummary(key, identity.size, etag, identity.modified_ms)
 
     def _undescribed(self, path: str, identity: Identity) -> Record | None:
-        """The record of a file that none describes; None when it is no longer the key's file."""
+        """Return the record of a file that no record describes; None if the file was replaced."""
         now = Identity.of(os.stat(path))  # noqa: PTH116
         return undescribed(identity) if now == identity else None
 
     def _record_bytes(self, key: str) -> bytes:
-        """Its record file; nothing where there is none."""
+        """Return the bytes of the record file; empty if there is none."""
         try:
             handle = os.open(self._record_name(key), os.O_RDONLY)
         except FileNotFoundError:
@@ -239,7 +241,7 @@ def _identity(path: str, handle: int) -> Identity:
 
 
 def _read_all(handle: int) -> bytes:
-    """A small file, in a call or two."""
+    """Read a small file in one or two calls."""
     data = os.read(handle, _RECORD_BYTES)
     while len(data) >= _RECORD_BYTES and (more := os.read(handle, _RECORD_BYTES)):
         data += more
@@ -251,7 +253,7 @@ def _hash(key: str) -> str:
 
 
 def _own_time(handle: int, present: Record | None) -> Identity:
-    """The new file's identity, its time moved on where the present version has the same."""
+    """Return the new file's identity; change its time if the present version has the same."""
     identity = Identity.of(os.fstat(handle))
     for step in _STEPS_NS:
         if present is None or identity != present.identity:

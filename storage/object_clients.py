@@ -1,4 +1,4 @@
-"""obstore's clients, made from settings."""
+"""Create obstore clients from settings."""
 
 import os
 from dataclasses import dataclass, field
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _NO_LIMIT: Final = 24 * 3600.0
-"""Seconds for a transfer whose reader watches the deadline."""
+"""Time limit in seconds of transfers for which the reader enforces the deadline."""
 _SMALL: Final = 8 * MIB
 
-# obstore's threads are as many as cores, of which a broker's host has many.
+# By default obstore starts one thread per core, and a broker's host has many cores.
 os.environ.setdefault("TOKIO_WORKER_THREADS", "2")
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectClients:
-    """Clients of one place: obstore has one time-out for each client, not for each request.
+    """Two obstore clients of one store: obstore has one timeout per client, not per request.
 
     Attributes:
-        small: For requests of at most 8 MiB.
-        long: For transfers of any size, with a limit of silence only.
-        url: Where the keys begin, for errors; without a slash at its end.
-        root: What precedes the keys in the bucket: empty, or a prefix with a slash at its end.
-        has_generations: Whether writes are conditioned on generations instead of etags.
-        dashes: Whether names of metadata may have dashes.
-        backslashes: Whether keys may have backslashes.
-        storage_class: The class or tier of objects; None for the bucket's default.
-        default_class_names: Last components of keys that keep the default.
-        tags: Of each object.
-        chain: Where the keys come from; None where they are given.
+        small: Client for requests of at most 8 MiB.
+        long: Client for transfers of any size; only silence times out.
+        url: URL of the root, without a trailing slash, for error messages.
+        root: Prefix of all keys in the bucket: empty, or ends with a slash.
+        has_generations: Whether a conditional write takes a generation instead of an etag.
+        dashes: Whether metadata names may contain dashes.
+        backslashes: Whether keys may contain backslashes.
+        storage_class: Storage class or access tier of new objects; None for the bucket's default.
+        default_class_names: Last key components of objects that keep the default class.
+        tags: Tags of each new object.
+        chain: AWS credential chain; None if the settings contain the credentials.
     """
 
     small: Any = field(repr=False)
@@ -65,26 +65,26 @@ class ObjectClients:
     chain: ChainCredentials | None = field(default=None, repr=False)
 
     def metadata_name(self, name: str) -> str:
-        """The name as the store takes it; ours have no underscores."""
+        """Return the metadata name in the form that the store accepts."""
         return name if self.dashes else name.replace("-", "_")
 
     def own_name(self, stored: str) -> str:
-        """The name of metadata as it was given."""
+        """Return the original metadata name. Names of the port have no underscores."""
         return stored.lower() if self.dashes else stored.lower().replace("_", "-")
 
     def creation(self, key: str) -> dict[str, str]:
-        """How an object is kept."""
+        """Return the obstore attributes of a new object besides its metadata."""
         own = key.rpartition("/")[2] not in self.default_class_names
         return {"Storage-Class": self.storage_class} if self.storage_class and own else {}
 
 
 def gcs_clients(url: str, settings: GcsSettings, deadline: AttemptDeadline) -> ObjectClients:
-    """Clients of `gs://bucket/prefix`; no request is made.
+    """Return clients of `gs://bucket/prefix`; no request is made.
 
-    Without `credentials_file` the credentials are Google's application default ones.
+    Without `credentials_file` the clients use Google's application default credentials.
 
     Raises:
-        ConfigurationError: a setting can never work.
+        ConfigurationError: A setting can never work.
     """
     bucket, root = _bucket_and_root(url)
     config: dict[str, Any] = {}
@@ -125,16 +125,17 @@ def s3_clients(
     deadline: AttemptDeadline,
     client: "Callable[[], S3Client]",
 ) -> ObjectClients:
-    """Clients of `s3://bucket/prefix`; no request is made.
+    """Return clients of `s3://bucket/prefix`; no request is made.
 
     Args:
-        url: Of the store.
-        settings: Of the store.
-        deadline: Of an attempt.
-        client: A boto3 client of the settings; not called where they say all.
+        url: URL of the store.
+        settings: Settings of the store.
+        deadline: Deadline of one attempt.
+        client: Returns a boto3 client with the same settings. Called only if the settings do not
+            determine region and endpoint.
 
     Raises:
-        ConfigurationError: a setting can never work.
+        ConfigurationError: A setting can never work.
     """
     bucket, root = _bucket_and_root(url)
     address = bucket_address(bucket, settings, client)
@@ -143,7 +144,7 @@ def s3_clients(
     config: dict[str, Any] = {
         "region": address.region,
         "endpoint": address.endpoint,
-        # Otherwise the variable of this name wins over the setting.
+        # Without this, the environment variable of the same name overrides the setting.
         "aws_endpoint_url_s3": address.endpoint,
         "virtual_hosted_style_request": address.in_host,
         "unsigned_payload": not settings.sign_payload,
@@ -187,13 +188,13 @@ def s3_clients(
 
 
 def azure_clients(url: str, settings: AzureSettings, deadline: AttemptDeadline) -> ObjectClients:
-    """Clients of `abfs://container/prefix`; no request is made.
+    """Return clients of `abfs://container/prefix`; no request is made.
 
-    Without a key, a SAS token or a client the credentials are those of the environment: workload
-    identity, managed identity, `AZURE_*` variables.
+    Without an account key, a SAS token or a client id the credentials come from the environment:
+    workload identity, managed identity, `AZURE_*` variables.
 
     Raises:
-        ConfigurationError: a setting can never work.
+        ConfigurationError: A setting can never work.
     """
     container, root = _bucket_and_root(url)
     given = {

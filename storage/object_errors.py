@@ -1,7 +1,8 @@
-"""obstore's errors as ours.
+"""Translate obstore's errors into StorageErrors.
 
-obstore 0.12 has no attribute for the status, the store's own code or the cause: they are read from
-the text of the error. So its version is pinned, and a test provokes each row on a server.
+obstore 0.12 has no attributes for the HTTP status, the store's error code or the cause: they are
+parsed from the error's text. So obstore's version is pinned, and a test provokes each row on a
+server.
 """
 
 import re
@@ -56,12 +57,12 @@ _BY_TYPE: Final[tuple[tuple[type[Exception], type[StorageError]], ...]] = (
 
 
 class MissingFieldError(Exception):
-    """An answer that obstore has taken lacks what we need."""
+    """A response that obstore accepted lacks a field that we need."""
 
 
 @contextmanager
 def translated(operation: str, place: str) -> Iterator[None]:
-    """Raise what obstore raises as one of ours, which names the operation and the place."""
+    """Raise obstore's errors as ours; the text names the operation and the place."""
     try:
         yield
     except MissingFieldError as error:
@@ -71,16 +72,16 @@ def translated(operation: str, place: str) -> Iterator[None]:
 
 
 def translation(operation: str, place: str, error: Exception) -> StorageError:
-    """Our error for one of obstore's."""
+    """Return our error for one of obstore's."""
     text = str(error)
-    said, _, details = text.partition(_DEBUG)
-    shown = f"{operation} {place}: {said}{_cause(details)}"
+    message, _, details = text.partition(_DEBUG)
+    shown = f"{operation} {place}: {message}{_cause(details)}"
     if _BAD_CERTIFICATE.search(text):
         return InvalidRequestError(f"{shown}: give the store's CA as ca_bundle")
     if _WRONG_REGION.search(text):
         return InvalidRequestError(f"{shown}: set the bucket's own region (storage.s3.region)")
     if _MALFORMED.search(details):
-        return _malformed(operation, place, said)
+        return _malformed(operation, place, message)
     kind = _kind(error, text)
     if kind is InvalidRequestError and code_of(text) in {"NoSuchBucket", "ContainerNotFound"}:
         shown = f"{shown}: create it, or correct the storage url"
@@ -88,7 +89,7 @@ def translation(operation: str, place: str, error: Exception) -> StorageError:
 
 
 def _cause(details: str) -> str:
-    """The system's own words for what has happened to a connection, which the text leaves out."""
+    """Return the operating system's error of a connection, which obstore's short text omits."""
     cause, address = _CAUSE.search(details), _ADDRESS.search(details)
     if cause is None:
         return ": timed out" if _TIMED_OUT.search(details) else ""
@@ -102,20 +103,20 @@ def _malformed(operation: str, place: str, problem: object) -> StorageError:
 
 
 def is_past_the_end(error: BaseException) -> bool:
-    """Whether a range was refused because the object ends before it begins."""
+    """Return whether a range was refused because the object ends before the range begins."""
     text = str(error)
     return _status(text) == 416 or _PAST_THE_END.search(text) is not None  # noqa: PLR2004
 
 
 def code_of(text: str) -> str:
-    """The store's own code in an error's text; empty where an answer had no body (HEAD)."""
-    found = _CODE.search(text)
-    return found[1] if found else ""
+    """Return the store's error code; empty if the response had no body (HEAD)."""
+    match = _CODE.search(text)
+    return match[1] if match else ""
 
 
 def _status(text: str) -> int:
-    found = _STATUS.search(text)
-    return int(found[1]) if found else 0
+    match = _STATUS.search(text)
+    return int(match[1]) if match else 0
 
 
 def _kind(error: Exception, text: str) -> type[StorageError]:

@@ -1,19 +1,19 @@
-"""Objects on obstore: what S3 shares with Google Cloud Storage and Azure, and all of the latter.
+"""Object store on obstore: driver of Google Cloud Storage and Azure, and base of the S3 driver.
 
-A body up to 8 MiB is one request, with the condition in its headers. A larger one is sent in parts,
-and its memory does not grow with its size. The parts of an upload take no condition on these
-stores, so a large object is created in three steps:
+A body of up to 8 MiB is one request with the condition in its headers. A larger body is sent in
+parts, so that memory does not grow with its size. Multipart uploads to these stores take no
+condition, so a large object is created in three steps:
 
-1. `_sidetier-store/new/<nonce>` is uploaded. A kill leaves it, and nothing else to be seen.
-2. It is copied within the store to its key, on condition that nothing is there. A kill leaves the
-   object, whole and with its metadata, and the copy's source.
-3. The source is deleted.
+1. Upload `_sidetier-store/new/<nonce>`. A kill leaves this object, and nothing else visible.
+2. Copy it within the store to its key, on condition that the key does not exist. A kill leaves the
+   whole object with its metadata, and the source of the copy.
+3. Delete the source.
 
-What a kill has left under `_sidetier-store/new/` is never listed; give the bucket a lifecycle rule
-that deletes what is older than a day below that prefix. To replace the version with an etag, a
-large body goes through an unlinked temporary file and leaves in one request.
+Listings never include objects under `_sidetier-store/new/`. Give the bucket a lifecycle rule that
+deletes objects older than one day below that prefix. To replace a version under an IfMatch
+condition, a large body is first written to an unlinked temporary file and then sent in one request.
 
-Neither store verifies our checksum on arrival: it is kept in the object's metadata, and compared
+Neither store verifies our checksum on arrival. It is kept in the object's metadata and compared
 when a whole object is read.
 """
 
@@ -76,12 +76,12 @@ if TYPE_CHECKING:
 
 RESERVED: Final = "_sidetier-store/"
 LARGEST_AT_ONCE: Final = 8 * MIB
-"""Bytes of a body that is held in memory, and of a part of a larger one."""
+"""Maximum size of a body that is held in memory, and size of a part of a larger body, in bytes."""
 _PARTS_AT_ONCE: Final = 4
 _PIECE: Final = MIB
 _BUFFER: Final = 256 * 1024
 _SMALL_RANGE: Final = 64 * 1024
-"""Bytes that are taken at once: a stream of them would cost more than they do."""
+"""Ranges of up to this many bytes are read at once: a stream would cost more than the read."""
 _NONCE: Final = "stored-nonce"
 
 
@@ -89,10 +89,10 @@ _HEAD: Final["GetOptions"] = {"head": True}
 
 
 class ObjectStorage:
-    """A bucket of Google Cloud Storage or a container of Azure, or what lies under a prefix of it.
+    """Google Cloud Storage bucket or Azure container, or a prefix of one.
 
-    Nothing is tried twice here. It cannot be pickled, since it holds secrets: each process opens
-    its own from the settings.
+    It does not retry. It cannot be pickled, because it holds secrets: each process opens its own
+    store from the settings.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ObjectStorage:
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port; the bytes sent are compared with the given checksum here."""
+        """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
         checked = check_metadata(key, metadata)
         if body.size <= LARGEST_AT_ONCE:
@@ -136,7 +136,7 @@ class ObjectStorage:
         return self._create_large(key, body, checked, known)
 
     def get_object(self, key: str) -> StoredObject:
-        """See the port; the checksum in the metadata is compared with the bytes."""
+        """See `RemoteStorage`. The bytes are compared with the checksum in the metadata."""
         self._check(key)
         with self._translated("get", key):
             result = self._get(self._clients.long, key)
@@ -163,7 +163,7 @@ class ObjectStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See the port."""
+        """See `RemoteStorage`."""
         self._check(key)
         check_range(key, start, end)
         if end == start:
@@ -180,7 +180,9 @@ class ObjectStorage:
             with self._translated("get", key):
                 return self._stream(key, options, None if end is None else end - start)
         except PreconditionFailedError:
-            self.head_object(key)  # Azure refuses the condition also where there is no object
+            # Azure answers "precondition failed" for a missing object as well: head_object
+            # raises ObjectNotFoundError then.
+            self.head_object(key)
             raise
         except StorageError as error:
             if error.__cause__ is not None and is_past_the_end(error.__cause__):
@@ -188,10 +190,11 @@ class ObjectStorage:
             raise
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port; a page per request.
+        """See `RemoteStorage`. One request per page.
 
-        obstore lists whole components, so what begins with the rest of the prefix is picked from
-        the listing of its directory, which is left as soon as the keys are greater.
+        obstore lists by whole path components only. So the directory that contains the prefix is
+        listed, the keys that begin with the prefix are selected here, and the listing ends at the
+        first greater key.
         """
         check_process()
         wanted, first = prefix.encode(), start_after.encode()
@@ -207,27 +210,30 @@ class ObjectStorage:
             yield row
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See the port."""
+        """See `RemoteStorage`."""
         check_process()
         parent = prefix.rpartition("/")[0]
         if not {".", ".."}.isdisjoint(parent.split("/")):
-            return []  # no key has them
+            return []  # `check_key` allows no such component in a key
         with self._translated("list", prefix):
             client = self._clients.small
-            found = call(lambda: obstore.list_with_delimiter(client, parent or None))
-        names = (f"{name}/" for name in found["common_prefixes"])
+            listing = call(lambda: obstore.list_with_delimiter(client, parent or None))
+        names = (f"{name}/" for name in listing["common_prefixes"])
         shown = (name for name in names if name.startswith(prefix) and name != RESERVED)
         return sorted(shown, key=str.encode)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port; the checksum is in the metadata."""
-        del with_checksum  # costs nothing
+        """See `RemoteStorage`. The checksum is part of the metadata."""
+        del with_checksum  # the checksum is always in the same answer
         self._check(key)
         with self._translated("head", key):
             return self._head(key, self._get(self._clients.small, key, _HEAD))
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port; neither store's condition can be asked for, so it is looked at before."""
+        """See `RemoteStorage`.
+
+        obstore has no conditional delete, so the etag is checked just before the delete.
+        """
         self._check(key)
         with suppress(ObjectNotFoundError):
             if condition is not None:
@@ -236,7 +242,7 @@ class ObjectStorage:
                 obstore.delete(self._clients.small, key)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port; to replace a version, the bytes are read and sent."""
+        """See `RemoteStorage`. Under IfMatch the bytes are downloaded and sent again."""
         self._check(source)
         self._check(target)
         if not isinstance(condition, IfMatch):
@@ -256,7 +262,7 @@ class ObjectStorage:
         )
 
     def close(self) -> None:
-        """See the port."""
+        """See `RemoteStorage`. obstore's clients need no close."""
 
     def _put_small(
         self,
@@ -287,13 +293,13 @@ class ObjectStorage:
         mode = self._mode(key, condition)
         client = self._clients.small if len(data) <= LARGEST_AT_ONCE else self._clients.long
         with self._translated("put", key):
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "attributes": attributes,
                 "tags": dict(self._clients.tags) or None,
                 "mode": mode,
                 "use_multipart": False,
             }
-            result = call(lambda: obstore.put(client, key, data, **how))
+            result = call(lambda: obstore.put(client, key, data, **options))
             return _etag(result)
 
     def _mode(self, key: str, condition: Condition | None) -> "PutMode":
@@ -303,7 +309,7 @@ class ObjectStorage:
             return "create"
         if not self._clients.has_generations:
             return {"e_tag": _quoted(condition.etag)}
-        # Google Cloud Storage conditions a write on the generation, which belongs to one etag.
+        # Google Cloud Storage takes a generation as the condition of a write, not an etag.
         try:
             with self._translated("head", key):
                 meta = self._get(self._clients.small, key, _HEAD).meta
@@ -329,10 +335,10 @@ class ObjectStorage:
                 obstore.delete(self._clients.small, temporary)
 
     def _etag_of(self, key: str, nonce: str) -> str:
-        """The etag of what was created with the nonce: a copy does not return it.
+        """Return the etag of the object that was created with the nonce. A copy does not return it.
 
         Raises:
-            PreconditionFailedError: another writer has replaced it already.
+            PreconditionFailedError: Another writer has already replaced the object.
         """
         with self._translated("head", key):
             result = self._get(self._clients.small, key, _HEAD)
@@ -397,9 +403,10 @@ class ObjectStorage:
     def _pieces(
         self, key: str, body: Body, checksum: Checksum, problem: list[BaseException]
     ) -> Iterator[bytes]:
-        """The body, compared with its checksum; `problem` gets why it has failed.
+        """Yield the body in pieces and compare it with its checksum at the end.
 
-        obstore reads it on a thread of its own, and tells of an error only that there was one.
+        obstore reads the iterator on its own thread and does not pass the error on. So the error
+        is appended to `problem`, and the caller raises it.
         """
         running = RunningChecksum(checksum.algorithm)
         try:
@@ -414,7 +421,7 @@ class ObjectStorage:
             expect_checksum(key, checksum, running.result())
         except GeneratorExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - it is raised where the put has failed
+        except BaseException as error:  # noqa: BLE001 - the caller of obstore.put raises it
             problem.append(error)
             raise OSError(f"the body failed: {error}") from None
 
@@ -426,7 +433,7 @@ class ObjectStorage:
         raise stream.failure
 
     def _expect(self, key: str, condition: Condition | None) -> None:
-        """A look before many bytes are moved; the store decides again when they are there."""
+        """Check the condition before many bytes are sent. The store checks it again at the end."""
         if condition is None:
             return
         etag: str | None = None
@@ -470,7 +477,7 @@ class ObjectStorage:
         return ObjectHead(key, meta["size"], _etag(meta), _milliseconds(meta), metadata, checksum)
 
     def _own(self, result: "GetResult") -> dict[str, str]:
-        """The metadata that a writer has given, and ours."""
+        """Return the caller's metadata and ours, without the standard HTTP attributes."""
         return {
             self._clients.own_name(name): value
             for name, value in result.attributes.items()
@@ -516,7 +523,7 @@ _STANDARD: Final = frozenset(
 
 
 class _Answer(io.RawIOBase):
-    """A GET's body as a raw stream; forward only."""
+    """Body of a GET response as a raw, forward-only stream."""
 
     def __init__(
         self, result: "GetResult", translate: Callable[[], AbstractContextManager[None]]
@@ -549,13 +556,13 @@ class _Answer(io.RawIOBase):
 
 
 def stored_metadata(metadata: Mapping[str, str], checksum: Checksum | None) -> dict[str, str]:
-    """What is stored with an object: the caller's metadata, and the checksum of the bytes."""
+    """Return the metadata to store: the caller's, and the checksum of the bytes."""
     own = {} if checksum is None else {_name_of(checksum.algorithm): checksum.value.hex()}
     return {**metadata, **own}
 
 
 def split_metadata(stored: Mapping[str, str]) -> tuple[dict[str, str], Checksum | None]:
-    """The caller's metadata, and the checksum that was noted with it."""
+    """Return the caller's metadata, and the checksum that `stored_metadata` added."""
     metadata = {name: value for name, value in stored.items() if name not in _OWN}
     for name, algorithm in _CHECKSUMS.items():
         with suppress(ValueError):
@@ -573,7 +580,7 @@ _OWN: Final = {*_CHECKSUMS, _NONCE}
 
 
 class _StoredBody:
-    """One version of a stored object, to be sent again."""
+    """One version of a stored object, as a body to send again."""
 
     def __init__(self, store: ObjectStorage, head: ObjectHead) -> None:
         self._store = store
@@ -597,7 +604,7 @@ def _check_stored(place: str, expected: Checksum, actual: Checksum) -> None:
 
 
 def _just_before(prefix: str) -> str:
-    """A key that is smaller than all keys that begin with the prefix, and close to them."""
+    """Return a key that is less than all keys with the prefix, and close to them."""
     if not prefix or prefix.endswith("/"):
         return ""
     last = ord(prefix[-1]) - 1

@@ -1,4 +1,4 @@
-"""Who wants to know of requests, and under which names errors are counted."""
+"""Observer of requests to stores, and the names under which outcomes are counted."""
 
 from typing import Final, Protocol
 
@@ -6,7 +6,7 @@ from sidetier.segments import errors
 
 OK: Final = "ok"
 BODY: Final = "body"
-"""The outcome of a put whose body failed, not the store."""
+"""Outcome of a put whose body failed, as opposed to the store."""
 
 _KINDS: Final[dict[type[errors.StorageError], str]] = {
     errors.StoreUnavailableError: "unavailable",
@@ -20,35 +20,40 @@ _KINDS: Final[dict[type[errors.StorageError], str]] = {
     errors.InvalidRequestError: "invalid_request",
 }
 OUTCOMES: Final = (OK, *_KINDS.values(), BODY)
-"""Every outcome there is; a closed set, fit for a label."""
+"""All outcomes: a closed set, suitable for a metric label."""
 
 
 class RequestObserver(Protocol):
-    """Hears of each try; called on the thread that made it, and must not raise."""
+    """Receives every attempt, on the thread that made it. Must not raise."""
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """One try has ended: `put`, `get`, `stream` (until the first byte), `list` (one page),
-        `head`, `delete` or `copy`; the outcome is one of OUTCOMES.
+        """Record the end of an attempt.
+
+        Args:
+            operation: `put`, `get`, `stream` (until the first byte), `list` (one page), `head`,
+                `delete` or `copy`.
+            seconds: Duration of the attempt.
+            outcome: One of OUTCOMES.
         """
         ...
 
     def retry(self, operation: str, kind: str) -> None:
-        """A try failed with that kind of error, and another will be made."""
+        """Record that an attempt failed with this kind of error and another one will follow."""
         ...
 
 
 class NullObserver:
-    """Hears nothing."""
+    """Observer that ignores everything."""
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """Nothing."""
+        """Ignore the attempt."""
 
     def retry(self, operation: str, kind: str) -> None:
-        """Nothing."""
+        """Ignore the retry."""
 
 
 def error_kind(error: BaseException) -> str:
-    """The outcome that an error is counted as."""
+    """Return the outcome under which an error is counted."""
     for kind, name in _KINDS.items():
         if isinstance(error, kind):
             return name

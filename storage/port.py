@@ -1,4 +1,4 @@
-"""The remote storage port: what every adapter promises, and what its callers may assume."""
+"""The remote storage port: the guarantees of every adapter, which callers may rely on."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import BinaryIO, Final, Protocol, runtime_checkable
 
 LISTED_AT_ONCE: Final = 1000
-"""How many objects one request of a listing brings at the most, as S3 has it."""
+"""Maximum number of objects that one list request returns, as in S3."""
 
 
 class ChecksumAlgorithm(StrEnum):
-    """Whole-object checksums; the values are the names that S3 uses."""
+    """Checksum algorithms over a whole object. The values are the names that S3 uses."""
 
     CRC64NVME = "CRC64NVME"
     CRC32C = "CRC32C"
@@ -18,7 +18,7 @@ class ChecksumAlgorithm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum over a whole object: big-endian bytes, 8 for CRC64NVME, 4 for CRC32C."""
+    """Checksum over a whole object: big-endian bytes, 8 for CRC64NVME, 4 for CRC32C."""
 
     algorithm: ChecksumAlgorithm
     value: bytes
@@ -26,23 +26,24 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True)
 class StorageCapabilities:
-    """What a store can do."""
+    """Optional features of a store."""
 
     conditional_writes: bool
-    """If-None-Match and If-Match are honoured, so that two writers can be fenced. Where they are
-    not, a condition is looked at just before the write, and another writer may slip in between."""
+    """Whether the store evaluates If-None-Match and If-Match atomically with the write. A store
+    that does not is asked for the current version just before the write, so another writer can
+    still write in between."""
     checksum: ChecksumAlgorithm | None
-    """The checksum that the store verifies on arrival; None where it verifies none."""
+    """Checksum that the store verifies when it receives an object; None if it verifies none."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfAbsent:
-    """Write only where no object has the key (If-None-Match: *)."""
+    """Write only if no object has the key (If-None-Match: *)."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfMatch:
-    """Write only over the version with this etag (If-Match)."""
+    """Write only if the stored version has this etag (If-Match)."""
 
     etag: str
 
@@ -51,38 +52,40 @@ Condition = IfAbsent | IfMatch
 
 
 def unchanged(etag: str | None) -> Condition:
-    """The condition for replacing the version that was read. Every store takes it: one without
-    conditional writes checks it just before the write.
+    """Return the condition for replacing the version that was read.
+
+    Every store accepts it: a store without conditional writes checks it just before the write.
 
     Args:
-        etag: Of that version; None where there was no object.
+        etag: Etag of the version that was read; None if there was no object.
     """
     return IfAbsent() if etag is None else IfMatch(etag)
 
 
 class Body(Protocol):
-    """What is to be stored. `open` may be called again, also from another thread."""
+    """Content to store. `open` may be called several times, also from other threads."""
 
     @property
     def size(self) -> int:
-        """Length in bytes; does not change."""
+        """Length in bytes; constant."""
         ...
 
     def open(self) -> BinaryIO:
-        """A fresh stream from the first byte; its reader closes it.
+        """Open a new stream at the first byte. The caller closes it.
 
         The stream has `read(n)`, `seek`, `tell` and `close`. It may raise OSError or a
-        SegmentError, which the adapter passes on unchanged, or block to hold a bandwidth cap (that
-        time does not count against an attempt's deadline). It is opened once per attempt, and once
-        before the first when the checksum is not known. A stream that ends before `size` bytes is
-        an OSError; what follows them is not read.
+        SegmentError, which the adapter passes on unchanged. It may block to keep to a bandwidth
+        limit; this time does not count against the deadline of an attempt. Adapters open it once
+        per attempt, and once before the first attempt if they have to compute the checksum. A
+        stream that ends before `size` bytes is reported as an OSError; adapters do not read bytes
+        after `size`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectSummary:
-    """One row of a listing: key, size in bytes, etag, last modification in ms since 1970."""
+    """Entry of a listing: key, size in bytes, etag, last modification in ms since 1970."""
 
     key: str
     size: int
@@ -92,7 +95,7 @@ class ObjectSummary:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """What is known of an object without its bytes; metadata keys are lower case."""
+    """Properties of an object without its bytes. Metadata keys are lower case."""
 
     key: str
     size: int
@@ -104,7 +107,7 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object's head and all of its bytes."""
+    """Head and all bytes of an object."""
 
     head: ObjectHead
     data: bytes
@@ -112,30 +115,31 @@ class StoredObject:
 
 @runtime_checkable
 class RemoteStorage(Protocol):
-    """An object store under one root (bucket and prefix, or directory).
+    """Object store below one root (bucket and prefix, or directory).
 
-    Keys are relative to the root, use `/`, and never begin with it. Every method may be called from
-    many threads at once. Every method raises only errors below `StorageError` (and what a `Body`
-    raises); `retry` on the error says whether the same call can succeed later.
+    Keys are relative to the root, use `/` as separator, and never begin with it. All methods may
+    be called from many threads at the same time. They raise only subclasses of `StorageError` (and
+    the errors of a `Body`); the error's `retry` tells whether the same call can succeed later.
 
-    A key is what every store can hold: components between `/`, none of them empty, `.` or `..`, no
-    control characters, at most 1,024 bytes of UTF-8 with the prefix. Metadata names are of a-z, 0-9
-    and `-`, values of printable ASCII, 2 KiB in all. Anything else is an InvalidRequestError before
-    a request is made.
+    Keys are restricted to names that every store can hold: components between `/`, none of them
+    empty, `.` or `..`, no control characters, at most 1,024 bytes of UTF-8 including the prefix.
+    Metadata names consist of a-z, 0-9 and `-`, metadata values of printable ASCII, 2 KiB in total.
+    Everything else raises InvalidRequestError before a request is made.
 
-    A write is atomic: a reader sees all of the new object, or what was there before; a put that
-    fails leaves nothing to be seen. A listing shows a write as soon as it has returned. After a
-    transient error a write may have happened. An etag names a version by its content at the least:
-    S3 gives equal bytes the same etag, so what is fenced by IfMatch needs a nonce inside.
+    A write is atomic: a reader sees the whole new object or the previous state, and a failed put
+    leaves nothing visible. A listing includes a write as soon as the write has returned. After a
+    transient error the write may have happened. An etag identifies at least the content of a
+    version: S3 gives equal bytes the same etag, so an object that is replaced with IfMatch has to
+    contain a nonce.
 
-    After a transient error a conditional put that is tried again can be refused by its own earlier
-    success. The layer that retries raises PreconditionFailedError with `ambiguous` True then: the
-    caller compares what is there with what it wanted to write.
+    When a conditional put is retried after a transient error, its own earlier success can cause
+    the condition to fail. The retry layer then raises PreconditionFailedError with `ambiguous` set
+    to True, and the caller compares the stored object with the bytes it wanted to write.
     """
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """What this store can do; constant, no request."""
+        """Features of this store; constant, no request."""
         ...
 
     def put_object(
@@ -149,17 +153,23 @@ class RemoteStorage(Protocol):
     ) -> str:
         """Store the body and return its etag.
 
-        The object's checksum, given or else computed here, is verified by the store where it can.
+        The store verifies the checksum where it can. If `checksum` is None, the adapter computes
+        it.
 
         Raises:
-            PreconditionFailedError: the condition does not hold (IfMatch over nothing never
-                does); nothing was written by this try. See `ambiguous`.
-            ChecksumMismatchError: the body's bytes do not have the given checksum.
+            PreconditionFailedError: The condition does not hold (IfMatch never holds if there is
+                no object). This attempt wrote nothing; an earlier attempt may have: see
+                `ambiguous`.
+            ChecksumMismatchError: The body's bytes do not match the given checksum.
         """
         ...
 
     def get_object(self, key: str) -> StoredObject:
-        """The whole object, for small ones; raises ObjectNotFoundError."""
+        """Return the whole object. For small objects only.
+
+        Raises:
+            ObjectNotFoundError: There is no object.
+        """
         ...
 
     def get_object_input_stream(
@@ -170,62 +180,79 @@ class RemoteStorage(Protocol):
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """A stream over the bytes from `start` up to, not including, `end`; the caller closes it.
+        """Return a stream over the bytes of the range. The caller closes the stream.
 
-        A range is cut to the object as a slice is: from its end on there is nothing. The first
-        bytes are asked for here, so that ObjectNotFoundError comes from this call. A later read may
-        raise a transient error, also when the answer ends too soon: open again from there.
+        The range is clipped to the object as a Python slice is: a range that begins at or after
+        the object's end is empty. This call makes the first request, so it raises
+        ObjectNotFoundError itself. A later read may raise a transient error, also when the
+        response ends too early; the caller then opens a new stream at the position it reached.
+
+        Args:
+            key: Key of the object.
+            start: First byte, inclusive.
+            end: End of the range, exclusive; None for the end of the object.
+            condition: Read only the version with this etag.
 
         Raises:
-            ObjectNotFoundError: there is no object.
-            PreconditionFailedError: another version than that of the condition is there.
+            ObjectNotFoundError: There is no object.
+            PreconditionFailedError: The object has another etag than the condition.
         """
         ...
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """All objects whose key begins with the prefix and is greater than `start_after`, in
-        ascending order of the key's UTF-8 bytes; requests are made as the iterator is read.
+        """Yield all objects whose key begins with `prefix` and is greater than `start_after`.
+
+        Keys are in ascending order of their UTF-8 bytes. Requests are made as the iterator is
+        read.
         """
         ...
 
     def list_directories(self, prefix: str) -> list[str]:
-        """What the keys that begin with the prefix have in common up to the next `/` behind it,
-        that slash included: each once, in ascending order of UTF-8 bytes. What lies below is not
-        listed: a request for every 1,000. A directory that is empty may be shown where a store has
-        such.
+        """Return the directories directly below the prefix.
+
+        A directory is a key's part from its beginning up to and including the first `/` after
+        `prefix`. Each is returned once, in ascending order of UTF-8 bytes. The objects below it
+        are not listed, so the cost is one request per 1,000 directories. A store that has
+        directories may include empty ones.
         """
         ...
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """What is known of an object without its bytes.
+        """Return the properties of an object without its bytes.
 
-        The checksum is known of what was written through this port. `with_checksum` asks for that
-        of other objects, too, where the store has it (S3: with a second, dearer request).
+        The checksum is set for objects that were written through this port. `with_checksum` also
+        asks for the checksum of other objects, where the store has it (S3: a second, more
+        expensive request).
 
         Raises:
-            ObjectNotFoundError: there is no object.
+            ObjectNotFoundError: There is no object.
         """
         ...
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """Remove the object; that there is none is no error, under a condition neither.
+        """Delete the object. Idempotent: a missing key is not an error, even with `condition`.
 
-        Where a store does not know conditional deletes, it is looked at just before.
+        A store without conditional deletes is asked for the current etag just before the delete.
 
         Raises:
-            PreconditionFailedError: another version is there.
+            PreconditionFailedError: The object has another etag than the condition.
         """
         ...
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """Copy within the store, metadata and checksum included; returns the new etag.
+        """Copy an object within the store with its metadata and checksum; return the new etag.
+
+        Args:
+            source: Key of the object to copy.
+            target: Key of the copy.
+            condition: Condition on the object at `target`.
 
         Raises:
-            ObjectNotFoundError: there is no source.
-            PreconditionFailedError: the condition, which is about the target, does not hold.
+            ObjectNotFoundError: There is no object at `source`.
+            PreconditionFailedError: The condition does not hold.
         """
         ...
 
     def close(self) -> None:
-        """Close the connections; may be called twice."""
+        """Close the connections. May be called twice."""
         ...

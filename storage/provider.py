@@ -1,4 +1,4 @@
-"""Which topic is stored where."""
+"""Mapping of topics to storage endpoints."""
 
 import re
 import threading
@@ -12,17 +12,19 @@ from sidetier.storage.settings import StorageEndpoint
 
 
 class PatternEndpointProvider:
-    """A default, overrides by topic pattern (the first that matches the whole name wins), and a
-    plug-in for the topics that none matches. May be called from many threads at once.
+    """Selects the storage endpoint of a topic. May be called from many threads at the same time.
+
+    The first override whose pattern matches the whole topic name wins, then the plug-in, then the
+    default.
 
     Args:
-        default: Where other topics are stored, and what belongs to no topic.
-        overrides: Patterns and places.
-        plug_in: Says at which url a topic is stored.
-        at: The place of such a url.
+        default: Endpoint of all other topics, and of objects that belong to no topic.
+        overrides: Regular expressions and their endpoints.
+        plug_in: Returns a topic's storage URL; None for the default.
+        at: Returns the endpoint of such a URL.
 
     Raises:
-        ConfigurationError: a pattern is no regular expression.
+        ConfigurationError: A pattern is not a valid regular expression.
     """
 
     def __init__(
@@ -39,22 +41,22 @@ class PatternEndpointProvider:
 
     @property
     def default(self) -> StorageEndpoint:
-        """Where a topic without an override is stored, and what belongs to no topic."""
+        """Endpoint of topics without an override, and of objects that belong to no topic."""
         return self._default
 
     @property
     def endpoints(self) -> tuple[StorageEndpoint, ...]:
-        """Every place there is, without repeats; raises as `endpoint`."""
-        found = [self._default, *(other for _, other in self._overrides)]
+        """All endpoints, without duplicates; raises as `endpoint`."""
+        endpoints = [self._default, *(other for _, other in self._overrides)]
         if self._plug_in is not None:
-            found += [self._at(url) for url in self._plug_in.urls()]
-        return tuple(dict.fromkeys(found))
+            endpoints += [self._at(url) for url in self._plug_in.urls()]
+        return tuple(dict.fromkeys(endpoints))
 
     def endpoint(self, topic: str) -> StorageEndpoint:
-        """Where the topic is stored: always the same place.
+        """Return the endpoint of a topic; always the same one.
 
         Raises:
-            ConfigurationError: the plug-in fails.
+            ConfigurationError: The plug-in fails.
         """
         for pattern, endpoint in self._overrides:
             if pattern.fullmatch(topic):
@@ -64,7 +66,7 @@ class PatternEndpointProvider:
 
 
 class OpenStores:
-    """One open store per endpoint, opened when first asked for."""
+    """One open store per endpoint, opened on first use."""
 
     def __init__(
         self,
@@ -77,18 +79,18 @@ class OpenStores:
         self._stores: dict[StorageEndpoint, RemoteStorage] = {}
 
     def of_topic(self, topic: str) -> RemoteStorage:
-        """The store of a topic; raises what opening raises."""
+        """Return the store of a topic; raises the errors of opening it."""
         return self.at(self._provider.endpoint(topic))
 
     def at(self, endpoint: StorageEndpoint) -> RemoteStorage:
-        """The store at one place; raises what opening raises."""
+        """Return the store of an endpoint; raises the errors of opening it."""
         with self._guard:
             if endpoint not in self._stores:
                 self._stores[endpoint] = self._open(endpoint)
             return self._stores[endpoint]
 
     def close(self) -> None:
-        """Close all of them; may be called twice."""
+        """Close all stores. May be called twice."""
         with self._guard:
             stores, self._stores = list(self._stores.values()), {}
         for store in stores:

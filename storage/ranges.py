@@ -1,4 +1,4 @@
-"""Bytes of a stored object, as many as are there: for those who read a range at a time."""
+"""Read byte ranges of stored objects, and resume responses that break off."""
 
 import io
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from sidetier.storage.settings import AttemptDeadline
 _PIECE = 2 << 20
 
 
-def read_range(  # noqa: PLR0913  all but four have a default
+def read_range(  # noqa: PLR0913 - three parameters have a default
     store: RemoteStorage,
     key: str,
     start: int,
@@ -24,10 +24,9 @@ def read_range(  # noqa: PLR0913  all but four have a default
     deadline: AttemptDeadline | None = None,
     clock: Clock = monotonic,
 ) -> bytes:
-    """The object's bytes from `start` up to, not including, `end`; fewer where it ends before.
+    """Return the object's bytes from `start` (inclusive) to `end` (exclusive).
 
-    Raises:
-        As `read_into`.
+    The result is shorter if the object ends before `end`. Raises as `read_into`.
     """
     room = bytearray(end - start)
     count = read_into(
@@ -36,7 +35,7 @@ def read_range(  # noqa: PLR0913  all but four have a default
     return bytes(memoryview(room)[:count])
 
 
-def read_into(  # noqa: PLR0913  all but four have a default
+def read_into(  # noqa: PLR0913 - three parameters have a default
     store: RemoteStorage,
     key: str,
     start: int,
@@ -46,38 +45,41 @@ def read_into(  # noqa: PLR0913  all but four have a default
     deadline: AttemptDeadline | None = None,
     clock: Clock = monotonic,
 ) -> int:
-    """Fill the room with the object's bytes from `start` on; returns how many there are: fewer
-    where the object ends before.
+    """Fill `room` with the object's bytes from `start` on.
 
-    An answer that breaks off is asked for again from there, as the port says, as long as each time
-    something has come. Only the store's own layer pauses and tries again where nothing comes.
+    If a response breaks off, the rest is requested again, as long as each response brings some
+    bytes. A response without bytes raises its error; pauses and retries are the task of the
+    store's own retry layer.
+
+    Returns:
+        Number of bytes read: fewer than `room` has if the object ends before.
 
     Raises:
-        ObjectNotFoundError: there is no object.
-        PreconditionFailedError: another version than that of the condition is there.
-        StoreTimeoutError: the bytes did not come within the deadline of one attempt.
-        StorageError: as the port says.
+        ObjectNotFoundError: There is no object.
+        PreconditionFailedError: The object has another etag than the condition.
+        StoreTimeoutError: The bytes did not arrive within the deadline of one attempt.
+        StorageError: See `RemoteStorage`.
     """
     allowed = deadline or AttemptDeadline()
     at = 0
     while at < len(room):
         begin, end = start + at, start + len(room)
-        came, broken = _read_on(
+        count, broken = _read_on(
             partial(store.get_object_input_stream, key, begin, end, condition=condition),
             _Span(key, begin, room[at:], allowed.seconds(end - begin)),
             clock,
         )
-        at += came
+        at += count
         if broken is None:
             break
-        if not came:
+        if not count:
             raise broken
     return at
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where an object is read from, what is to be filled, and in how many seconds."""
+    """Key, first byte, destination buffer and time limit of one response."""
 
     key: str
     start: int
@@ -88,13 +90,16 @@ class _Span:
 def _read_on(
     begin: Callable[[], BinaryIO], span: _Span, clock: Clock
 ) -> tuple[int, TransientStorageError | None]:
-    """How much one answer brings, and what it broke off with; raises where none even begins."""
+    """Read one response; return the number of bytes, and the error with which it broke off.
+
+    Raises the error if the request itself fails.
+    """
     at, size = 0, len(span.room)
     with begin() as stream:
         latest = clock() + span.seconds
         try:
-            while at < size and (came := _read_some(stream, span.room[at : at + _PIECE])):
-                at += came
+            while at < size and (count := _read_some(stream, span.room[at : at + _PIECE])):
+                at += count
                 if clock() > latest:
                     break
         except TransientStorageError as error:
@@ -108,7 +113,7 @@ def _read_on(
 
 
 def _read_some(stream: BinaryIO, room: memoryview) -> int:
-    """Where the stream can, right into the room."""
+    """Read once into `room`, without a copy if the stream allows it."""
     if isinstance(stream, io.BufferedReader):
         return stream.readinto1(room)
     data = stream.read(len(room))

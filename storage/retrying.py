@@ -1,4 +1,4 @@
-"""The one retry layer."""
+"""The retry layer: the only place where requests to stores are retried."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class _StopWhenLate(stop_base):
-    """Stop when the coming pause would end after the time that all tries may take."""
+    """Stop if the next pause would end after the time limit of all attempts."""
 
     def __init__(self, clock: Clock, end: float) -> None:
         self._clock = clock
@@ -41,15 +41,24 @@ class _StopWhenLate(stop_base):
 
 
 class RetryingStorage:
-    """Tries what failed for the moment again, and nothing else.
+    """Store that retries transient errors of another store, and no other errors.
 
-    Pauses grow exponentially with full jitter. No further try begins after so many attempts, after
-    so much time, or once `stop` is set (which also ends a pause): then the last error is raised as
-    it came. A body is opened anew for each try. A stream is tried until it is open, not beyond.
-    `calls` shows each request while it is under way, as one to the store at `url`.
+    Pauses grow exponentially with full jitter. No further attempt begins after
+    `policy.attempts` attempts, after `policy.max_elapsed` seconds, or once `stop` is set (which
+    also ends a pause); the last error is then raised unchanged. A body is opened again for each
+    attempt. A stream is retried until it is open, not while it is read.
+
+    Args:
+        inner: Store that makes the requests.
+        policy: Limits on attempts and time.
+        observer: Receives every attempt.
+        stop: Ends retries when set.
+        clock: Returns monotonic seconds.
+        calls: Lists each request while it is in progress.
+        url: URL of the store, for `calls`.
     """
 
-    def __init__(  # noqa: PLR0913 - each has a default, and is given by name
+    def __init__(  # noqa: PLR0913 - only `inner` is required
         self,
         inner: RemoteStorage,
         policy: RetryPolicy | None = None,
@@ -70,7 +79,7 @@ class RetryingStorage:
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """Those of the store below."""
+        """Capabilities of the inner store."""
         return self._inner.capabilities
 
     def put_object(
@@ -82,7 +91,7 @@ class RetryingStorage:
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call(
             "put",
             key,
@@ -93,7 +102,7 @@ class RetryingStorage:
         )
 
     def get_object(self, key: str) -> StoredObject:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call("get", key, lambda: self._inner.get_object(key))
 
     def get_object_input_stream(
@@ -104,7 +113,7 @@ class RetryingStorage:
         *,
         condition: IfMatch | None = None,
     ) -> BinaryIO:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call(
             "stream",
             key,
@@ -112,16 +121,16 @@ class RetryingStorage:
         )
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port; each page of 1,000 is tried for itself."""
+        """See `RemoteStorage`. Each page of 1,000 rows is retried separately."""
         after = start_after
         under_way: Iterator[ObjectSummary] | None = None
 
         def page() -> list[ObjectSummary]:
             nonlocal under_way
-            found = under_way or self._inner.list_objects(prefix, start_after=after)
-            under_way = None  # what breaks off is begun anew, behind what has come
-            rows = list(islice(found, LISTED_AT_ONCE))
-            under_way = found
+            listing = under_way or self._inner.list_objects(prefix, start_after=after)
+            under_way = None  # after an error, begin a new listing behind the last full page
+            rows = list(islice(listing, LISTED_AT_ONCE))
+            under_way = listing
             return rows
 
         while True:
@@ -132,49 +141,49 @@ class RetryingStorage:
             after = rows[-1].key
 
     def list_directories(self, prefix: str) -> list[str]:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call("list", prefix, lambda: self._inner.list_directories(prefix))
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call(
             "head", key, lambda: self._inner.head_object(key, with_checksum=with_checksum)
         )
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port."""
+        """See `RemoteStorage`."""
         self._call("delete", key, lambda: self._inner.delete_object(key, condition=condition))
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         return self._call(
             "copy", target, lambda: self._inner.copy_object(source, target, condition=condition)
         )
 
     def close(self) -> None:
-        """See the port; closes the store below as well."""
+        """See `RemoteStorage`. Closes the inner store as well."""
         self._inner.close()
 
     def _call(self, operation: str, key: str, function: Callable[[], _T], size: int = 0) -> _T:
         with self._calls.begun(operation, key, self._url, size) as call:
             began = self._clock()
             try:
-                return self._observed(operation, function)  # what succeeds at once needs no more
+                return self._observed(operation, function)  # skip tenacity if this succeeds
             except TransientStorageError as error:
                 return self._again(call, function, error, began)
 
     def _again(
         self, call: StoreCall, function: Callable[[], _T], first: BaseException, began: float
     ) -> _T:
-        """After a try that began then and failed for the moment: the others."""
+        """Make the further attempts after a first one that began at `began` and failed."""
         failures: list[BaseException] = []
-        tried = [first]
+        first_error = [first]
 
         def attempt() -> _T:
-            if tried:
-                raise tried.pop()
+            if first_error:
+                raise first_error.pop()
             if self._stop.is_set():
-                # The pause was ended by `stop`: no further try, the last error stands.
+                # `stop` ended the pause: make no further attempt, raise the last error.
                 raise failures[-1]
             return self._observed(call.operation, function)
 
@@ -188,7 +197,7 @@ class RetryingStorage:
         try:
             return self._retrying(before_pause, began)(attempt)
         except PreconditionFailedError as error:
-            # Every earlier try failed for the moment only, and may have been carried out.
+            # All earlier attempts failed transiently, and any of them may have taken effect.
             error.ambiguous = True
             raise
 

@@ -1,8 +1,8 @@
-"""The S3 store: small requests on obstore, and on boto3 what that does better.
+"""The S3 driver: small requests through obstore, large bodies and conditional calls through boto3.
 
-A small request costs obstore a tenth of the CPU time that boto3 takes. boto3 sends large bodies
-from the file by the kernel, asks before it sends them (`Expect: 100-continue`), and knows uploads
-in parts, conditional deletes and copies under a condition.
+obstore needs a tenth of boto3's CPU time for a small request. boto3 sends large bodies from the
+file with sendfile(2), waits for the store's consent before it sends them (`Expect: 100-continue`),
+and supports multipart uploads, conditional deletes and conditional copies.
 """
 
 import threading
@@ -51,7 +51,7 @@ _OPERATIONS: Final = {
     "list": "ListObjectsV2",
     "put": "PutObject",
 }
-"""S3's own names of the operations, for errors."""
+"""S3's names of the operations, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,19 @@ class _Boto:
 
 
 class S3Storage(ObjectStorage):
-    """A bucket, or what lies under a prefix of it.
+    """S3 bucket, or a prefix of one.
 
-    A body up to `multipart_threshold` is one PUT with the checksum of the whole object in its
-    headers; the checksum takes one read of the body before it is sent, unless the caller has it. It
-    is also noted in the object's metadata, and compared when a whole object is read. The etag of
-    equal bytes may be equal. Nothing is tried twice here.
+    A body of up to `multipart_threshold` bytes is one PUT with the checksum of the whole object in
+    its headers. The body is read once before it is sent to compute the checksum, unless the caller
+    passes it. The checksum is also kept in the object's metadata and compared when a whole object
+    is read. Equal bytes may have equal etags. The driver does not retry.
 
     Args:
-        bucket: Its name.
-        prefix: Where the keys begin.
-        settings: Of the bucket.
-        deadline: Of each attempt.
-        client: A boto3 client; made from the settings, once one is needed, where there is none.
+        bucket: Name of the bucket.
+        prefix: Prefix of all keys in the bucket.
+        settings: Settings of the bucket.
+        deadline: Deadline of each attempt.
+        client: A boto3 client; if None, one is created from the settings when first needed.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class S3Storage(ObjectStorage):
 
     @property
     def capabilities(self) -> StorageCapabilities:
-        """Conditional writes, and the configured checksum unless the store is said to ignore it."""
+        """Conditional writes; the configured checksum unless `checksum_verified` is False."""
         verified = self._settings.checksum_verified
         return StorageCapabilities(
             conditional_writes=True, checksum=self._settings.checksum if verified else None
@@ -116,7 +116,7 @@ class S3Storage(ObjectStorage):
         checksum: Checksum | None = None,
         condition: Condition | None = None,
     ) -> str:
-        """See the port."""
+        """See `RemoteStorage`."""
         self._check(key)
         checked = check_metadata(key, metadata)
         algorithm = self._settings.checksum
@@ -135,29 +135,33 @@ class S3Storage(ObjectStorage):
         except ObjectNotFoundError as error:
             if condition is None:
                 raise
-            # S3 answers If-Match over nothing with 404.
+            # S3 answers 404 to a PUT with If-Match when there is no object.
             raise PreconditionFailedError(str(error)) from error
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        """See the port; a page of 1,000 per request. Keys that end in `/` are not shown."""
+        """See `RemoteStorage`. One request per 1,000 keys. Keys that end in `/` are left out."""
         last = start_after
         try:
             for row in super().list_objects(prefix, start_after=start_after):
                 yield row
                 last = row.key
         except InvalidRequestError:
-            # obstore refuses a page with a key that it could not write, such as `a//b`.
+            # obstore rejects a page with a key that it could not write itself, such as `a//b`.
             yield from self._listed_by_boto(prefix, last)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        """See the port. S3 answers a HEAD in a missing bucket as one for a missing object."""
+        """See `RemoteStorage`. For a missing bucket S3 also answers HEAD with "not found"."""
         head = super().head_object(key)
         if head.checksum is not None or not (with_checksum and self._settings.checksum_verified):
             return head
         return self._head_by_boto(key)
 
     def delete_object(self, key: str, *, condition: IfMatch | None = None) -> None:
-        """See the port. Imitations may ignore If-Match here: so it is looked at before, too."""
+        """See `RemoteStorage`.
+
+        S3-compatible stores may ignore If-Match on a delete, so the etag is also checked just
+        before.
+        """
         self._check(key)
         from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
 
@@ -171,7 +175,11 @@ class S3Storage(ObjectStorage):
                 )
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        """See the port; a small one under a condition is read and put, others stay on the store."""
+        """See `RemoteStorage`.
+
+        Under a condition, an object of up to 64 KiB is read and put again. Every other copy is
+        made by the store.
+        """
         self._check(source)
         self._check(target)
         head = self._head_by_boto(source)
@@ -199,7 +207,7 @@ class S3Storage(ObjectStorage):
         )
 
     def close(self) -> None:
-        """See the port."""
+        """See `RemoteStorage`."""
         super().close()
         with self._guard:
             if self._boto_parts is not None:
@@ -223,7 +231,10 @@ class S3Storage(ObjectStorage):
 
     @contextmanager
     def _translated(self, operation: str, key: str) -> Iterator[None]:
-        """Of keys that the chain does not have, obstore tells only the text."""
+        """Translate obstore's errors; raise the credential chain's own error where there is one.
+
+        obstore keeps only the text of an error that the chain raised.
+        """
         try:
             with super()._translated(_OPERATIONS.get(operation, operation), key):
                 yield
@@ -233,8 +244,8 @@ class S3Storage(ObjectStorage):
                 raise
             from sidetier.storage.s3_errors import failure  # noqa: PLC0415 -- botocore is heavy
 
-            where = f"{_OPERATIONS.get(operation, operation)} {self._place(key)}"
-            raise failure(where, chain.problem) from error
+            request = f"{_OPERATIONS.get(operation, operation)} {self._place(key)}"
+            raise failure(request, chain.problem) from error
 
     def _full(self, key: str) -> str:
         return self._root + key
@@ -266,7 +277,7 @@ class S3Storage(ObjectStorage):
             return s3_params.bare(answer["ETag"])
 
     def _head_by_boto(self, key: str) -> ObjectHead:
-        """With the checksum that the store knows."""
+        """Return the head with the checksum that the store knows, or that of our metadata."""
         from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
 
         full = self._full(key)

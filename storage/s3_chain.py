@@ -1,7 +1,7 @@
-"""Where an S3 bucket is, and with whose keys it is asked: from the settings and AWS's own chain.
+"""Address of an S3 bucket, and credentials for it, from the settings and AWS's own chain.
 
-The chain is botocore's: environment, profiles, web identity, the roles of containers and machines.
-botocore is imported only where the settings leave something to it.
+botocore provides the chain: environment, profiles, web identity, roles of containers and machines.
+botocore is imported only if the settings do not determine everything.
 """
 
 import ipaddress
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 _DEFAULT_REGION: Final = "us-east-1"
 _HOST_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _VALID: Final = timedelta(minutes=10)
-"""botocore's keys are good for 10 minutes at least when it hands them out. obstore asks for new
-ones 5 minutes before the end that it is told: so every 5 minutes, and none is used after its end.
+"""Validity that is reported to obstore. botocore's credentials are valid for at least 10 minutes
+when it returns them. obstore asks for new ones 5 minutes before the reported expiry: so it asks
+every 5 minutes and never uses expired credentials.
 """
 
 
 def botocore_session(settings: S3Settings) -> "botocore.session.Session":
-    """A session of its own, but for the descriptions of the service: to read and parse them takes
-    most of the time, and memory, that a client costs.
+    """Return a new session that shares the parsed service descriptions with other sessions.
+
+    Reading and parsing them takes most of the time and memory of a new client.
 
     Raises:
-        ConfigurationError: there is no such profile.
+        ConfigurationError: The profile does not exist.
     """
     import botocore.session  # noqa: PLC0415 -- takes a fifth of a second
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415
@@ -61,12 +63,12 @@ def _shared_loader(data_path: str | None) -> "botocore.loaders.Loader":
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """Where a bucket is.
+    """Network address of a bucket.
 
     Attributes:
-        region: For signatures.
-        endpoint: A url without a slash at its end; with the bucket's name if `in_host`.
-        in_host: Whether the bucket is named in the host, else in the path.
+        region: Region for signatures.
+        endpoint: URL without a trailing slash; contains the bucket's name if `in_host`.
+        in_host: Whether the bucket's name is part of the host; otherwise it is in the path.
     """
 
     region: str
@@ -77,20 +79,21 @@ class BucketAddress:
 def bucket_address(
     bucket: str, settings: S3Settings, client: "Callable[[], S3Client]"
 ) -> BucketAddress:
-    """The address that boto3 finds with the same settings.
+    """Return the address that boto3 would use with the same settings.
 
     Args:
-        bucket: Its name.
-        settings: Of the store.
-        client: A boto3 client of them; not called where the settings say all.
+        bucket: Name of the bucket.
+        settings: Settings of the store.
+        client: Returns a boto3 client with the same settings. Called only if the settings do not
+            contain both region and endpoint.
 
     Raises:
-        ConfigurationError: there is no such profile, or the endpoint is no url.
+        ConfigurationError: The profile does not exist, or the endpoint is not a URL.
     """
     region, endpoint = settings.region, settings.endpoint_url
     if region is None or endpoint is None:
-        found = client().meta
-        region, endpoint = found.region_name or _DEFAULT_REGION, found.endpoint_url
+        meta = client().meta
+        region, endpoint = meta.region_name or _DEFAULT_REGION, meta.endpoint_url
     url = urlsplit(endpoint.rstrip("/"))
     if url.scheme not in {"http", "https"} or not url.hostname:
         raise ConfigurationError(f"storage.s3.endpoint_url {endpoint!r} is not a url")
@@ -115,16 +118,16 @@ def _is_address(host: str) -> bool:
 
 
 class ChainCredentials:
-    """Keys for obstore, from the chain; called by obstore whenever it wants them.
+    """Credential provider for obstore, from AWS's chain. obstore calls it as needed.
 
     Attributes:
-        problem: Why the last call had no keys, since obstore keeps only its text.
+        problem: Error of the last call, None after a success; obstore keeps only its text.
     """
 
     def __init__(
         self,
         settings: S3Settings,
-        clock: "Callable[[], float]" = time.time,  # noqa: TID251 -- as obstore's own
+        clock: "Callable[[], float]" = time.time,  # noqa: TID251 -- obstore compares with wall time
     ) -> None:
         self.problem: Exception | None = None
         self._settings = settings
@@ -132,7 +135,7 @@ class ChainCredentials:
         self._found: botocore.credentials.Credentials | None = None
 
     def __call__(self) -> "S3Credential":
-        """Keys that are good for 10 minutes."""
+        """Return credentials that are valid for 10 minutes."""
         try:
             expires_at = datetime.fromtimestamp(self._clock(), UTC) + _VALID
             keys = self._credentials().get_frozen_credentials()

@@ -1,4 +1,4 @@
-"""A boto3 client as Sidetier wants it: no retries of its own, no payload signature, no trailer."""
+"""boto3 client with Sidetier's settings: no retries, no payload signature, no trailer."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ s3_connection.install()
 
 
 def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
-    """A thread-safe client; no request is made.
+    """Return a thread-safe client; no request is made.
 
-    Keys come from the whole AWS chain unless they are given. Proxies are those of the environment
-    (`HTTPS_PROXY`, `NO_PROXY`), as botocore reads it.
+    Credentials come from the AWS chain unless the settings contain them. botocore reads proxies
+    from the environment (`HTTPS_PROXY`, `NO_PROXY`).
 
     Raises:
-        ConfigurationError: no such profile, no region, an endpoint or CA file that is none.
+        ConfigurationError: The profile does not exist, there is no region, or the endpoint or CA
+            file is invalid.
     """
     if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
         raise ConfigurationError(f"ca_bundle {settings.ca_bundle} is not a file")
@@ -51,8 +52,10 @@ def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":
 
 
 def _do_not_ask_for_little(params: dict[str, Any], **_: object) -> None:
-    """Send a small body right away. botocore asks `Expect: 100-continue` for all, which costs a
-    round trip, and a second where a server does not answer it.
+    """Send a small body right away.
+
+    botocore sends `Expect: 100-continue` with all bodies. That costs a round trip, and one second
+    where a server does not respond to it.
     """
     headers = params["headers"]
     if int(headers.get("Content-Length", SMALL_BODY + 1)) <= SMALL_BODY:
@@ -62,11 +65,11 @@ def _do_not_ask_for_little(params: dict[str, Any], **_: object) -> None:
 def _config(settings: S3Settings, deadline: AttemptDeadline) -> Config:
     return Config(
         signature_version="s3v4",
-        # A fixed one: botocore composes its own anew for each request, at a tenth of its CPU.
+        # A constant: botocore composes its own for each request, which takes a tenth of its CPU.
         user_agent=f"sidetier/{__version__}",
-        # The one retry layer is `RetryingStorage`.
+        # `RetryingStorage` is the only layer that retries.
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # Every put brings its checksum in a header; anything else would be sent as a trailer.
+        # Each put has its checksum in a header; other settings would send it as a trailer.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         connect_timeout=deadline.connect,

@@ -1,9 +1,9 @@
-"""Connections that send a body without carrying it through the interpreter.
+"""Connections that send a body without copying it through the Python interpreter.
 
-urllib3 reads a body piece by piece into fresh `bytes` and hands each to the socket. Here a body
-that lies in a file goes to a plain socket by sendfile(2), and through one buffer over TLS. Whatever
-botocore and urllib3 add (`Expect: 100-continue`, proxies, time limits, early answers) stays theirs:
-only the body's own way differs, and only for an `AttemptStream`.
+urllib3 reads a body in pieces into new `bytes` objects and passes each to the socket. Here a body
+that is in a file is sent with sendfile(2) to a plain socket, and through one reused buffer over
+TLS. All other behaviour of botocore and urllib3 stays (`Expect: 100-continue`, proxies, timeouts,
+early responses): only the transfer of the body differs, and only for an `AttemptStream`.
 """
 
 import errno
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from sidetier.storage.bodies import Extent
 
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""This file system, or this kernel, cannot send by itself."""
+"""errno values of a file system or kernel that does not support sendfile."""
 
 
 def send_body(sock: socket.socket, body: AttemptStream, clock: Clock = monotonic) -> None:
-    """All that is left of the body; a piece may take as long as the socket's time limit.
+    """Send the rest of the body. Each piece may take as long as the socket's timeout.
 
     Raises:
-        DeadlinePassedError, BodyFailedError: as `AttemptStream.read`.
-        OSError: the connection failed; TimeoutError where it takes nothing any more.
+        DeadlinePassedError: As `AttemptStream.read`.
+        BodyFailedError: As `AttemptStream.read`.
+        OSError: The connection failed; TimeoutError if it accepts no more bytes.
     """
     if body.in_file and type(sock) is socket.socket:
         _send_file(sock, body, clock)
@@ -68,7 +69,7 @@ def _send_file(sock: socket.socket, body: AttemptStream, clock: Clock) -> None:
 
 
 def _send_some(sock: socket.socket, body: AttemptStream, extent: "Extent", sent: int) -> int:
-    """How many bytes the socket took: 0 while it is full."""
+    """Return how many bytes the socket accepted; 0 if its buffer is full."""
     at, left = extent.position + sent, extent.size - sent
     try:
         count = os.sendfile(sock.fileno(), extent.descriptor, at, left)
@@ -76,7 +77,7 @@ def _send_some(sock: socket.socket, body: AttemptStream, extent: "Extent", sent:
         return 0
     except OSError as error:
         if error.errno == errno.EIO:
-            body.fail(error)  # the disk's: a socket has no such error
+            body.fail(error)  # EIO comes from the disk: a socket never raises it
         if error.errno not in _NO_SENDFILE:
             raise
         data = os.pread(extent.descriptor, left, at)
@@ -97,7 +98,7 @@ def _milliseconds_left(end: float | None, clock: Clock) -> float | None:
 
 
 class _SendsBodies:
-    """For connections of botocore's."""
+    """Mixin for botocore's connection classes."""
 
     sock: socket.socket
     _response_received: bool
@@ -110,33 +111,33 @@ class _SendsBodies:
         headers: Any = None,  # noqa: ANN401
         **more: Any,  # noqa: ANN401
     ) -> None:
-        """As urllib3's, which passes the pieces of a sequence on to `send` as they are."""
+        """Send a request like urllib3, which passes the items of a sequence to `send` unchanged."""
         if isinstance(body, AttemptStream):
             body = (body,)
         super().request(method, url, body, headers, **more)  # type: ignore[misc]
 
     def send(self, data: Any) -> None:  # noqa: ANN401
-        """As http.client's. A body that was refused before it was asked for is not even read."""
+        """Send data like http.client. Do not read a body that the store has already refused."""
         if not isinstance(data, AttemptStream):
             super().send(data)  # type: ignore[misc]
         elif not self._response_received:
             try:
                 send_body(self.sock, data)
             except ssl.SSLEOFError as error:
-                # As over plain TCP: the store may have answered before it ended the connection,
-                # and urllib3 looks for that.
+                # Same as over plain TCP: the store may have responded before it closed the
+                # connection. urllib3 reads that response after a BrokenPipeError.
                 raise BrokenPipeError(errno.EPIPE, str(error)) from error
 
 
-class _Connection(_SendsBodies, AWSHTTPConnection):  # type: ignore[misc]  # so are its bases
-    """Over plain TCP."""
+class _Connection(_SendsBodies, AWSHTTPConnection):  # type: ignore[misc]  # its bases are Any
+    """Connection over plain TCP."""
 
 
 class _TlsConnection(_SendsBodies, AWSHTTPSConnection):  # type: ignore[misc]
-    """Over TLS."""
+    """Connection over TLS."""
 
 
 def install() -> None:
-    """Have the connection pools of all of botocore's clients make these."""
+    """Make the connection pools of all botocore clients create these connections."""
     AWSHTTPConnectionPool.ConnectionCls = _Connection
     AWSHTTPSConnectionPool.ConnectionCls = _TlsConnection

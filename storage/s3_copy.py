@@ -1,4 +1,4 @@
-"""Copies within a bucket: by one request where S3 does it so, in parts where it does not."""
+"""Copies within a bucket: in one request where possible, in parts otherwise."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +18,10 @@ _SOURCE_CHANGED: Final = "CopySourceIfMatch"
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Server-side copies; bytes do not pass through here.
+    """Server-side copies; the bytes do not pass through this process.
 
-    A copy with a condition goes in parts too: CompleteMultipartUpload honours If-None-Match and
-    If-Match on more stores than CopyObject does, and imitations ignore them there in silence.
+    A copy with a condition is also made in parts. More stores honour If-None-Match and If-Match in
+    CompleteMultipartUpload than in CopyObject, where S3-compatible stores ignore them silently.
     """
 
     client: "S3Client"
@@ -30,10 +30,10 @@ class Copier:
     parts: Multipart
 
     def copy(self, source: ObjectHead, target: str, condition: Condition | None) -> str:
-        """Copy the version that `source` describes; returns the new etag.
+        """Copy the version that `source` describes; return the new etag.
 
         Raises:
-            PreconditionFailedError: the condition does not hold, or the source changed meanwhile.
+            PreconditionFailedError: The condition does not hold, or the source changed meanwhile.
         """
         creation = s3_params.creation(self.settings, target, source.metadata)
         if condition is None and source.size <= LARGEST_PUT:
@@ -87,8 +87,8 @@ class Copier:
         return parts
 
     def _source(self, source: ObjectHead) -> dict[str, Any]:
-        where = {"Bucket": self.bucket, "Key": source.key}
-        return {"CopySource": where, _SOURCE_CHANGED: s3_params.quoted(source.etag)}
+        location = {"Bucket": self.bucket, "Key": source.key}
+        return {"CopySource": location, _SOURCE_CHANGED: s3_params.quoted(source.etag)}
 
     def _algorithm(self, source: ObjectHead) -> dict[str, Any]:
         known: Checksum | None = source.checksum

@@ -1,4 +1,4 @@
-"""The border: both of botocore's error families, and what slips by them, become our own tree."""
+"""Translate botocore's two error families, and errors it lets through, into StorageErrors."""
 
 import ssl
 from collections.abc import Iterator
@@ -55,24 +55,24 @@ _CREDENTIALS: Final = (
 def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
     """Raise botocore's and urllib3's errors as ours; the text names operation, bucket and key.
 
-    Imitations of S3 leave out fields, or write them in their own way: reading an answer belongs
-    inside, too.
+    S3-compatible stores omit fields or format them differently, so code that reads a response
+    belongs inside this block, too.
     """
-    where = f"{operation} s3://{bucket}/{key}"
+    request = f"{operation} s3://{bucket}/{key}"
     try:
         yield
     except boto.ClientError as error:
-        raise refusal(where, bucket, error) from error
+        raise refusal(request, bucket, error) from error
     except (boto.BotoCoreError, ResponseParserError, urllib3_errors.HTTPError, OSError) as error:
-        raise failure(where, error) from error
+        raise failure(request, error) from error
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise MalformedAnswerError(
-            f"{where}: the store's answer is not that of S3: {type(error).__name__}: {error}"
+            f"{request}: the store's answer is not that of S3: {type(error).__name__}: {error}"
         ) from error
 
 
 def refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:
-    """Our error for an answer of the store that is no success."""
+    """Return our error for an error response of the store."""
     code, status = code_of(error), status_of(error)
     response: Any = error.response
     request_id = response.get("ResponseMetadata", {}).get("RequestId", "")
@@ -87,19 +87,19 @@ def refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:
 
 
 def code_of(error: boto.ClientError) -> str:
-    """The store's own code; the status in digits where an answer had no body (HEAD)."""
+    """Return the store's error code; the status in digits if the response had no body (HEAD)."""
     response: Any = error.response
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def status_of(error: boto.ClientError) -> int:
-    """HTTP status; 0 where botocore has none."""
+    """Return the HTTP status; 0 if botocore has none."""
     response: Any = error.response
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def failure(where: str, error: BaseException) -> StorageError:
-    """Our error for a request without an answer, or with one that cannot be read."""
+    """Return our error for a request without a response, or with an unreadable one."""
     text = f"{where}: {type(error).__name__}: {error}"
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
@@ -117,14 +117,14 @@ def failure(where: str, error: BaseException) -> StorageError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and what urllib3 and botocore carry along as arguments."""
+    """Yield the error, its causes, and errors that urllib3 and botocore carry as arguments."""
     seen: set[int] = set()
     todo: list[object] = [error]
     while todo:
-        found = todo.pop()
-        if not isinstance(found, BaseException) or id(found) in seen:
+        cause = todo.pop()
+        if not isinstance(cause, BaseException) or id(cause) in seen:
             continue
-        seen.add(id(found))
-        yield found
-        todo += [found.__cause__, found.__context__, *found.args]
-        todo += [getattr(found, "kwargs", {}).get("error"), getattr(found, "reason", None)]
+        seen.add(id(cause))
+        yield cause
+        todo += [cause.__cause__, cause.__context__, *cause.args]
+        todo += [getattr(cause, "kwargs", {}).get("error"), getattr(cause, "reason", None)]

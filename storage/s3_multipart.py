@@ -1,4 +1,4 @@
-"""Large bodies in parts: streamed one by one, checked as a whole, aborted on any failure."""
+"""Multipart uploads of large bodies: sent part by part, verified as a whole, aborted on failure."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def part_sizes(size: int, wanted: int) -> list[int]:
-    """Sizes of the parts of `size` bytes: all alike but the last, 10,000 at the most."""
+    """Return the sizes of the parts of `size` bytes: equal except for the last, at most 10,000."""
     each = max(wanted, -(-size // MOST_PARTS))
     return [min(each, size - start) for start in range(0, size, each)]
 
 
 @dataclass(frozen=True, slots=True)
 class Multipart:
-    """Puts objects of one bucket in parts."""
+    """Multipart uploads to one bucket."""
 
     client: "S3Client"
     bucket: str
@@ -43,12 +43,12 @@ class Multipart:
         checksum: Checksum | ChecksumAlgorithm,
         condition: Condition | None,
     ) -> str:
-        """Store the body; memory does not grow with its size. Returns the etag.
+        """Store the body and return its etag. Memory does not grow with the body's size.
 
-        The store combines the checksums of the parts into that of the whole object, and compares.
+        The store combines the checksums of the parts into that of the whole object and compares it.
 
         Raises:
-            ChecksumMismatchError: the bytes read do not have the given checksum.
+            ChecksumMismatchError: The bytes read do not match the given checksum.
         """
         expected = checksum if isinstance(checksum, Checksum) else None
         algorithm = checksum.algorithm if isinstance(checksum, Checksum) else checksum
@@ -61,10 +61,10 @@ class Multipart:
     def upload(
         self, key: str, creation: Mapping[str, Any], algorithm: ChecksumAlgorithm
     ) -> Iterator[str]:
-        """An upload that is aborted whatever is raised inside; yields its id.
+        """Begin an upload and yield its id; abort it if the block raises.
 
-        When the process is killed the upload stays: let a lifecycle rule of the bucket abort what
-        is incomplete.
+        A kill leaves the upload unfinished: a lifecycle rule of the bucket should abort incomplete
+        multipart uploads.
         """
         with translated("CreateMultipartUpload", self.bucket, key):
             answer = self.client.create_multipart_upload(
@@ -89,7 +89,7 @@ class Multipart:
         checksum: Checksum | None,
         condition: Condition | None,
     ) -> str:
-        """Make the object visible, if the condition holds now; returns its etag."""
+        """Make the object visible if the condition holds now; return its etag."""
         params = s3_params.conditional(condition)
         if checksum is not None:
             params |= {**s3_params.checksum_header(checksum), "ChecksumType": "FULL_OBJECT"}
@@ -130,7 +130,7 @@ class Multipart:
         return parts, whole.result()
 
     def _abort(self, key: str, upload_id: str) -> None:
-        """Best effort: the error that led here is the one to raise."""
+        """Abort the upload. A failure is only logged: the original error is the one to raise."""
         try:
             with translated("AbortMultipartUpload", self.bucket, key):
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)

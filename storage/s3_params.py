@@ -1,4 +1,4 @@
-"""Parameters of S3 requests, from settings, metadata, checksums and conditions. Pure."""
+"""Parameters of S3 requests from settings, metadata, checksums and conditions. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ Params = dict[str, Any]
 
 
 def creation(settings: S3Settings, key: str, metadata: Mapping[str, str] | None) -> Params:
-    """Where and how an object is kept: encryption, class, tags, metadata."""
+    """Return the parameters of a new object: encryption, storage class, tags, metadata."""
     name = key.rpartition("/")[2]
     own_class = name not in settings.default_class_names
     params = {
@@ -34,12 +34,12 @@ def creation(settings: S3Settings, key: str, metadata: Mapping[str, str] | None)
 
 
 def checksum_header(checksum: Checksum) -> Params:
-    """The checksum, ready made: botocore then computes none and adds no trailer."""
+    """Return a precomputed checksum header: botocore then computes none and adds no trailer."""
     return {f"Checksum{checksum.algorithm.value}": to_base64(checksum)}
 
 
 def conditional(condition: Condition | None) -> Params:
-    """If-None-Match or If-Match."""
+    """Return the If-None-Match or If-Match header; empty without a condition."""
     if condition is None:
         return {}
     if isinstance(condition, IfAbsent):
@@ -48,24 +48,24 @@ def conditional(condition: Condition | None) -> Params:
 
 
 def byte_range(start: int, end: int | None) -> Params:
-    """A Range header for the bytes from `start` up to, not including, `end`; none for all."""
+    """Return the Range header for `start` (inclusive) to `end` (exclusive); empty for all bytes."""
     if start == 0 and end is None:
         return {}
     return {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
 
 
 def quoted(etag: str) -> str:
-    """As HTTP wants it."""
+    """Return the etag in quotes, as HTTP requires."""
     return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
 def bare(etag: str) -> str:
-    """As the port shows it: S3 itself and its imitations differ in when they quote."""
+    """Return the etag without quotes, as in the port. S3-compatible stores differ in quoting."""
     return etag if etag.startswith("W/") else etag.strip('"')
 
 
 def head_of(key: str, answer: Mapping[str, Any]) -> ObjectHead:
-    """What a HEAD or GET answer says of an object."""
+    """Return the object's properties from a HEAD or GET response."""
     checksums = (
         from_base64(algorithm, answer.get(f"Checksum{algorithm.value}"))
         for algorithm in ChecksumAlgorithm
@@ -81,6 +81,6 @@ def head_of(key: str, answer: Mapping[str, Any]) -> ObjectHead:
 
 
 def summary_of(key: str, row: Mapping[str, Any]) -> ObjectSummary:
-    """One row of a listing."""
+    """Return one row of a listing."""
     modified = round(row["LastModified"].timestamp() * 1000)
     return ObjectSummary(key, row["Size"], bare(row["ETag"]), modified)

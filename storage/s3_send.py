@@ -1,4 +1,4 @@
-"""Sending bodies to S3: under a deadline, and with the body's own failures passed on unchanged."""
+"""Send bodies to S3 under a deadline, and pass on the body's own failures unchanged."""
 
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -15,7 +15,7 @@ from sidetier.storage.s3_errors import translated
 
 
 class Sender:
-    """Makes the calls that carry a body."""
+    """Makes the requests that carry a body."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
@@ -27,11 +27,12 @@ class Sender:
         stream: AttemptStream,
         **params: Any,  # noqa: ANN401 - boto3's own types
     ) -> Any:  # noqa: ANN401
-        """Call with the stream as Body; `Key` is among the parameters.
+        """Call a boto3 method with the stream as Body. `params` must contain `Key`.
 
         Raises:
-            StoreTimeoutError: the attempt's deadline passed.
-            StorageError: the store refused or failed.
+            StoreTimeoutError: The attempt's deadline passed.
+            StorageError: The store refused or failed.
+            Exception: The body's own error, unchanged.
         """
         key = params["Key"]
         try:
@@ -42,13 +43,13 @@ class Sender:
 
 
 def window(stream: BinaryIO, start: int, size: int, seconds: float) -> AttemptStream:
-    """The next attempt's view of a body's stream."""
+    """Return a stream for the next attempt, over `size` bytes of the body from `start`."""
     stream.seek(start)
     return AttemptStream(stream, size, seconds, start=start)
 
 
 def refused_match(error: StorageError, condition: Condition | None) -> StorageError:
-    """S3 answers If-Match over nothing with 404; to the port that is a failed precondition."""
+    """Return PreconditionFailedError for a 404 to If-Match, which S3 sends for a missing object."""
     if condition is not None and isinstance(error, ObjectNotFoundError):
         return PreconditionFailedError(str(error))
     return error

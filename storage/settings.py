@@ -1,4 +1,4 @@
-"""What an adapter needs to know: plain frozen values, without a rule about where they come from."""
+"""Settings of the storage adapters: frozen values, independent of the configuration's source."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +9,13 @@ from sidetier.storage.port import ChecksumAlgorithm
 MIB: Final = 1024**2
 GIB: Final = 1024**3
 LARGEST_PUT: Final = 5 * GIB
-"""S3 refuses a larger single PUT, a larger part and a larger copy."""
+"""Maximum size of a single PUT, of a part and of a copy in S3, in bytes."""
 MOST_PARTS: Final = 10_000
-"""S3 refuses more parts in one upload."""
+"""Maximum number of parts of one S3 upload."""
 
 SMALL_BODY: Final = 64 * 1024
-"""Bytes up to which a body leaves together with its headers: to wait for `100 Continue` would cost
-more than what a refused put sends in vain."""
+"""Maximum bytes of a body that is sent together with its headers. Waiting for `100 Continue` would
+cost more than the bytes that a refused put sends in vain."""
 
 REWRITTEN: Final = ("offset.wm", "_metadata", "leader-epoch-checkpoint")
 """Last components of the keys that are rewritten often."""
@@ -24,41 +24,41 @@ ServerSideEncryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 
 
 SEND_PIECE: Final = 512 * 1024
-"""A body is sent in pieces of so many bytes."""
+"""Size of the pieces in which a body is sent, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptDeadline:
-    """How long one attempt may take: a base, and time that grows with the bytes moved."""
+    """Time limit of one attempt: a base, and time in proportion to the bytes moved."""
 
     base: float = 30.0
     """Seconds for a request without a body."""
     min_bytes_per_second: int = MIB
-    """A slower transfer is given up. Time that the body itself takes (a bandwidth cap) is free."""
+    """Slower transfers are aborted. Time spent in the body itself (a bandwidth limit) is free."""
     connect: float = 5.0
-    """Seconds to open a connection; also the longest that a piece of 512 KiB may take to leave."""
+    """Seconds to open a connection; also the maximum time to send one piece of 512 KiB."""
 
     def seconds(self, size: int) -> float:
-        """Seconds that an attempt to move `size` bytes may take."""
+        """Return the time limit of an attempt that moves `size` bytes, in seconds."""
         return self.base + size / self.min_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a request is tried: bounded in attempts and in elapsed seconds."""
+    """Limits on the retries of one request: number of attempts, and elapsed seconds."""
 
     attempts: int = 8
     first_delay: float = 0.2
-    """Longest pause before the second try, in seconds; doubles from there."""
+    """Maximum pause before the second attempt, in seconds; doubles with each attempt."""
     max_delay: float = 10.0
-    """Longest pause between two tries, in seconds."""
+    """Maximum pause between two attempts, in seconds."""
     max_elapsed: float = 60.0
-    """No further try begins once so many seconds have passed since the first began."""
+    """Seconds since the start of the first attempt after which no further attempt begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Explicit keys, resolved from where they were referred to; never shown."""
+    """Explicit credentials, resolved from the reference in the configuration; never shown."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -67,45 +67,45 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Options of an S3 store; what is None is left to the AWS chain or to the bucket."""
+    """Options of an S3 store. The AWS chain or the bucket determines options that are None."""
 
     endpoint_url: str | None = None
     region: str | None = None
     path_style: bool = False
     profile: str | None = None
     credentials: Credentials | None = None
-    """Explicit keys; without them the whole AWS chain is asked (environment, profile, IRSA, …)."""
+    """Explicit credentials; None for the AWS chain (environment, profile, IRSA, …)."""
     ca_bundle: Path | None = None
     sse: ServerSideEncryption | None = None
     sse_kms_key_id: str | None = None
     storage_class: str | None = None
     default_class_names: tuple[str, ...] = REWRITTEN
-    """Last components of keys that are rewritten often, and keep the store's default class."""
+    """Last components of keys that are rewritten often and keep the store's default class."""
     tags: tuple[tuple[str, str], ...] = ()
     checksum: ChecksumAlgorithm = ChecksumAlgorithm.CRC64NVME
     checksum_verified: bool = True
-    """False for a store that accepts bytes that do not match the checksum sent with them; what it
-    says of checksums is then not asked for."""
+    """False for a store that accepts bytes that do not match the checksum sent with them. Its own
+    statements about checksums are then not requested."""
     sign_payload: bool = False
-    """Also sign a SHA-256 of the body: five times the CPU. Without it the body is covered by the
-    checksum alone, which finds accidents; against an attacker on the wire use HTTPS."""
+    """Also sign a SHA-256 of the body, for five times the CPU time. Without it only the checksum
+    covers the body, which detects accidents; use HTTPS against an attacker on the network."""
     multipart_threshold: int = GIB
-    """A body larger than this, in bytes, is sent in parts."""
+    """Larger bodies are sent in parts; in bytes."""
     part_size: int = 256 * MIB
     max_connections: int = 16
     read_timeout: float = 60.0
-    """Longest silence, in seconds, while an answer is awaited."""
+    """Maximum silence while waiting for a response, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Options of Google Cloud Storage; what is None is left to the environment or the bucket."""
+    """Options of Google Cloud Storage. Environment or bucket determine options that are None."""
 
     endpoint_url: str | None = None
     credentials_file: Path | None = None
-    """A service account's or an external account's JSON; else the application default ones."""
+    """JSON of a service account or external account; None for application default credentials."""
     access_token: str | None = field(default=None, repr=False)
-    """A fixed OAuth token, for an emulator."""
+    """Fixed OAuth token, for an emulator."""
     ca_bundle: Path | None = None
     storage_class: str | None = None
     default_class_names: tuple[str, ...] = REWRITTEN
@@ -114,7 +114,7 @@ class GcsSettings:
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
-    """Options of Azure Blob Storage; what is None is left to the environment or the container."""
+    """Options of Azure Blob Storage. Environment or container determine options that are None."""
 
     account_name: str | None = None
     account_key: str | None = field(default=None, repr=False)
@@ -136,23 +136,25 @@ class LocalSettings:
     """Options of the file-system store."""
 
     stale_after: float = 3600.0
-    """Seconds after which a temporary file that no process holds is swept away at start."""
+    """Age in seconds at which the start removes a temporary file that no process holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HdfsSettings:
-    """Options of HDFS; what is not given is Hadoop's default."""
+    """Options of HDFS. Hadoop's defaults apply to everything that is not set."""
 
     config_dir: Path | None = None
-    """With `core-site.xml` and `hdfs-site.xml`; else the environment's HADOOP_CONF_DIR."""
+    """Directory with `core-site.xml` and `hdfs-site.xml`; None for that of HADOOP_CONF_DIR."""
     properties: tuple[tuple[str, str], ...] = ()
-    """Hadoop's, by their own names, laid over those of the directory."""
+    """Hadoop properties by name; they override those of the configuration directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageEndpoint:
-    """One place: a url (`s3://bucket/prefix`, `file:///directory`, `gs://`, `abfs://`, `hdfs://`,
-    `memory://`) and the options for it. Keys are relative to the url.
+    """URL of a store and the options for it.
+
+    Schemes are `s3://bucket/prefix`, `file:///directory`, `gs://`, `abfs://`, `hdfs://` and
+    `memory://`. Keys are relative to the URL.
     """
 
     url: str

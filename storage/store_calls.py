@@ -1,4 +1,4 @@
-"""Requests to stores that have not ended yet: what is waited for, and for how long."""
+"""Requests to stores that are still in progress, and their duration."""
 
 import threading
 from collections.abc import Iterator
@@ -11,18 +11,19 @@ from sidetier.storage.settings import MIB
 
 @dataclass(slots=True, eq=False)
 class StoreCall:
-    """One request with all of its attempts. The thread that makes it writes, any thread reads.
+    """One request with all of its attempts. Only its own thread writes; any thread may read.
 
     Attributes:
         operation: `put`, `get`, `stream` (until it is open), `list` (one page), `head`, `delete` or
             `copy`.
-        key: The key, or the prefix that is listed.
-        store: The url of the store.
+        key: Key of the object, or the prefix of a listing.
+        store: URL of the store.
         size: Bytes of the body.
-        thread: The identifier of the thread that waits.
-        began: When the first attempt began, in monotonic seconds.
-        attempt: The number of the present attempt, from 1.
-        attempt_began: When the present attempt began, the pause before it included.
+        thread: Identifier of the thread that makes the request.
+        began: Start of the first attempt, in monotonic seconds.
+        attempt: Number of the current attempt, from 1.
+        attempt_began: Start of the current attempt including the pause before it, in monotonic
+            seconds.
     """
 
     operation: str
@@ -36,15 +37,15 @@ class StoreCall:
 
 
 class StoreCalls:
-    """The requests under way at the stores that share this object; safe among threads.
+    """Requests in progress at the stores that share this object. Thread-safe.
 
     A thread that hangs in the kernel (a `file://` store on NFS) cannot be ended. So an attempt that
     takes longer than any deadline is reported as hung, and its owner makes no further request.
 
     Args:
-        hung_after: Seconds after which an attempt is hung.
-        min_bytes_per_second: What a body adds to that time: its size divided by this.
-        clock: Monotonic seconds.
+        hung_after: Seconds after which an attempt counts as hung.
+        min_bytes_per_second: A body adds its size divided by this value to `hung_after`.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class StoreCalls:
 
     @contextmanager
     def begun(self, operation: str, key: str, store: str, size: int = 0) -> Iterator[StoreCall]:
-        """A request of this thread, under way until the block is left."""
+        """Register a request of this thread until the block ends."""
         now = self._clock()
         call = StoreCall(operation, key, store, size, threading.get_ident(), now, 1, now)
         with self._lock:
@@ -73,22 +74,22 @@ class StoreCalls:
                 del self._under_way[id(call)]
 
     def try_again(self, call: StoreCall) -> None:
-        """An attempt has failed; another one follows after a pause."""
+        """Record that an attempt failed and another one follows after a pause."""
         call.attempt_began = self._clock()
         call.attempt += 1
 
     def under_way(self) -> list[StoreCall]:
-        """All of them, the oldest first."""
+        """Return all requests in progress, oldest first."""
         with self._lock:
             return sorted(self._under_way.values(), key=lambda call: call.began)
 
     def hung(self) -> list[StoreCall]:
-        """Those whose present attempt takes longer than it may, the oldest first."""
+        """Return the requests whose current attempt exceeds its limit, oldest first."""
         now = self._clock()
         return [call for call in self.under_way() if now - call.attempt_began > self._limit(call)]
 
     def seconds(self, call: StoreCall) -> float:
-        """Since the request began."""
+        """Return the seconds since the request began."""
         return self._clock() - call.began
 
     def _limit(self, call: StoreCall) -> float:

@@ -1,1 +1,1 @@
-"""Metrics, logs, health and the status page."""
+"""Metrics, logs, health checks and the status page."""

@@ -1,7 +1,7 @@
-"""What to be woken for: alert rules for Prometheus, over the names of the catalogue only.
+"""Alert rules for Prometheus, built with the metric names of the catalogues.
 
-The chart has them as they are (`helm/sidetier/files/alerts.yaml`, written by `make docs`), with a
-switch for each; each has a page in `docs/runbook/`.
+The chart installs them from `helm/sidetier/files/alerts.yaml` (written by `make docs`), and each
+can be switched off. Each alert has a page in `docs/runbook/`.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class Alert:
     """One rule.
 
     Attributes:
-        template: the expression, with a threshold as `${name}`.
-        lasts: how long the expression must hold.
-        summary: may hold Prometheus' templates.
-        thresholds: the defaults, which the values of the chart can replace.
+        template: PromQL expression with thresholds as `${name}`.
+        lasts: how long the expression must hold (`for`).
+        summary: one line; may contain Prometheus' templates.
+        thresholds: defaults, which the chart's values can replace.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """The page that says what to do, relative to the repository."""
+        """Path of the runbook page, relative to the repository."""
         return f"{RUNBOOK}/{self.name}.md"
 
 
@@ -53,27 +53,28 @@ _AGE: Final = "{{ $value | humanizeDuration }}"
 _BYTES: Final = "{{ $value | humanize1024 }}B"
 _REFUSALS: Final = "access_denied|store_full|invalid_request|checksum_mismatch"
 _START: Final = "process_start_time_seconds"
-"""Of every process that Prometheus' clients export; the build info tells ours."""
+"""Every process with a Prometheus client exports it. `_IS_OURS` selects the sidecars."""
 _IS_OURS: Final = f"on (job, instance) last_over_time({names.BUILD_INFO.name}[1d])"
 _GAPS: Final = names.GAP_RECORDS.name
 _BUILD: Final = names.BUILD_INFO.name
 _KNOWN: Final = f"max by (job, instance, cluster, broker) (last_over_time({_BUILD}[1d]))"
 _STATE: Final = f'{names.PARTITION_STATE.name}{{state="halted"}}'
 _OF_A_PARTITION: Final = '{topic!=""}'
-"""Above `http.max_partition_series` some series lose their labels, and others are left out."""
+"""Above `http.max_partition_series`, some series have no labels and others do not exist."""
 _MIRROR_GAPS: Final = mirror_names.GAP_RECORDS.name
 _MIRROR_LAG: Final = mirror_names.LAG_SECONDS.name
 _MIRROR: Final = "{{ $labels.job }}, {{ $labels.instance }}"
 _MIRRORS: Final = f"last_over_time({mirror_names.REFUSED_TOPICS.name}[1d])"
-"""Every process of `sidetier mirror` exports it, from its start."""
+"""Every process of `sidetier mirror` exports this metric from its start on."""
 _MOST: Final = f"max_over_time(count by (job) ({_BUILD})[1d:5m])"
-"""How many sidecars of a job have answered at once within a day."""
+"""Maximum number of a job's sidecars that answered at the same time within a day."""
 
 ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierGapFound",
-        # A series that was not there ten minutes ago began with its gap: no increase shows it.
-        # The store's records are read every 5 minutes, and last until they are acknowledged.
+        # The last part is for a series that did not exist ten minutes ago: its first gap created
+        # it, and `increase` does not see the first value. UNRESOLVED_GAPS is read from the store
+        # every 5 minutes, and stays above 0 until an operator acknowledges the gap.
         f"{names.UNRESOLVED_GAPS.name} > 0 or increase({_GAPS}[10m]) > 0 "
         f"or ({_GAPS} unless {_GAPS} offset 10m) > 0",
         "0m",
@@ -85,7 +86,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierNearLocalDeletion",
         f"{names.UNTIL_DELETION.name} < 600",
-        # A segment that is rolled because its records are too old is due at once, and soon stored.
+        # A segment that the broker rolls when its records have expired is due for deletion at
+        # once. It is usually stored within a minute.
         "1m",
         "critical",
         f"The broker will soon delete records of {_PARTITION} ({_WHERE}) that are not archived",
@@ -108,8 +110,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"Nothing of {_PARTITION} ({_WHERE}) has ever been archived",
         f"Its oldest segment has waited for {_AGE}.",
-        # An hour is longer than the first catch-up of most brokers. 8 days are a day more than
-        # Kafka's default of segment.ms.
+        # The first upload of a broker's segments mostly takes less than an hour. 8 days are one
+        # more than Kafka's default of segment.ms (7 days).
         {"closedSegmentSeconds": 3600, "recordSeconds": 8 * 86400},
     ),
     Alert(
@@ -120,7 +122,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"Records of {_PARTITION} ({_WHERE}) have been on the brokers alone for too long",
         f"The oldest was appended {_AGE} ago. A segment is archived once the broker closes it: "
         "segment.ms and segment.bytes of the topic say when.",
-        # What a user may lose with all replicas: as much as with a daily backup.
+        # If all replicas are lost, at most a day of records is lost, as with a daily backup.
         {"recordSeconds": 86400},
     ),
     Alert(
@@ -164,7 +166,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "SidetierStoreRefusing",
         f"sum by (job, instance, cluster, broker, operation, outcome) "
         f'(increase({names.REQUEST_SECONDS.name}_count{{outcome=~"{_REFUSALS}"}}[5m])) > 0',
-        "10m",  # longer than the range: one refusal alone is over by then
+        "10m",  # longer than the range, so that a single refusal does not fire
         "critical",
         f"The store refuses the sidecar of {_WHERE}: {{{{ $labels.outcome }}}}",
         "{{ $value | humanize }} requests ({{ $labels.operation }}) in five minutes. "
@@ -173,7 +175,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     Alert(
         "SidetierConflicts",
         f"increase({names.CONFLICTS.name}[10m]) > 5",
-        "15m",  # longer than the range: leaders that move are over by then
+        "15m",  # longer than the range, so that a change of leaders does not fire
         "warning",
         f"Another sidecar writes where the one of {_WHERE} does",
         "{{ $value | humanize }} conditional writes were overtaken in ten minutes, and it goes on. "
@@ -207,7 +209,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierClusterSnapshotOld",
-        # Every sidecar reads the same index: the youngest age is the one of the cluster.
+        # Every sidecar reads the same index, so the lowest age is the cluster's.
         f"min by (job, cluster, kind) ({names.CLUSTER_SNAPSHOT_AGE.name}) > 3600",
         "15m",
         "warning",
@@ -217,19 +219,21 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierDrillOld",
-        # Without a recorded drill there is no series, and no alert. Every sidecar exports the same.
+        # Without a recorded drill there is no series, and no alert. Every sidecar exports the
+        # same value.
         f"time() - max by (job, cluster) ({names.LAST_SUCCESSFUL_DRILL.name}) > ${{ageSeconds}}",
         "1h",
         "warning",
         "No restore drill of cluster {{ $labels.cluster }} has succeeded for too long",
         f"The last success was {_AGE} ago, or there was none. `sidetier status` shows the last "
         "drill.",
-        # Two weekly drills, and a day.
+        # A weekly drill may fail once before the alert fires; one day is spare.
         {"ageSeconds": 15 * 86400},
     ),
     Alert(
         "SidetierMirrorGap",
-        # A series that was not there ten minutes ago began with its gap: no increase shows it.
+        # The second part is for a series that did not exist ten minutes ago: its first gap created
+        # it, and `increase` does not see the first value.
         f"increase({_MIRROR_GAPS}[10m]) > 0 or ({_MIRROR_GAPS} unless {_MIRROR_GAPS} offset 10m) "
         "> 0",
         "0m",
@@ -245,7 +249,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"The mirror {_MIRROR} falls behind in {_PARTITION}",
         f"The newest copied record is {_AGE} old, records wait, and the age grows.",
-        # Longer than an election, a restart of the mirror, or a rolling restart of a broker.
+        # Longer than an election, a restart of the mirror, or the restart of one broker takes.
         {"lagSeconds": 600},
     ),
     Alert(
@@ -264,13 +268,15 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"The mirror {_MIRROR} leaves out topics that it should copy",
         "{{ $value }} topics. The log event mirror.topic_refused has the reason for each.",
-        # Each of them is missing on the target. More only where some are refused on purpose.
+        # One refused topic is missing on the target. A higher threshold is for clusters in which
+        # some topics are refused on purpose.
         {"topics": 1},
     ),
     Alert(
         "SidetierMirrorDown",
-        # By job alone, where all of it are mirrors: a pod that was made anew, and never answers,
-        # has an address that nobody has seen. One that is not discovered any more is not even down.
+        # The second part matches by job, if the job has mirrors only: a new pod that has never
+        # answered has an instance label without history. The third part covers a job of which no
+        # target is discovered any more, for which there is no `up`.
         f"up == 0 and on (job, instance) {_MIRRORS} or (up == 0 and on (job) {_MIRRORS} "
         f"unless on (job) last_over_time({_BUILD}[1d])) "
         f"or count by (job) ({_MIRRORS}) unless on (job) up",
@@ -298,9 +304,9 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierDown",
-        # By job alone: a pod that was made anew, with a sidecar that never answers, has an address
-        # that nobody has seen. And as long as it fires it stays, whatever is remembered of the job.
-        # Cluster and broker are those that this address has told within a day.
+        # The second part matches by job: a new pod whose sidecar has never answered has an instance
+        # label without history. ALERTS keeps the alert firing when the job's history is older than
+        # a day. Cluster and broker are the labels that this instance had within the last day.
         f"(up == 0) + on (job, instance) group_left (cluster, broker) 0 * {_KNOWN} "
         f"or (up == 0 and on (job) (last_over_time({_BUILD}[1d]) "
         f'or ALERTS{{alertname="SidetierDown"}})) unless on (job, instance) {_KNOWN}',
@@ -312,7 +318,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
     ),
     Alert(
         "SidetierMissing",
-        # What is not discovered any more is not even down.
+        # For a target that is not discovered any more there is no `up`.
         f"{_MOST} > on (job) (count by (job) (up) or 0 * {_MOST})",
         "30m",
         "warning",
@@ -320,16 +326,16 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "There were {{ $value }}. Have brokers been made anew without theirs?",
     ),
 )
-"""The most urgent first."""
+"""The most urgent alerts come first."""
 
 
 def rules() -> dict[str, Any]:
-    """A rule file of Prometheus."""
+    """Return the content of a Prometheus rule file."""
     return {"groups": [{"name": "sidetier", "rules": [_rule(alert) for alert in ALERTS]}]}
 
 
 def expressions() -> dict[str, str]:
-    """The expressions with thresholds, each as `${name}`, by the alert's name."""
+    """Return the expressions with thresholds, as templates, by the alert's name."""
     return {alert.name: alert.template for alert in ALERTS if alert.thresholds}
 
 

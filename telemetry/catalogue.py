@@ -1,4 +1,4 @@
-"""Every metric by name: the only place where a name, a unit, a label or a help text stands."""
+"""All metrics of the sidecar: the only place for their names, units, labels and help."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
 
 class Above(StrEnum):
-    """What becomes of a partition's series when there are too many of them."""
+    """Aggregation of a metric when there are more partitions than `http.max_partition_series`."""
 
     SUM = "sum"
     MAX = "max"
@@ -26,7 +26,11 @@ class Above(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `above` is set where the labels are topic and partition."""
+    """One metric.
+
+    Attributes:
+        above: aggregation, for metrics with the labels topic and partition.
+    """
 
     name: str
     kind: Kind
@@ -325,4 +329,4 @@ BUILD_INFO: Final = Metric(
 METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order above."""
+"""All of the above, in order."""

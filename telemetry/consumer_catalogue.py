@@ -1,4 +1,4 @@
-"""Every metric of a `TieredConsumer` by name; they live in the application's own registry."""
+"""All metrics of a `TieredConsumer`, which are in the application's own registry."""
 
 from typing import Final
 
@@ -59,5 +59,6 @@ FALLBACKS: Final = Metric(
 CONSUMER_METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order above; `store_request_seconds` and `store_retries_total` of the
-sidecar's catalogue come beside them."""
+"""All of the above, in order. The consumer also exports `store_request_seconds` and
+`store_retries_total` of the sidecar's catalogue.
+"""

@@ -1,7 +1,6 @@
-"""The dashboard for Grafana as JSON; `make docs` writes it into the chart.
+"""Grafana dashboard as JSON, which `make docs` writes into the chart.
 
-It asks Prometheus through a variable, so that it fits any data source, and shows one instance or
-all of them.
+The data source is a dashboard variable, so it fits any Prometheus. It shows one or all instances.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard's JSON."""
+    """Return the dashboard's JSON."""
     return {
         "uid": UID,
         "title": "Sidetier",
@@ -55,26 +54,26 @@ def _variable(name: str, query: str) -> dict[str, Any]:
 
 
 def _laid_out(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
-    """Rows of panels from left to right, below a title each."""
+    """Yield the panels of each section, from left to right below the section's title."""
     top, number = 0, 0
     for title, panels in sections:
         number += 1
-        at = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
-        yield {"id": number, "type": "row", "title": title, "gridPos": at, "panels": []}
+        position = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
+        yield {"id": number, "type": "row", "title": title, "gridPos": position, "panels": []}
         top, left = top + 1, 0
         for panel in panels:
             if left + panel.width > _WIDTH:
                 top, left = top + panel.height, 0
             number += 1
-            at = {"x": left, "y": top, "w": panel.width, "h": panel.height}
-            yield {"id": number, "gridPos": at, **_panel(panel)}
+            position = {"x": left, "y": top, "w": panel.width, "h": panel.height}
+            yield {"id": number, "gridPos": position, **_panel(panel)}
             left += panel.width
         top += panels[-1].height
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    # A number is that of the end of the time shown: of a range Grafana would take the last sample
-    # that there was, and some series end when all is well.
+    # A stat panel queries the end of the time range only. For a whole range, Grafana would show
+    # the last sample, and some series end when the problem is gone.
     instant = panel.kind == "stat"
     targets = [
         {

@@ -1,6 +1,6 @@
-"""What the dashboard shows: rows of pictures over the names of the catalogue.
+"""Panels of the Grafana dashboard, in sections.
 
-What stands first is what an operator asks first.
+The sections come in the order in which an operator needs them in an incident.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CHOSEN: Final = 'job=~"$job",instance=~"$instance"'
 _HALTED: Final = 'state="halted"'
 _ONLY_OURS: Final = f"and on (job, instance) {names.BUILD_INFO.name}"
 _OF_TOPIC: Final = f'{CHOSEN},topic=~"$topic|"'
-"""`|` keeps the series that lost their labels above `http.max_partition_series`."""
+"""The empty alternative after `|` keeps series without labels (`http.max_partition_series`)."""
 
 Section = tuple[str, tuple["Panel", ...]]
 Kind = Literal["stat", "timeseries"]
@@ -22,7 +22,7 @@ Kind = Literal["stat", "timeseries"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and how its lines are named."""
+    """A PromQL expression, and the legend of its series."""
 
     expr: str
     legend: str = "{{instance}}"
@@ -30,7 +30,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. `unit` is one of Grafana's."""
+    """One panel.
+
+    Attributes:
+        unit: Grafana's name of the unit.
+        width: in columns of Grafana's grid, which has 24.
+        alarm_above, alarm_below: threshold of the colour red.
+    """
 
     title: str
     help: str
@@ -43,12 +49,12 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """In Grafana's units."""
+        """Height in rows of Grafana's grid."""
         return 4 if self.kind == "stat" else 8
 
 
 def _of(metric: Metric, *more: str) -> str:
-    """The series of the chosen instances, and topics where the metric has them."""
+    """Return the selector for the chosen instances, and topics if the metric has that label."""
     chosen = _OF_TOPIC if "topic" in metric.labels else CHOSEN
     return f"{metric.name}{{{','.join((chosen, *more))}}}"
 
@@ -62,8 +68,10 @@ def _topic_rate(metric: Metric) -> str:
 
 
 def _increase(metric: Metric) -> str:
-    """In the time shown; a series that was not there at its begin counts as a whole, since it began
-    with what it tells of: no increase shows that.
+    """Return the increase over the dashboard's time range.
+
+    A series that did not exist at the start of the range counts with its maximum. It was created by
+    its first event, which `increase` does not see.
     """
     series = _of(metric)
     known = f"increase({series}[$__range]) and {series} offset $__range"

@@ -1,4 +1,4 @@
-"""Every metric of an export by name; `--metrics-file` writes them after each round."""
+"""All metrics of an export by name. `--metrics-file` writes them after each round."""
 
 from typing import Final
 
@@ -34,4 +34,4 @@ LAST_ROUND: Final = Metric(
 EXPORT_METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order above."""
+"""All of the above, in order."""

@@ -1,8 +1,8 @@
-"""The HTTP server of the sidecar, with bounds on connections, threads, memory and time.
+"""HTTP server of the sidecar, with limits on connections, threads, memory and time.
 
 Waitress reads requests on one thread, so a slow or half-open connection costs a file descriptor
-and no thread. Time limits are enforced here: waitress' own timeout starts anew with each byte that
-moves, and never closes a connection whose client has stopped reading.
+and no thread. This module enforces time limits: waitress' own timeout restarts with each byte, and
+never closes a connection whose client has stopped reading.
 """
 
 import contextlib
@@ -25,24 +25,26 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 MAX_CONNECTIONS: Final = 64
-"""With this many open, the connection that has waited longest is closed for the next one."""
+"""Beyond this number, the server closes the connection that has waited longest."""
 WORKER_THREADS: Final = 4
 CONNECTION_SECONDS: Final = 20.0
-"""Longer than a probe or a scrape takes; the next scrape opens a new connection."""
+"""Time limit of a connection between requests. Longer than a probe or a scrape takes; the next
+scrape opens a new connection.
+"""
 MAX_BUFFERED_BYTES: Final = 64 * 1024**2
-"""Answers that clients have not read yet, over all connections."""
+"""Limit on response bytes that clients have not read yet, over all connections."""
 _MAX_HEADER_BYTES: Final = 16 * 1024
 _MAX_BODY_BYTES: Final = 1024  # no path takes a body
 _NEVER: Final = 2**40  # answers never go to temporary files, and never block a worker
 _LOOP_SECONDS: Final = 0.25
 _UNDISTURBED_SECONDS: Final = 0.25
-"""A connection has this long to send its request before another one may take its place."""
+"""Time in which a new connection can send its request before it may be closed for another one."""
 _LISTEN_BACKLOG: Final = 1024
 _PAUSE_SECONDS: Final = 1.0
 
 
 class _Channel(HTTPChannel):
-    """One connection. It ends at `deadline` unless a complete request extends that."""
+    """One connection. It is closed at `deadline`, which a complete request extends."""
 
     server: "_Server"
     requests: list[Any]
@@ -53,18 +55,20 @@ class _Channel(HTTPChannel):
         self.deadline = time.monotonic() + self.server.connection_seconds
 
     def readable(self) -> bool:
-        """Whether to wait for data. Not once closed: the next connection may get its number."""
+        """Whether to wait for data. False once closed: the next connection may get its file
+        descriptor.
+        """
         return self.connected and super().readable()
 
     def writable(self) -> bool:
-        """Whether to wait until data can be sent; as `readable`."""
+        """Whether to wait until data can be sent. False once closed, as in `readable`."""
         return self.connected and bool(super().writable())
 
     def received(self, data: bytes) -> bool:
-        """Take data from the client; only a complete request extends the deadline, not each byte.
+        """Take data from the client. Only a complete request extends the deadline, not each byte.
 
-        Pipelined requests are dropped: 370 fit into one read, and their answers would wait in
-        memory for a client that reads none of them.
+        Pipelined requests are dropped: 370 of them fit into one read, and their responses would
+        stay in memory while the client reads none of them.
         """
         taken = super().received(data)
         with self.requests_lock:
@@ -80,9 +84,11 @@ class _Server(TcpWSGIServer):
     _accept_again = 0.0
 
     def readable(self) -> bool:
-        """Whether a connection may be accepted; called before each poll."""
+        """Whether a connection may be accepted. Called before each poll; also closes overdue
+        connections.
+        """
         now = time.monotonic()
-        # A worker writes to a connection while `requests` is not empty: that one is left alone.
+        # A worker writes to a connection while `requests` is not empty: do not close it.
         idle: list[_Channel] = sorted(
             (channel for channel in self._channels() if not channel.requests),
             key=lambda channel: channel.deadline,
@@ -96,7 +102,7 @@ class _Server(TcpWSGIServer):
             if channel.deadline <= now or in_the_way or over:
                 buffered -= channel.total_outbufs_len
                 open_connections -= 1
-                # Not by `will_close`: that waits until the client reads.
+                # Not `will_close`, which waits until the client has read everything.
                 channel.handle_close()
         may_accept = open_connections < MAX_CONNECTIONS and now >= self._accept_again
         return may_accept and super().readable()
@@ -112,18 +118,18 @@ class _Server(TcpWSGIServer):
             self._accept_again = time.monotonic() + _PAUSE_SECONDS
 
     def maintenance(self, now: float) -> None:
-        """Nothing: `readable` closes what is overdue."""
+        """Ignore the call: `readable` closes overdue connections."""
 
 
 class HttpServer:
-    """Serves a WSGI application on threads of its own.
+    """Serves a WSGI application on its own threads.
 
     Args:
-        host: Address to listen on; `::` takes IPv4, too.
-        port: 0 lets the system choose; the property `port` tells which after `start`.
-        application: What answers requests; called on the worker threads.
-        connection_seconds: Maximum time between two requests of a connection, and for a client to
-            read an answer.
+        host: address to listen on; `::` accepts IPv4, too.
+        port: 0 to let the system choose; after `start` the property `port` has the number.
+        application: handles requests, on the worker threads.
+        connection_seconds: maximum time between two requests of a connection, and for a client to
+            read a response.
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that is served, or is to be."""
+        """The port; before `start`, the configured one."""
         return self._port
 
     @property
@@ -152,10 +158,10 @@ class HttpServer:
         return local_url(self._host, self.port)
 
     def start(self) -> None:
-        """Serve until `stop`; returns once connections are accepted.
+        """Serve until `stop`. Returns once connections are accepted.
 
         Raises:
-            ConfigurationError: the port is taken or the host is none of this machine's.
+            ConfigurationError: the port is taken, or the host is not an address of this machine.
         """
         try:
             listener = self._listen()
@@ -187,22 +193,22 @@ class HttpServer:
         self._thread.start()
 
     def alive(self) -> bool:
-        """Whether it is started and its thread lives."""
+        """Whether the server was started and its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Close the port; may be called twice, also before `start`."""
+        """Close the port. May be called twice, and before `start`."""
         server, thread, self._server, self._thread = self._server, self._thread, None, None
         if server is None or thread is None:
             return
         self._stopping.set()
-        with contextlib.suppress(OSError):  # the thread has ended by itself
+        with contextlib.suppress(OSError):  # the thread has ended already
             server.pull_trigger()
         thread.join()
         self._port = self._wanted_port
 
     def _listen(self) -> socket.socket:
-        """`::` takes IPv4 too, where the system can."""
+        """Return the listening socket. `::` accepts IPv4, too, if the system supports it."""
         if ":" not in self._host:
             return socket.create_server((self._host, self._wanted_port), backlog=_LISTEN_BACKLOG)
         return socket.create_server(
@@ -215,7 +221,7 @@ class HttpServer:
     def _serve(self, server: _Server, connections: dict[int, Any]) -> None:
         try:
             while not self._stopping.is_set():
-                # poll, as select refuses file descriptors from 1024 on
+                # poll, because select refuses file descriptors of 1024 and above
                 wasyncore.loop(_LOOP_SECONDS, use_poll=True, map=connections, count=1)
         finally:
             wasyncore.close_all(connections, ignore_all=True)
@@ -225,7 +231,7 @@ class HttpServer:
 def _adjustments() -> Adjustments:
     logging.getLogger("waitress.queue").setLevel(
         logging.ERROR
-    )  # a warning for each waiting request
+    )  # waitress logs a warning for each request that waits for a worker
     return Adjustments(
         connection_limit=2 * MAX_CONNECTIONS,  # never reached: `_Server.readable` has the limit
         backlog=_LISTEN_BACKLOG,

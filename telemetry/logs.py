@@ -1,8 +1,8 @@
-"""Logs: one event name per kind of event, and values beside it, as JSON or for people.
+"""Logs: an event name for each kind of event, with values, as JSON or as text.
 
-Rooms log with `structlog.get_logger()`; `bind` gives a logger its topic, partition, base offset.
-Libraries that use the standard `logging` (kazoo, botocore, librdkafka's callbacks) end in the same
-stream and form.
+Modules log with `logger()`, or with `structlog.get_logger()` and `bind` for topic, partition and
+base offset. Libraries that use the standard `logging` (kazoo, waitress) log to the same stream in
+the same form.
 """
 
 import logging
@@ -31,16 +31,16 @@ _TALKATIVE: Final = (
     "waitress",
     "watchdog",
 )
-"""Libraries that are heard from `warning` on, unless `debug` is asked for."""
+"""Libraries that log from `warning` on, except at level `debug`."""
 _OURS: Final = "sidetier"
 
 
 def configure_logs(
     form: Format = "json", level: Level = "info", stream: TextIO | None = None
 ) -> None:
-    """Send every log of this process to one stream, standard error unless given.
+    """Send all logs of this process to one stream, by default standard error.
 
-    May be called again; the last call counts, also for loggers that were made before.
+    May be called again: the last call applies, also to existing loggers.
     """
     target = stream if stream is not None else sys.stderr
     structlog.configure(
@@ -64,7 +64,7 @@ def configure_logs(
 
 
 def logger(**values: Any) -> FilteringBoundLogger:  # noqa: ANN401 -- as structlog's own
-    """A logger, with values that each of its lines shall have."""
+    """Return a logger that adds these values to each of its lines."""
     bound: FilteringBoundLogger = structlog.get_logger(**values)
     return bound
 
@@ -99,9 +99,10 @@ def _formatter(form: Format, *, colours: bool) -> logging.Formatter:
 
 
 def _as_library_event(_logger: object, _method: str, event: Any) -> Any:  # noqa: ANN401 -- structlog
-    """A library's sentence is no event name: it becomes the message of one.
+    """Put a library's log text into `message`, under the event name `library.log`.
 
-    Rooms that log by the standard `logging` give an event name, with its values as `extra`.
+    The project's own modules that use the standard `logging` give an event name, and its values as
+    `extra`.
     """
     record = event.get("_record")
     name = record.name if record is not None else "unknown"

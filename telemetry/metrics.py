@@ -1,4 +1,6 @@
-"""What the daemon calls when something happened; gauges come from its status when scraped."""
+"""Metrics of the daemon. It calls a method at each event; gauges are read from its status at a
+scrape.
+"""
 
 import platform
 import threading
@@ -30,11 +32,12 @@ CHANGES: Final = ("gained", "lost", "renewed")
 
 
 class Metrics(Collector):
-    """Every metric. Methods are cheap, may be called from any thread, and never raise.
+    """All metrics. Methods are cheap, thread-safe, and never raise.
 
     Args:
-        registry: Where the metrics are registered; one `Metrics` per registry.
-        max_partition_series: With more partitions the labels topic and partition are dropped.
+        registry: registry for the metrics; at most one `Metrics` per registry.
+        max_partition_series: with more partitions than this, series have no labels topic and
+            partition.
     """
 
     def __init__(self, registry: CollectorRegistry, max_partition_series: int = 5000) -> None:
@@ -62,7 +65,7 @@ class Metrics(Collector):
         self._prepare(registry)
 
     def _prepare(self, registry: CollectorRegistry) -> None:
-        """Series whose labels are known stand at zero from the start, so that rates work."""
+        """Create series with known labels at 0, so that `rate` sees their first increase."""
         for stage in STAGES:
             self._stages.labels(stage)
         for change in CHANGES:
@@ -75,82 +78,84 @@ class Metrics(Collector):
         registry.register(self)
 
     def observe_status(self, source: StatusSource) -> None:
-        """Read the gauges from this source at each scrape."""
+        """Set the source of the gauges, which each scrape reads."""
         self._source = source
 
     def segment_uploaded(self, tp: TopicPartition, size: int, seconds: float) -> None:
-        """A segment with its indexes, `size` bytes in all, is on the store."""
+        """Count a stored segment; `size` is the total of its files, in bytes."""
         self._upload_seconds.observe(seconds)
         self._add(tp, PartitionTotals(segments=1, size=size))
 
     def rolled_to_stored(self, seconds: float) -> None:
-        """A watermark that covers a segment was written this long after the roll."""
+        """Observe the time from the roll of a segment to the write of an `offset.wm` that covers
+        it.
+        """
         self._roll_to_stored.observe(seconds)
 
     def stage_seconds(self, stage: Stage, seconds: float) -> None:
-        """A segment spent this long at one stage of its way."""
+        """Observe the time that a segment has spent in one stage."""
         self._stages.labels(stage).observe(seconds)
 
     def gap(self, tp: TopicPartition, records: int) -> None:
-        """Offsets were gone before they were stored."""
+        """Count records that were deleted before they were stored."""
         self._add(tp, PartitionTotals(gap_records=records))
 
     def error(self, kind: str) -> None:
-        """An error; `kind` is the name of its class."""
+        """Count an error by the name of its class."""
         self._errors.labels(kind).inc()
 
     def unexpected_error(self, kind: str) -> None:
-        """An error that no handler expects; `kind` is the name of its class."""
+        """Count an error that no handler expects, by the name of its class."""
         self._unexpected.labels(kind).inc()
 
     def retry(self, operation: str, kind: str) -> None:
-        """A request to the store is tried again after an error of this kind."""
+        """Count a retry of a request to the store, by operation and kind of error."""
         self._retries.labels(operation, kind).inc()
 
     def request(self, operation: str, seconds: float, outcome: str) -> None:
-        """One attempt of one request to the store: `ok`, or the kind of its error."""
+        """Observe one attempt of a request to the store; `outcome` is `ok` or the kind of error."""
         self._requests.labels(operation, outcome).observe(seconds)
 
     def leadership_changed(self, gained: int = 0, lost: int = 0, renewed: int = 0) -> None:
-        """This many partitions changed hands."""
+        """Count partitions whose leadership has changed."""
         for change, number in zip(CHANGES, (gained, lost, renewed), strict=True):
             if number:
                 self._changes.labels(change).inc(number)
 
     def conflict(self) -> None:
-        """A conditional write was refused because another writer had been there."""
+        """Count a conditional put that the store refused because of another writer."""
         self._conflicts.inc()
 
     def rescued(self, segments: int) -> None:
-        """A follower has stored this many segments in the leader's place."""
+        """Count segments that a follower's sidecar has stored in place of the leader's."""
         self._rescued.inc(segments)
 
     def quarantine(self) -> None:
-        """Stored objects were set aside."""
+        """Count a move of stored objects into quarantine."""
         self._quarantines.inc()
 
     def taken_over(self) -> None:
-        """An archive of Pinterest's uploader is ours from now on."""
+        """Count a takeover of an archive from Pinterest's uploader."""
         self._takeovers.inc()
 
     def left_out(self, kind: FileKind) -> None:
-        """A file of a segment could not be stored with it."""
+        """Count a file of a segment that could not be stored with the segment."""
         self._left_out.labels(kind.value.removeprefix(".")).inc()
 
     def throttled(self, seconds: float) -> None:
-        """An upload waited for the bandwidth cap."""
+        """Count the seconds that an upload has waited for the bandwidth limit."""
         self._throttled.inc(max(seconds, 0.0))
 
     def watcher_restarted(self) -> None:
-        """The watcher of the log dirs had died, and was started again."""
+        """Count a restart of the log dirs' watcher after its thread has died."""
         self._watcher_restarts.inc()
 
     def watcher_overflowed(self) -> None:
-        """The kernel dropped file events, since they were not read in time."""
+        """Count an overflow of the kernel's queue of file events (inotify)."""
         self._watcher_overflows.inc()
 
     def forget(self, tp: TopicPartition) -> None:
-        """The lead is lost: the partition's own series end."""
+        """Remove the partition's series after this broker has lost its leadership."""
         with self._lock:
             totals = self._totals.pop(tp, None)
             if totals is not None:
@@ -161,26 +166,26 @@ class Metrics(Collector):
             self._totals.setdefault(tp, PartitionTotals()).add(more)
 
     def collect(self) -> Iterator[Family]:
-        """Called by the registry at each scrape."""
+        """Yield the metrics of partitions and of the status; called at each scrape."""
         with self._lock:
             yield from list(total_families(self._totals, self._forgotten, self._max_series))
         if self._source is not None:
             yield from status_families(self._source.snapshot(), self._max_series)
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: the registry need not call `collect` to learn the names."""
+        """Return no names, so that the registry does not call `collect` to find them."""
         return []
 
 
 class LabelledRegistry(CollectorRegistry):
-    """Adds `labels` to every series: an alert must say of which cluster and broker it is."""
+    """Adds `labels` to every series, so that an alert can name the cluster and the broker."""
 
     def __init__(self) -> None:
         super().__init__()
         self.labels: dict[str, str] = {}
 
     def collect(self) -> Iterable[Family]:
-        """Every family of every collector, made anew at each call."""
+        """Yield every metric family with the labels, created anew at each call."""
         for family in super().collect():
             family.samples = [
                 sample._replace(labels={**self.labels, **sample.labels})
@@ -189,14 +194,17 @@ class LabelledRegistry(CollectorRegistry):
             yield family
 
     def restricted_registry(self, names: Iterable[str]) -> "LabelledRegistry":  # type: ignore[override]
-        """All of it: `?name[]=` of prometheus_client's application knows no other labels."""
+        """Return the whole registry: the restricted one of prometheus_client would lack the labels.
+
+        Called for `?name[]=` in a scrape's URL.
+        """
         del names
         return self
 
 
 def create_registry() -> LabelledRegistry:
-    """A registry with the process's own memory, CPU time and open files."""
-    # Creation times would be a second series beside each counter and histogram, of no use to us.
+    """Return a registry with memory, CPU time and open files of the process."""
+    # Creation times would add an unused series for each counter and histogram.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = LabelledRegistry()
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""Every metric of `sidetier mirror` and `sidetier restore`, by name."""
+"""All metrics of `sidetier mirror` and `sidetier restore` by name."""
 
 from typing import Final
 
@@ -105,4 +105,4 @@ OFFSETS_SYNCED: Final = Metric(
 MIRROR_METRICS: Final[tuple[Metric, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order above."""
+"""All of the above, in order."""

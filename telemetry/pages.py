@@ -1,4 +1,4 @@
-"""What each path answers, as a WSGI application; no sockets here."""
+"""Responses to each path of the HTTP port, as a WSGI application without sockets."""
 
 import hmac
 import json
@@ -28,7 +28,7 @@ _INDEX: Final = ("/metrics", "/healthz", "/readyz", "/api/partitions")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer."""
+    """A response."""
 
     status: HTTPStatus
     content_type: str
@@ -36,13 +36,13 @@ class Page:
 
 
 def health(snapshot: StatusSnapshot) -> Page:
-    """200 while every thread that should run does."""
+    """Return 200 while every thread that should run is running."""
     status = HTTPStatus.OK if snapshot.alive else HTTPStatus.SERVICE_UNAVAILABLE
     return _json(status, {"alive": snapshot.alive, "reason": snapshot.death})
 
 
 def readiness(snapshot: StatusSnapshot) -> Page:
-    """200 when every condition holds; the body tells each, and why one does not."""
+    """Return 200 when every condition holds. The body has each condition and its reason."""
     ready = snapshot.alive and snapshot.ready
     status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
     conditions = [asdict(condition) for condition in snapshot.conditions]
@@ -50,7 +50,12 @@ def readiness(snapshot: StatusSnapshot) -> Page:
 
 
 def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
-    """What is on the broker, what is stored, and what is missing, for each led partition."""
+    """Return for each led partition what is on the broker, what is stored, and what is missing.
+
+    Args:
+        snapshot: status of the daemon.
+        topic: only this topic's partitions; None for all.
+    """
     shown = [
         partition_row(status)
         for status in snapshot.partitions
@@ -75,7 +80,9 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
         "ready": ready,
         "pins": pins,
         "held_errors": held,
-        "cluster_snapshots": [asdict(one) for one in snapshot.cluster_snapshots],
+        "cluster_snapshots": [
+            asdict(cluster_snapshot) for cluster_snapshot in snapshot.cluster_snapshots
+        ],
         "last_drill": None if snapshot.last_drill is None else asdict(snapshot.last_drill),
         "partitions": shown,
     }
@@ -83,7 +90,7 @@ def partitions(snapshot: StatusSnapshot, topic: str | None = None) -> Page:
 
 
 def partition_row(status: PartitionStatus) -> dict[str, Any]:
-    """A partition's status as JSON has it."""
+    """Return a partition's status as JSON object."""
     segments = [_plain(segment) for segment in status.segments]
     return {**_plain(status, without=("segments",)), "segments": segments}
 
@@ -92,7 +99,7 @@ def _plain(
     value: PartitionStatus | StatusSnapshot | SegmentStatus | PinnedRange,
     without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Fields by name, one level deep: `asdict` would copy 10,000 partitions first."""
+    """Return the fields by name, one level deep. `asdict` would first copy 10,000 partitions."""
     names = value.__dataclass_fields__
     return {name: getattr(value, name) for name in names if name not in without}
 
@@ -102,13 +109,13 @@ def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Page:
 
 
 class Application:
-    """GET and HEAD on the known paths; everything else is 404 or 405.
+    """Answers GET and HEAD on the known paths; 404 or 405 otherwise.
 
     Args:
-        registry: The metrics of `/metrics`.
-        source: Where the other paths take their answers from.
-        bearer_token: Reads the token that requests must carry, None for no token. `/healthz` and
-            `/readyz` answer without it, as probes carry none, but then without reasons.
+        registry: metrics for `/metrics`.
+        source: status for the other paths.
+        bearer_token: reads the token that requests must carry; None for no token. `/healthz` and
+            `/readyz` answer without a token, because probes carry none, but then without reasons.
     """
 
     def __init__(
@@ -130,11 +137,11 @@ class Application:
         }
 
     def __call__(self, environ: "WSGIEnvironment", respond: "StartResponse") -> Iterable[bytes]:
-        """The WSGI entry."""
+        """Handle one WSGI request."""
         with_body = environ["REQUEST_METHOD"] != "HEAD"
         path = environ.get("PATH_INFO") or "/"
         if path == "/metrics" and self._is_allowed(environ):
-            # prometheus_client answers HEAD with 405
+            # prometheus_client would answer HEAD with 405.
             get = environ if with_body else {**environ, "REQUEST_METHOD": "GET"}
             body: Iterable[bytes] = self._metrics(get, respond)
             return body if with_body else []
@@ -162,7 +169,7 @@ class Application:
         if self._token is None:
             return True
         scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        # WSGI hands out header bytes as Latin-1.
+        # WSGI decodes header bytes as Latin-1 (PEP 3333).
         given = token.strip().encode("latin-1")
         return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token().encode())
 

@@ -1,7 +1,7 @@
-"""Series per partition, made when they are scraped: nothing is kept for an idle partition.
+"""Series per partition, created at each scrape.
 
-10,000 labelled children of prometheus-client would hold tens of megabytes; a snapshot that is
-there already costs only the time of the scrape.
+Nothing is kept for an idle partition. 10,000 labelled children of prometheus-client would take tens
+of megabytes; the status snapshot exists anyway, so only the scrape takes time.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ from sidetier.telemetry.status import PartitionState, PartitionStatus, Role, Sta
 
 @dataclass(slots=True)
 class PartitionTotals:
-    """Counters of one partition since the start."""
+    """Counters of one partition since the start of the sidecar."""
 
     segments: int = 0
     size: int = 0
     gap_records: int = 0
 
     def add(self, other: "PartitionTotals") -> None:
-        """Add the other's counts to these."""
+        """Add the other object's counts."""
         self.segments += other.segments
         self.size += other.size
         self.gap_records += other.gap_records
@@ -69,7 +69,7 @@ def _is_led(status: PartitionStatus) -> bool:
 
 
 def _last_successful_drill(snapshot: StatusSnapshot) -> float | None:
-    """None where there was no drill: nobody is alerted who makes none."""
+    """Return None if no drill is recorded, so that clusters without drills get no alert."""
     drill = snapshot.last_drill
     return None if drill is None else (drill.last_successful_ms or 0) / 1000
 
@@ -92,15 +92,15 @@ _TOTAL_GAUGES: Final[tuple[tuple[Metric, Callable[[StatusSnapshot], float | None
 
 
 def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Family]:
-    """The gauges of a snapshot."""
+    """Yield the gauges of a snapshot."""
     for metric, total in _TOTAL_GAUGES:
         value = total(snapshot)
         yield _family(metric, [] if value is None else [((), float(value))])
     yield _family(catalogue.READY_CONDITION, list(_conditions(snapshot)))
     taken = snapshot.cluster_snapshots
-    ages = [((one.kind,), one.age_seconds) for one in taken]
+    ages = [((item.kind,), item.age_seconds) for item in taken]
     yield _family(catalogue.CLUSTER_SNAPSHOT_AGE, ages)
-    problems = [((one.kind,), float(one.problem is not None)) for one in taken]
+    problems = [((item.kind,), float(item.problem is not None)) for item in taken]
     yield _family(catalogue.CLUSTER_SNAPSHOT_PROBLEM, problems)
     counts = Counter(status.state for status in snapshot.partitions if _is_led(status))
     yield _family(
@@ -108,7 +108,7 @@ def status_families(snapshot: StatusSnapshot, max_series: int) -> Iterator[Famil
     )
     labelled = len(snapshot.partitions) <= max_series
     led = filter(_is_led, snapshot.partitions)
-    states = [((one.topic, str(one.partition), one.state.value), 1.0) for one in led]
+    states = [((item.topic, str(item.partition), item.state.value), 1.0) for item in led]
     yield _partition_family(catalogue.PARTITION_STATE, states, labelled=labelled)
     for metric, of in _STATES:
         rows = [
@@ -127,7 +127,10 @@ def _conditions(snapshot: StatusSnapshot) -> Iterator[tuple[tuple[str], float]]:
 def total_families(
     totals: Mapping[TopicPartition, PartitionTotals], forgotten: PartitionTotals, max_series: int
 ) -> Iterator[Family]:
-    """The counters per partition; without labels, partitions that were forgotten count on."""
+    """Yield the counters per partition.
+
+    Without labels, partitions that this broker does not lead any more are still counted.
+    """
     labelled = len(totals) <= max_series
     for metric, value in _TOTALS:
         rows = [((tp.topic, str(tp.partition)), float(value(kept))) for tp, kept in totals.items()]

@@ -1,4 +1,4 @@
-"""The page of the documentation that is made from the catalogue of metrics."""
+"""Generator of `docs/metrics.md` from the catalogues of metrics and alerts."""
 
 import re
 from typing import Final
@@ -72,7 +72,7 @@ so does `sidetier restore` ([an archive into a running cluster](restore.md)).
 
 
 def metrics_page() -> str:
-    """`docs/metrics.md`."""
+    """Return the text of `docs/metrics.md`."""
     rows = "".join(_row(metric) for metric in METRICS)
     alarms = _ALARMS + "".join(_alarm(alert) for alert in ALERTS)
     consumers = (*CONSUMER_METRICS, REQUEST_SECONDS, RETRIES)
@@ -95,7 +95,7 @@ def _alarm(alert: Alert) -> str:
 
 
 def _plain(summary: str) -> str:
-    """Without the templates of Prometheus."""
+    """Replace Prometheus' templates with `<label>`."""
     return re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"<\1>", summary)
 
 

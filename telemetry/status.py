@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: one frozen snapshot, from which gauges and pages are made."""
+"""Status of the daemon: one frozen snapshot, the source of gauges and status pages."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,54 +15,61 @@ from sidetier.segments.offsets import (
 
 
 class PartitionState(StrEnum):
-    """What a partition is at."""
+    """What the sidecar does with a partition."""
 
     STARTING = "starting"
-    """Its watermark is being read."""
+    """The sidecar reads the partition's `offset.wm`."""
     IDLE = "idle"
     """Every closed segment is archived."""
     WAITING = "waiting"
-    """Closed segments wait; `waiting_for` says for what."""
+    """Closed segments wait; `waiting_for` says what for."""
     UPLOADING = "uploading"
     QUARANTINING = "quarantining"
-    """A part of its archive is being set aside, or is about to be: `waiting_for` says what. It goes
-    on by itself.
+    """The sidecar moves a part of the archive into quarantine, or will do so; `waiting_for` says
+    what it waits for. It continues by itself.
     """
     HALTED = "halted"
-    """Nothing goes on until an operator acts; `last_error` says why."""
+    """Archiving has stopped until an operator acts; `last_error` says why."""
 
 
 class Role(StrEnum):
-    """What this broker is to a partition."""
+    """Role of this broker for a partition."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
-    """Another broker leads it; shown while a part of this broker's copy is about to be deleted and
-    is not known to be stored."""
+    """Another broker leads it. Listed while this broker is about to delete a part of its copy that
+    is not known to be archived.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
-    """A closed segment that is not stored yet, and where it stands on its way."""
+    """A closed segment that is not archived yet, and its stage."""
 
     base_offset: BaseOffset
     next_offset: Offset | None
     size_bytes: int
     stage: str
     """`closed` (its next offset is not known to be committed, or its turn has not come), `queued`,
-    `uploading`, `stored` (and the watermark waits for what comes before it)."""
+    `uploading`, or `stored` (the segment is in the store, but `offset.wm` does not cover it before
+    earlier segments are stored).
+    """
     pinned: bool
     marked_for_deletion: bool
     """The broker has renamed its files to `.deleted`."""
     error: str | None = None
     retry_at_ms: int | None = None
-    """When it is tried again after the error, in milliseconds since 1970."""
+    """Time of the next try after the error, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedRange:
-    """Offsets of one partition that are held open, from `start_offset` up to, not including,
-    `end_offset` (None where only reading the last segment could tell).
+    """Pinned offsets of one partition.
+
+    Attributes:
+        start_offset: first pinned offset (inclusive).
+        end_offset: end (exclusive); None where only reading the last segment would tell it.
+        size_bytes: size of the pinned files.
     """
 
     topic: str
@@ -76,7 +83,7 @@ class PinnedRange:
 class PartitionStatus:
     """One partition that this broker leads, or whose copy here is at risk.
 
-    Ages and times in seconds; None where unknown.
+    Ages and times are in seconds; None where unknown.
     """
 
     topic: str
@@ -84,53 +91,62 @@ class PartitionStatus:
     state: PartitionState
     leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
     watermark_base: BaseOffset | None = None
-    """Base offset of the last segment of what is stored without a gap."""
+    """Base offset of the last archived segment."""
     next_offset: Offset | None = None
-    """The first offset that is not archived: the archive's end, exclusive."""
+    """The archive end offset: the first offset that is not archived (exclusive end)."""
     log_end: Offset | None = None
-    """The high watermark, some seconds old at most: one past the last committed record."""
+    """The high watermark (exclusive), at most some seconds old."""
     unarchived_records: int | None = None
-    """Offsets from `next_offset` to `log_end`, in closed segments and in the active one: what only
-    the brokers have."""
+    """Offsets from `next_offset` to `log_end`, in closed segments and the active one. Only the
+    brokers have them.
+    """
     unarchived_bytes: int | None = None
-    """Bytes of the segments that hold them."""
+    """Bytes of the segments with these offsets."""
     unarchived_age_seconds: float | None = None
-    """Since the oldest of them was appended; None where there is none."""
+    """Age of the oldest of these offsets; None if there are none."""
     local_start: Offset | None = None
     """Base offset of the oldest segment on the broker's disk."""
     local_closed_end: Offset | None = None
-    """One past the last offset in a closed segment."""
+    """End (exclusive) of the offsets in closed segments."""
     unstored_segments: int = 0
     unstored_bytes: int = 0
     oldest_unstored_age_seconds: float | None = None
-    """Since the oldest segment that is not stored was closed; None where all are stored."""
+    """Time since the oldest unarchived segment was closed; None if all are archived."""
     seconds_until_local_deletion: float | None = None
-    """Until the broker removes the oldest unstored bytes; negative when overdue."""
+    """Time until the broker deletes the oldest unarchived bytes; negative when overdue."""
     waiting_for: str | None = None
     gap_records: int = 0
-    """Records below the next offset that were gone before they were stored, since the start."""
+    """Records below `next_offset` that were deleted before they were archived, since the sidecar's
+    start.
+    """
     unresolved_gap_records: int | None = None
-    """Records in all recorded gaps that no operator has acknowledged; None before they are read."""
+    """Records in all recorded gaps that no operator has acknowledged; None before the sidecar has
+    read them.
+    """
     unresolved_quarantines: int | None = None
-    """Quarantines that no operator has acknowledged; None before they are read."""
+    """Quarantines that no operator has acknowledged; None before the sidecar has read them."""
     last_error: str | None = None
     last_upload_ms: int | None = None
-    """Milliseconds since 1970."""
+    """Time of the last upload, in milliseconds since 1970."""
     retry_at_ms: int | None = None
-    """When the partition itself is tried again after an error, in milliseconds since 1970."""
+    """Time of the partition's next try after an error, in milliseconds since 1970."""
     role: Role = Role.LEADER
     segments: tuple[SegmentStatus, ...] = ()
-    """The oldest closed segments that are not stored, a few of them at most."""
+    """The oldest closed segments that are not archived; a few of them at most."""
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic and number as the domain's own value."""
+        """Topic and partition number as a domain value."""
         return TopicPartition(self.topic, self.partition)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition of readiness, and why it does not hold."""
+    """One condition of readiness.
+
+    Attributes:
+        reason: why the condition does not hold; empty if it holds.
+    """
 
     name: str
     holds: bool
@@ -139,93 +155,99 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class HeldError:
-    """An unexpected error, and what it holds back: a step of one partition, a file, a request."""
+    """An unexpected error and the work that it stops: a step of a partition, a file, a request."""
 
     subject: str
     error: str
-    """Its type and text; the log has the traceback."""
+    """Type and text of the error; the log has the traceback."""
     failures: int
-    """How often the subject has failed in a row."""
+    """Failures of the subject in a row."""
     retry_at_ms: int | None = None
-    """When it is tried again, in milliseconds since 1970."""
+    """Time of the next try, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshotStatus:
-    """The newest snapshot of one kind of the cluster's state, whichever sidecar has taken it."""
+    """The newest snapshot of one kind of cluster state, taken by any sidecar."""
 
     kind: str
     age_seconds: float
-    """Since the cluster was last found in the stored state; since the start of this sidecar where
-    nothing is stored yet."""
+    """Time since the cluster was last found in the stored state. If nothing is stored yet, time
+    since the start of this sidecar.
+    """
     stored: bool
     problem: str | None = None
-    """Why it was not read, or only in part."""
+    """Why the state was not read, or only in part."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillStatus:
-    """The last restore drill (`sidetier drill`), as the store records it."""
+    """The last restore drill (`sidetier drill`), as recorded in the store."""
 
     finished_ms: int
-    """Milliseconds since 1970."""
+    """End of the drill, in milliseconds since 1970."""
     succeeded: bool
     last_successful_ms: int | None
-    """When the last successful one ended; None where none has succeeded yet."""
+    """End of the last successful drill; None if none has succeeded."""
     problem: str | None = None
-    """The first difference that the last one found."""
+    """The first difference that the last drill has found."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """The daemon at one moment. A number that is None is not known, and no gauge is exported."""
+    """Status of the daemon at one moment. A number that is None is unknown and is not exported as
+    gauge.
+    """
 
     cluster: str
     broker_id: BrokerId | None = None
     started_ms: int = 0
-    """Milliseconds since 1970."""
+    """Start of the daemon, in milliseconds since 1970."""
     alive: bool = True
-    """Every thread that should run does; `death` says which does not."""
+    """Whether every thread that should run is running; `death` names the one that is not."""
     death: str | None = None
     conditions: tuple[Condition, ...] = ()
-    """Bootstrapped, leadership known, store reachable; ready when all of them hold."""
+    """Bootstrapped, leadership known, store reachable. The daemon is ready when all hold."""
     partitions: tuple[PartitionStatus, ...] = ()
     queued_segments: int = 0
     queued_bytes: int | None = None
     uploading_segments: int = 0
     hung_requests: int = 0
-    """Requests to the store that have taken longer than `storage.deadline.hung_after`."""
+    """Requests to the store that take longer than `storage.deadline.hung_after`."""
     pinned_files: int = 0
     pinned_bytes: int | None = None
     pinned_deleted_bytes: int = 0
-    """Bytes that stay on the disk only because they are held open."""
+    """Bytes that are on the disk only because their files are pinned."""
     followed_partitions: int = 0
     followed_pinned_segments: int = 0
-    """Held open for partitions that other brokers lead."""
+    """Pinned segments of partitions that other brokers lead."""
     pins: tuple[PinnedRange, ...] = ()
-    """What is held open, also of partitions whose lead was lost a while ago."""
+    """All pinned offsets, including those of partitions that this broker does not lead any more."""
     held_errors: tuple[HeldError, ...] = ()
-    """What unexpected errors hold back now."""
+    """Work that unexpected errors stop now."""
     log_dir_problems: tuple[str, ...] = ()
-    """Log dirs that cannot be read, and symbolic links that are not followed: nothing in them is
-    archived. A line each."""
+    """Log dirs that cannot be read, and symbolic links that are not followed, one line each.
+    Nothing in them is archived.
+    """
     cluster_snapshots: tuple[ClusterSnapshotStatus, ...] = ()
-    """One for each kind; empty where no snapshots are taken."""
+    """One entry for each kind; empty if no snapshots are taken."""
     last_drill: DrillStatus | None = None
-    """None where no drill is recorded."""
+    """None if no drill is recorded."""
 
     @property
     def ready(self) -> bool:
-        """Whether every condition holds; none known yet means not ready."""
+        """Whether every condition holds. Without any condition yet, not ready."""
         return bool(self.conditions) and all(condition.holds for condition in self.conditions)
 
 
 class StatusSource(Protocol):
-    """Where snapshots come from."""
+    """Source of snapshots."""
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
-        """The state now. May be called from any thread; blocks no longer than a short lock is held,
-        makes no request and does not raise. Without partitions its cost does not grow with their
-        number: probes come every few seconds.
+        """Return the present state.
+
+        May be called from any thread. Blocks only while a short lock is held, makes no request, and
+        does not raise. Without partitions its cost does not grow with their number: probes come
+        every few seconds.
         """
         ...

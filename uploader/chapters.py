@@ -1,8 +1,8 @@
-"""Writes chapters: what is noted with 1,000 segments, in one object (see `stored_chapters`).
+"""Write chapters: the metadata of 1,000 segments in one object (see `stored_chapters`).
 
-Nothing waits for them, and a kill leaves nothing but a whole chapter, or none. Each is written
-once, under the condition that it is not there: what it says of a segment holds for the version
-that it names, whoever leads by now.
+No other work waits for them. A kill leaves a whole chapter, or none. Each is written once, with
+If-None-Match: its data about a segment is valid for the version of the segment that it names, also
+under a later leader.
 """
 
 import threading
@@ -41,12 +41,12 @@ class LongArchive:
     """An archive whose segments may fill a chapter.
 
     Attributes:
-        store: Where it is.
-        layout: How its keys are made.
-        topic_partition: Whose it is.
-        topic_id: None where it is not known.
+        store: The store.
+        layout: The keys on it.
+        topic_partition: The partition.
+        topic_id: Kafka's topic id; None where it is not known.
         last: The base offset of the last committed segment.
-        segments: How many segments it has.
+        segments: Number of its segments.
     """
 
     store: RemoteStorage
@@ -58,29 +58,29 @@ class LongArchive:
 
 
 class LongArchives:
-    """What keepers tell of archives that have grown, for `Chapters`; safe among threads."""
+    """The archives that have grown, from `ArchiveWriter` for `Chapters`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._grown: dict[TopicPartition, LongArchive] = {}
 
     def put(self, archive: LongArchive) -> None:
-        """Tell of an archive; what was told of it before is forgotten."""
+        """Add an archive, or replace its earlier entry. One without a full chapter is ignored."""
         if archive.segments >= SEGMENTS:
             with self._lock:
                 self._grown[archive.topic_partition] = archive
 
     def take(self) -> LongArchive | None:
-        """One of them, which is then forgotten; None where there is none."""
+        """Remove and return one archive; None where there is none."""
         with self._lock:
             return self._grown.popitem()[1] if self._grown else None
 
 
 def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
-    """Write the chapters that are missing at the archive's end.
+    """Write the missing chapters at the archive's end.
 
     Returns:
-        How many of its segments are behind the last chapter.
+        The number of segments behind the last chapter.
 
     Raises:
         StorageError: as the port says.
@@ -92,7 +92,7 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
         chapter, logs = logs[:SEGMENTS], logs[SEGMENTS:]
         entries = [entry for entry in _entries(store, chapter, is_stopped) if entry is not None]
         if is_stopped() or not entries:
-            break  # Pinterest's uploader notes nothing with its segments
+            break  # segments of Pinterest's uploader have no metadata
         end = max(entry.next_offset for entry in entries)
         key = layout.chapter_key(tp, archive.topic_id, Offset(chapter[0][0]), end)
         try:
@@ -105,7 +105,7 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
 
 def _committed_logs(archive: LongArchive, start: Offset) -> list[tuple[BaseOffset, ObjectSummary]]:
     prefix = archive.layout.partition_prefix(archive.topic_partition)
-    # A key that is smaller than all of those that begin with `start`, and close to them.
+    # `start_after` is exclusive: shortened, the key sorts just before the keys of `start`.
     after = f"{prefix}{start:020d}"[:-1] if start else ""
     rows = archive.store.list_objects(prefix, start_after=after)
     return [
@@ -133,11 +133,11 @@ class Chapters:
     """Starts writing chapters when an archive has grown by enough segments, one at a time.
 
     Args:
-        archives: Those that have grown.
-        pool: One worker.
+        archives: The archives that have grown.
+        pool: A pool with one worker.
         now: Monotonic seconds.
         metrics: Counts failures.
-        errors: Holds back the next try after an unexpected error.
+        errors: Delays the next attempt after an unexpected error.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class Chapters:
         self._metrics = metrics
         self._errors = errors
         self._in_chapters: dict[TopicPartition, int] = {}
-        """How many segments of an archive need not be looked at again."""
+        """Number of an archive's segments that chapters cover, as of the last writing."""
         self._stopped = threading.Event()
         self._not_before = 0.0
 
     def write_if_due(self) -> None:
-        """Begin with the next archive, unless one is under way; on the daemon's thread."""
+        """Begin with the next archive unless one is under way. Call on the daemon's thread."""
         if not self._pool.free or self._now() < self._not_before or self._errors.holds(_SUBJECT):
             return
         while not self._stopped.is_set() and (archive := self._archives.take()) is not None:
@@ -168,7 +168,7 @@ class Chapters:
                 return
 
     def stop(self) -> None:
-        """Let what is under way end with its present request."""
+        """End the writing under way after its present request."""
         self._stopped.set()
 
     def _begin(self, archive: LongArchive) -> None:

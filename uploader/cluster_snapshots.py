@@ -2,20 +2,19 @@
 
 Every sidecar reads the index `latest.json` once per `interval`. The one that wrote it last takes
 the snapshots. Another one takes over when the index has not changed for three intervals: it first
-writes the index under the condition that nobody else has, and asks the brokers only when that
-succeeds.
+claims the index with a conditional put, and asks the brokers only if that succeeds.
 
-What a kill leaves behind each durable step:
+What a kill right after each durable step leaves:
 
-- the claim (the index with our nonce): the next start of this sidecar goes on at once, another
+- the claim (the index with our nonce): this sidecar continues at once after its next start, another
   sidecar after three intervals;
-- a snapshot: one that the index does not name, and a restore finds. The next turn stores the state
-  again, under a later time;
+- a snapshot: it is not in the index, but a restore finds it. The next turn stores the state again,
+  under a later time;
 - the index: a finished turn;
-- the removal of an old snapshot: fewer of them; the next turn removes the rest.
+- the removal of an old snapshot: fewer snapshots. The next turn removes the rest.
 
-Two sidecars that both believe that it is their turn store two equally true snapshots under
-different keys; the index admits one of them.
+Two sidecars that both believe that it is their turn store two equally valid snapshots under
+different keys. The index accepts one of them.
 """
 
 import math
@@ -62,7 +61,7 @@ from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 log: Final = structlog.get_logger()
 
 FIRST_SECONDS: Final = 30.0
-"""After the start: watermarks are read first."""
+"""Seconds from the start to the first turn: the `offset.wm` objects are read first."""
 _TURNS_MISSED: Final = 3
 _REMOVED_AT_ONCE: Final = 100
 _SPREAD: Final = 0.25
@@ -72,7 +71,13 @@ _SUBJECT: Final = Subject("taking snapshots of the cluster's state")
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What one turn found; `is_writer` where this sidecar took the snapshots."""
+    """The result of one turn.
+
+    Attributes:
+        index: The index after the turn; None where there is none.
+        is_writer: Whether this sidecar takes the snapshots.
+        problems: Why a kind could not be read, or not completely.
+    """
 
     index: SnapshotIndex | None
     is_writer: bool = False
@@ -80,8 +85,9 @@ class TurnResult:
 
 
 class SnapshotWriter:
-    """Reads the state, and writes it where it has changed. Every method makes requests; only one
-    thread at a time calls them.
+    """Reads the cluster's state, and stores it where it has changed.
+
+    `take_turn` makes requests to the store and the brokers. Only one thread at a time calls it.
     """
 
     def __init__(
@@ -99,11 +105,11 @@ class SnapshotWriter:
         self._broker_id = broker_id
         self._clock = clock
         self._nonce: str | None = None
-        """Of the index that this sidecar wrote last."""
+        """Nonce of the index that this sidecar wrote last."""
         self._seen: tuple[str, float] | None = None
-        """A nonce of another sidecar's, and when it was first seen."""
+        """Nonce of an index of another sidecar, and when it was first seen."""
         self._contents: dict[SnapshotKind, tuple[str, SnapshotContent]] = {}
-        """What is stored of each kind, by its checksum."""
+        """The last content of each kind, with its checksum."""
         self._read_at: dict[SnapshotKind, float] = {}
         self._may_remove = True
 
@@ -156,7 +162,8 @@ class SnapshotWriter:
                 problems[kind] = read.problem
         index = replace(stored.index, snapshots=snapshots, problems=problems)
         if due and unread == len(due):
-            # No broker answers this sidecar. The index is left alone, so that another takes over.
+            # No broker answers this sidecar. It leaves the index unchanged, so that another sidecar
+            # takes over.
             return TurnResult(index, is_writer=True, problems=problems)
         written = self._write(stored, index)
         if written is None:
@@ -174,7 +181,7 @@ class SnapshotWriter:
     def _stored_content(
         self, kind: SnapshotKind, entry: IndexEntry | None
     ) -> SnapshotContent | None:
-        """What the newest snapshot holds; None where there is none, or it cannot be read."""
+        """Return the content of the newest snapshot; None if there is none, or it is damaged."""
         if entry is None:
             return None
         known = self._contents.get(kind)
@@ -195,7 +202,7 @@ class SnapshotWriter:
         now_ms = int(self._clock.wall() * 1000)
         if before is not None and before.content_sha256 == checksum:
             return replace(before, confirmed_ms=now_ms)
-        taken_ms = max(now_ms, self._taken_ms(kind, before) + 1)  # a clock that was set back
+        taken_ms = max(now_ms, self._taken_ms(kind, before) + 1)  # the clock may have been set back
         key = self._layout.cluster_snapshot_key(kind, taken_ms, self._broker_id)
         data = encode_snapshot(kind, self._layout.cluster, taken_ms, self._broker_id, text)
         self._store.put_object(key, BytesBody(data))
@@ -219,7 +226,7 @@ class SnapshotWriter:
             log.warning("cluster_snapshot.not_removed", error=str(error))
 
     def _write(self, stored: StoredIndex | None, index: SnapshotIndex | None) -> StoredIndex | None:
-        """Replace the index that was read; None where another sidecar has done so meanwhile."""
+        """Replace the index that was read. Return None if another sidecar has replaced it."""
         ours = SnapshotIndex(
             nonce=uuid.uuid4().hex,
             broker_id=self._broker_id,
@@ -232,10 +239,12 @@ class SnapshotWriter:
         try:
             etag = self._store.put_object(key, BytesBody(encode_index(ours)), condition=condition)
         except PreconditionFailedError:
-            there = read_index(self._store, self._layout)
-            if there is None or there.index.nonce != ours.nonce:  # our own, if an answer was lost
+            current = read_index(self._store, self._layout)
+            if (
+                current is None or current.index.nonce != ours.nonce
+            ):  # equal: our own put, whose answer was lost
                 return None
-            etag = there.etag
+            etag = current.etag
         self._nonce = ours.nonce
         return StoredIndex(ours, etag)
 
@@ -247,19 +256,19 @@ def _told(stored: StoredIndex | None) -> TurnResult:
 
 
 class ClusterSnapshots:
-    """Starts a turn of the writer when it is time, on a worker of its own.
+    """Starts a turn of the writer when it is due, on a worker thread.
 
     Args:
-        writer: Takes the turns; None where snapshots are off, or nobody can be asked.
-        interval: Seconds from one turn to the next.
-        pool: One worker: brokers and a store that hang hold up nothing else.
-        learned: Called on the daemon's thread with what a turn found.
+        writer: Takes the turns; None where snapshots are off, or there are no brokers to ask.
+        interval: Time from one turn to the next, in seconds.
+        pool: A pool with one worker, so that brokers or a store that hang hold up no other work.
+        learned: Called on the daemon's thread with the result of each turn.
         now: Monotonic seconds.
         metrics: Counts failures.
-        errors: Holds back the next turn after an unexpected error.
+        errors: Delays the next turn after an unexpected error.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
         self,
         writer: SnapshotWriter | None,
         interval: float,
@@ -281,7 +290,7 @@ class ClusterSnapshots:
         self._failure: str | None = None
 
     def take_if_due(self) -> None:
-        """Begin the next turn, unless one is under way."""
+        """Begin the next turn if it is due and none is under way."""
         if self._writer is None or not self._pool.free or self._now() < self._next:
             return
         if self._errors.holds(_SUBJECT):

@@ -1,4 +1,4 @@
-"""What may be in the way of a partition's archive: kinds of `ArchiveConflictError`."""
+"""Errors that keep a partition from being archived: kinds of `ArchiveConflictError`."""
 
 from sidetier.archive.objects.watermark import StoredWatermark
 from sidetier.segments.epoch_history import Contradiction
@@ -8,11 +8,11 @@ from sidetier.uploader.state.plan import Conflict
 
 
 class StandDownError(ArchiveConflictError):
-    """The watermark was written in a later leader epoch than ours: another broker leads."""
+    """`offset.wm` was written in a later leader epoch than ours: another broker leads."""
 
 
 class RecreatedError(ArchiveConflictError):
-    """The archive belongs to a deleted topic of the same name; `mark` is its watermark."""
+    """The archive belongs to a deleted topic of the same name; `mark` is its `offset.wm`."""
 
     def __init__(self, message: str, mark: StoredWatermark) -> None:
         super().__init__(message)
@@ -20,24 +20,26 @@ class RecreatedError(ArchiveConflictError):
 
 
 class OperatorNeededError(ArchiveConflictError):
-    """Trying again would change nothing, or do harm: somebody has to act first."""
+    """Another attempt would fail again, or do harm: an operator has to act first."""
 
 
 class PinterestUploaderRunningError(OperatorNeededError):
-    """Pinterest's uploader has written the watermark under our hands: it is still running."""
+    """Pinterest's uploader has overwritten our `offset.wm`: it is still running."""
 
 
 class UnmarkedPinterestError(ArchiveConflictError):
-    """Pinterest's uploader has stored segments and no watermark: they are taken over first."""
+    """Pinterest's uploader has stored segments but no `offset.wm`: a takeover must come first."""
 
 
 class StoredByAnotherError(ArchiveConflictError):
-    """Another sidecar's `.log` stands where ours belongs: the archive goes on where it ends."""
+    """Another sidecar has stored a `.log` under our key: the archive continues where it ends."""
 
 
 class StoredOtherwiseError(ArchiveConflictError):
-    """The archive ends within a record batch of ours. As long as what it has there is not set
-    aside, nothing of our segment follows on it but what lies behind that batch.
+    """The archive ends within a record batch of ours, so it has another history there.
+
+    Until the archived records are quarantined, only the records behind that batch can follow. The
+    offsets of both ends are in `conflict`.
     """
 
     def __init__(self, message: str, conflict: Conflict) -> None:
@@ -46,19 +48,19 @@ class StoredOtherwiseError(ArchiveConflictError):
 
 
 class DivergedCopyError(ArchiveConflictError):
-    """A follower's copy and the archive are not one history: that is for the leader to settle."""
+    """A follower's log has diverged from the archive. Only the leader's sidecar resolves this."""
 
 
 class DivergedError(ArchiveConflictError):
-    """What is stored and what the leader holds are not one history any more."""
+    """The archive and the leader's log have different histories."""
 
 
 class DivergenceSuspectedError(DivergedError):
-    """They seem not to be; a second look decides, without anybody's help."""
+    """Archive and log seem to have diverged. A second check decides, without an operator."""
 
 
 class OrphanSegmentError(DivergedError):
-    """What is stored above the watermark was written in `leader_epoch`, and is not in our log."""
+    """An orphan segment: stored above `offset.wm`, written in `leader_epoch`, not in our log."""
 
     def __init__(self, message: str, leader_epoch: LeaderEpoch) -> None:
         super().__init__(message)
@@ -66,8 +68,8 @@ class OrphanSegmentError(DivergedError):
 
 
 class DivergenceBelowError(DivergenceSuspectedError):
-    """What is stored below the watermark is not in our log, from the offset of the contradiction
-    on, though the watermark's own epoch does not tell.
+    """Archived records are not in our log, from the offset of the contradiction on, though the
+    leader epoch in `offset.wm` does not show it.
     """
 
     def __init__(self, message: str, found: Contradiction) -> None:
@@ -76,11 +78,11 @@ class DivergenceBelowError(DivergenceSuspectedError):
 
 
 class AnotherTopicError(OrphanSegmentError):
-    """It is of another topic of the same name, whose epochs say nothing here."""
+    """A stored segment is of another topic of the same name, with its own leader epochs."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, UNKNOWN_EPOCH)
 
 
 class UnfinishedMoveError(DivergedError):
-    """A part of the archive is being moved, and it is not ours to finish that."""
+    """A part of the archive is being moved, and this sidecar must not finish the move."""

@@ -1,4 +1,4 @@
-"""Requests that a store does not answer: a thread that hangs in the kernel cannot be ended."""
+"""Requests that a store does not answer. A thread that hangs in the kernel cannot be ended."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ log: Final = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Hung:
-    """One of them; without a partition where it concerns the whole cluster, or one that has left
-    this broker.
+    """A hung request. `topic_partition` is None where it concerns the whole cluster, or a partition
+    that has left this broker.
     """
 
     call: StoreCall
@@ -27,18 +27,18 @@ class _Hung:
 
 
 class HungRequests:
-    """Holds the partitions of hung requests back; for the daemon's thread alone.
+    """Holds back the partitions of hung requests. Only the daemon's thread uses it.
 
-    A partition makes no further request and starts no upload while one of its requests hangs. The
-    store is asked one thing at a time until it answers. So at most as many threads hang as the
-    worker pools have, and one more request for each pool after the first is known to hang.
+    A partition makes no further request and starts no upload while one of its requests hangs. Its
+    store gets one request at a time until it answers. So the worker pools limit the number of hung
+    threads, and after the first hang is known, at most one more request of each pool can hang.
 
     Args:
-        calls: The requests under way.
-        partition_on: The partition that a worker thread works for.
-        find: A partition that is led or followed now.
-        gate_of: The gate of the store of a partition.
-        happened: Takes to a partition which of its requests hangs, or that none does any more.
+        calls: The store requests under way.
+        partition_on: Returns the partition that a worker thread works for.
+        find: Returns a partition that is led or followed now.
+        gate_of: Returns the gate of a partition's store.
+        happened: Gives a partition the event that one of its requests hangs, or that none does.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class HungRequests:
 
     @property
     def count(self) -> int:
-        """How many requests hung at the last look."""
+        """Number of requests that hung at the last check."""
         return len(self._hung)
 
     @property
     def of_partitions(self) -> int:
-        """How many of them are requests and uploads of partitions."""
+        """Number of hung requests that are made for partitions."""
         return sum(hung.topic_partition is not None for hung in self._hung)
 
     @property
@@ -80,7 +80,7 @@ class HungRequests:
         )
 
     def look(self) -> None:
-        """Find out which requests hang now."""
+        """Check which requests hang now."""
         known = {hung.call: hung for hung in self._hung}
         calls = self._calls.hung()
         for call in calls:
@@ -115,7 +115,7 @@ class HungRequests:
         }
 
     def _hold(self) -> None:
-        """Tell each partition which of its requests hangs, the oldest of several."""
+        """Report to each partition its oldest hung request, or that none hangs any more."""
         reasons: dict[TopicPartition, str] = {}
         for hung in self._hung:
             if hung.topic_partition is not None:

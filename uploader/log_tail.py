@@ -1,6 +1,6 @@
-"""What only the broker has of a led partition: its log beyond the archive, measured for the status.
+"""Measure the unarchived end of a led partition's log, for the status.
 
-A few stat calls for each partition, at intervals. Nothing that is archived depends on it.
+It costs a few stat calls for each partition, at intervals. Archiving does not depend on it.
 """
 
 import os
@@ -21,10 +21,12 @@ _PARTITION_METADATA: Final = "partition.metadata"
 class LogTail:
     """The end of a partition's log on this broker.
 
-    `log_end` is the high watermark, as in the column LOG-END-OFFSET of Kafka's own tools; None
-    where it is not known. `active_bytes` is the size of the active segment. `unarchived_since` is
-    when the first record was appended to the oldest segment that is not archived, in seconds since
-    1970; None where that segment is empty.
+    Attributes:
+        log_end: High watermark, as in the column LOG-END-OFFSET of Kafka's own tools; None where it
+            is not known.
+        active_bytes: Size of the active segment, in bytes.
+        unarchived_since: When the first record was appended to the oldest segment that is not
+            archived, in seconds since 1970; None where that segment is empty.
     """
 
     log_end: Offset | None
@@ -34,13 +36,13 @@ class LogTail:
 
 @dataclass(slots=True)
 class LogTails:
-    """Measures partitions; remembers when their oldest segments were begun."""
+    """Measures partitions. Remembers the first append to each one's oldest unarchived segment."""
 
     gate: CommittedGate
     _began: dict[TopicPartition, tuple[BaseOffset, float]] = field(default_factory=dict)
 
     def measure(self, partition: Partition) -> LogTail | None:
-        """What the disk and the brokers' last answers tell; None without an active segment."""
+        """Measure a partition from its files and the known high watermark; None if not possible."""
         directory, active = partition.directory, partition.active
         if directory is None or partition.log_dir is None or active is None:
             return None
@@ -57,22 +59,22 @@ class LogTails:
             last_append = partition.tracked[oldest].modified_ns / 1e9
         elif status.st_size == 0:
             return LogTail(log_end, 0, None)
-        known = self._began.get(tp)
-        if known is None or known[0] != oldest:
-            known = self._began[tp] = oldest, first_append(directory, oldest, last_append)
-        return LogTail(log_end, status.st_size, known[1])
+        began = self._began.get(tp)
+        if began is None or began[0] != oldest:
+            began = self._began[tp] = oldest, first_append(directory, oldest, last_append)
+        return LogTail(log_end, status.st_size, began[1])
 
     def forget(self, tp: TopicPartition) -> None:
-        """The lead is lost."""
+        """Forget a partition that this broker does not lead any more."""
         self._began.pop(tp, None)
 
 
 def first_append(directory: str, base: BaseOffset, last_append: float) -> float:
-    """When the first record of a segment was appended, in seconds since 1970.
+    """Return when the first record of a segment was appended, in seconds since 1970.
 
-    The timestamp of its first batch, but not before the segment began and not after its last
-    append: records may carry timestamps of the past. A segment began when the broker wrote its
-    producer snapshot, the first one when the broker wrote `partition.metadata`.
+    This is the timestamp of its first batch, limited to the time between the segment's begin and
+    its last append, because records may carry timestamps of the past. A segment begins when the
+    broker writes its producer snapshot; the first one, when it writes `partition.metadata`.
     """
     began = 0.0
     for name in (segment_file_name(base, FileKind.SNAPSHOT), _PARTITION_METADATA):
@@ -81,8 +83,8 @@ def first_append(directory: str, base: BaseOffset, last_append: float) -> float:
         except OSError:
             continue
         break
-    said = _first_timestamp(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
-    return min(max(began, last_append if said is None else said), last_append)
+    timestamp = _first_timestamp(os.path.join(directory, segment_file_name(base, FileKind.LOG)))
+    return min(max(began, last_append if timestamp is None else timestamp), last_append)
 
 
 def _first_timestamp(path: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What is done again and again: at its time, whatever the hints say."""
+"""The periodic tasks of the daemon, which do not depend on hints."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -23,7 +23,7 @@ _SLOWLY_SECONDS: Final = 0.25
 
 
 class PartitionSweep:
-    """Looks at partitions in turn: 50 per step of the daemon, or 200 a second where it is busy."""
+    """Calls `look` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
 
     def __init__(self, look: Callable[[Partition], None], now: Callable[[], float]) -> None:
         self._look = look
@@ -33,16 +33,16 @@ class PartitionSweep:
 
     @property
     def next_at(self) -> float:
-        """When to go on, in monotonic seconds; infinity when all have been looked at."""
+        """When to continue, in monotonic seconds; infinity if no partition is left."""
         return self._not_before if self._left else float("inf")
 
     def begin(self, partitions: Iterable[Partition]) -> None:
-        """Look at these; those of an earlier round that are left keep their turn."""
+        """Add partitions. Those left from an earlier round keep their turn."""
         for partition in partitions:
             self._left[partition.topic_partition] = partition
 
     def go_on(self, *, slowly: bool) -> None:
-        """The next few, if it is time."""
+        """Call `look` for the next partitions if that is due."""
         now = self._now()
         if not self._left or now < self._not_before:
             return
@@ -56,20 +56,20 @@ _NOW: Final = float("-inf")
 
 
 class PeriodicTasks:
-    """Lists directories again, asks brokers for high watermarks, and has the daemon's house kept.
+    """Runs tasks at their times: listings, requests for high watermarks, housekeeping.
 
     Args:
         config: Intervals.
         now: Monotonic seconds.
         partitions: Those that are led or followed.
-        scheduler: Lists a partition's directory.
-        timers: Partitions that are to be looked at again.
+        scheduler: Lists the directory of a partition.
+        timers: When to list which partition again.
         asker: Partitions that wait for a high watermark.
         rules: Asks for the configuration of topics.
-        watcher: Tells whether file system events come, or the directories are polled.
-        log_dirs: Read anew at each rescan.
+        watcher: Reports whether file system events work, or directories are polled.
+        log_dirs: The log dirs, listed at each rescan.
         housekeeping: Called every 5 s.
-        touch: Takes each partition that was looked at.
+        touch: Called with each partition that was listed.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
@@ -101,14 +101,14 @@ class PeriodicTasks:
         self._next_rescan = self._next_housekeeping = self._next_ask = _NOW
 
     def wait_seconds(self) -> float:
-        """Seconds until the next task is due."""
+        """Return the seconds until the next task is due."""
         moments = [self._next_rescan, self._next_housekeeping, self._followed.next_at]
         if self._asker.waiting:
             moments.append(self._next_ask)
         return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
 
     def run_due(self, *, slowly: bool) -> None:
-        """Do what is due; `slowly` while requests wait for a thread."""
+        """Run the tasks that are due; `slowly` while requests to the store wait for a thread."""
         for tp in self._timers.due():
             partition = self._partitions.get(tp)
             if partition is not None:
@@ -127,11 +127,11 @@ class PeriodicTasks:
         self._followed.go_on(slowly=slowly)
 
     def rescan_soon(self) -> None:
-        """Events were lost: look at everything at the next step."""
+        """List everything at the next step, because events were lost."""
         self._next_rescan = _NOW
 
     def look_at_all_followed(self) -> None:
-        """Begin a round over those that others lead; some may be new, or gone."""
+        """Begin a round over all followed partitions, after an update of which these are."""
         self._partitions.find_followed()
         self._followed.begin(self._partitions.followed())
         self._rules.ask_for(self._partitions.all())
@@ -145,7 +145,7 @@ class PeriodicTasks:
         self._touch(partition)
 
     def _rescan(self) -> None:
-        """The listing is the truth, whatever the events said."""
+        """List all log dirs and partitions, because events may be missing."""
         polling = self._watcher.polling
         interval = self._config.poll_interval if polling else self._config.rescan_interval
         self._log_dirs.rescan()

@@ -1,4 +1,4 @@
-"""What the daemon tells of itself, kept so that other threads can read it at any time."""
+"""The daemon's status, which other threads can read at any time."""
 
 import heapq
 import threading
@@ -28,14 +28,14 @@ from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Backoff, SegmentState, TrackedSegment
 
 _MOST_SEGMENTS: Final = 16
-"""So many of a partition's unstored segments are told of one by one: those that may be under way,
-and a few behind them."""
+"""Number of a partition's unstored segments that the status lists one by one: those that may be
+under way, and a few behind them."""
 _NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The daemon's own numbers."""
+    """The totals over all partitions, and the problems that concern the whole daemon."""
 
     queued: int = 0
     queued_bytes: int = 0
@@ -53,7 +53,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A status, and the moments from which its ages are counted when it is read."""
+    """A partition's status, and the times from which its ages are computed when it is read."""
 
     status: PartitionStatus
     closed_at: float | None
@@ -61,7 +61,7 @@ class _Known:
 
 
 class StatusBoard:
-    """Written by the daemon's thread, read by any; a StatusSource."""
+    """A StatusSource. The daemon's thread writes it, any thread reads it."""
 
     def __init__(self, cluster: str, broker_id: BrokerId, clock: Clock) -> None:
         self._base = StatusSnapshot(cluster, broker_id, started_ms=int(clock.wall() * 1000))
@@ -79,7 +79,7 @@ class StatusBoard:
         self._death: str | None = None
 
     def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
-        """Take over a partition's state; of a followed one only while a part of it is at risk."""
+        """Set a partition's status. A followed partition has one only while a part is at risk."""
         if partition.follows and not partition.at_risk:
             self.forget(partition.topic_partition)
             return
@@ -89,23 +89,23 @@ class StatusBoard:
             self._known[partition.topic_partition] = known
 
     def forget(self, tp: TopicPartition) -> None:
-        """The lead is lost, or what was at risk is stored."""
+        """Remove a partition: this broker lost its lead, or no part of it is at risk any more."""
         with self._lock:
             self._known.pop(tp, None)
 
     def set_totals(self, totals: Totals, conditions: Iterable[Condition]) -> None:
-        """Take over the daemon's own numbers, and whether it is ready."""
+        """Set the totals, and the conditions of readiness."""
         with self._lock:
             self._totals = totals
             self._conditions = tuple(conditions)
 
     def set_tails(self, tails: Mapping[TopicPartition, LogTail]) -> None:
-        """Take over where the logs of led partitions end."""
+        """Set the ends of the led partitions' logs."""
         with self._lock:
             self._tails = tails
 
     def set_store_records(self, records: StoreRecords) -> None:
-        """Take over which gaps and quarantines no operator has acknowledged, and the last drill."""
+        """Set the unacknowledged gaps and quarantines, and the last restore drill."""
         drill = records.drill
         with self._lock:
             self._unresolved = records.unresolved
@@ -119,14 +119,14 @@ class StatusBoard:
                 )
 
     def expect_cluster_snapshots(self, kinds: Iterable[SnapshotKind]) -> None:
-        """Snapshots of these kinds of the cluster's state are taken."""
+        """Set the kinds of cluster snapshots that are taken."""
         with self._lock:
             self._snapshot_kinds = tuple(kinds)
 
     def set_cluster_snapshots(
         self, confirmed_ms: Mapping[SnapshotKind, int], problems: Mapping[SnapshotKind, str]
     ) -> None:
-        """Take over when each kind was last confirmed, and what is wrong with it."""
+        """Set when each kind of snapshot was last confirmed, in ms since 1970, and its problem."""
         with self._lock:
             self._confirmed_ms, self._snapshot_problems = confirmed_ms, problems
 
@@ -143,12 +143,12 @@ class StatusBoard:
         )
 
     def died(self, reason: str) -> None:
-        """A thread is dead."""
+        """Note that a thread has died, so that the daemon counts as not alive."""
         with self._lock:
             self._death = reason
 
     def snapshot(self, *, with_partitions: bool = True) -> StatusSnapshot:
-        """The state now, partitions sorted."""
+        """Return the status now, with the partitions sorted."""
         with self._lock:
             known = sorted(self._known.items()) if with_partitions else []
             totals, conditions, death = self._totals, self._conditions, self._death
@@ -184,13 +184,19 @@ class StatusBoard:
 
 @dataclass(frozen=True, slots=True)
 class DeletionEstimate:
-    """When the broker will remove a segment's bytes, as far as the configuration tells."""
+    """Estimates from the configuration when the broker removes a segment's bytes.
+
+    Attributes:
+        delete_delay: The broker's `file.delete.delay.ms`, in seconds, for topics without their own.
+        retention: Local retention in seconds, for topics whose own is not known; None where there
+            is none.
+    """
 
     delete_delay: float
     retention: float | None
 
     def of(self, tracked: TrackedSegment, topic: TopicConfig | None) -> float | None:
-        """Seconds since 1970; None for never, and where no retention is known."""
+        """Return the time in seconds since 1970; None for never or for an unknown retention."""
         known = topic or TopicConfig()
         delay = self.delete_delay if known.delete_delay is None else known.delete_delay
         if tracked.marked_for_deletion_at is not None:
@@ -224,10 +230,10 @@ def _with_unresolved(status: PartitionStatus, found: Unresolved | None) -> Parti
 
 
 def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> PartitionStatus:
-    """With what only the brokers have; unknown before the archive has been read, if need be."""
+    """Add the unarchived end of the log, unless the archive end offset is not known yet."""
     start = status.next_offset
     if start is None and not status.unstored_segments:
-        start = status.local_closed_end  # nothing is closed: nothing can be archived yet
+        start = status.local_closed_end  # no closed segment, so nothing to archive yet
     if tail is None or tail.log_end is None or start is None or status.role is Role.FOLLOWER:
         return status
     log_end = max(tail.log_end, start)
@@ -245,22 +251,22 @@ def _with_tail(status: PartitionStatus, tail: LogTail | None, now: float) -> Par
 
 
 def pinned_ranges(partitions: Iterable[Partition]) -> Iterator[PinnedRange]:
-    """What is held open of each partition, neighbouring segments as one range."""
+    """Yield the pinned offsets of each partition. Adjacent segments are one range."""
     for partition in partitions:
         pinned = [t for t in partition.tracked.values() if t.pinned is not None]
-        found: PinnedRange | None = None
+        current: PinnedRange | None = None
         for tracked in sorted(pinned, key=_base_of):
             start, end = Offset(_base_of(tracked)), tracked.segment.next_base
-            if found is not None and found.end_offset == start:
-                start, size = found.start_offset, found.size_bytes + tracked.size
+            if current is not None and current.end_offset == start:
+                start, size = current.start_offset, current.size_bytes + tracked.size
             else:
-                if found is not None:
-                    yield found
+                if current is not None:
+                    yield current
                 size = tracked.size
             until = None if end is None else Offset(end)
-            found = PinnedRange(*partition.topic_partition, start, until, size)
-        if found is not None:
-            yield found
+            current = PinnedRange(*partition.topic_partition, start, until, size)
+        if current is not None:
+            yield current
 
 
 def _base_of(tracked: TrackedSegment) -> BaseOffset:
@@ -268,7 +274,7 @@ def _base_of(tracked: TrackedSegment) -> BaseOffset:
 
 
 def _describe(partition: Partition, deletion: DeletionEstimate, since_1970: float) -> _Known:
-    """`since_1970` turns monotonic seconds into those that people read."""
+    """Return a partition's status. `since_1970` is added to monotonic seconds for wall time."""
     unstored = [
         tracked
         for tracked in partition.tracked.values()
@@ -340,7 +346,7 @@ def _state(partition: Partition, unstored: list[TrackedSegment]) -> PartitionSta
 
 
 def _stopped(partition: Partition) -> str | None:
-    """Why nothing goes on until an operator acts."""
+    """Return why the partition waits for an operator; None where it does not."""
     return partition.unread or partition.halted or partition.refused
 
 

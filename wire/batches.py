@@ -1,7 +1,7 @@
-"""Record batches that pass unchanged but for their headers.
+"""Record batches whose records stay unchanged while fields of the header are replaced.
 
-Source: `segments.headers` for the format; Kafka's `LogValidator` for what a broker accepts of a
-producer: dense offsets inside the batch, no control batch, no LogAppendTime.
+Source: `segments.headers` for the format; Kafka's `LogValidator` for the batches that a broker
+accepts from a producer: dense offsets inside the batch, no control batch, no LogAppendTime.
 """
 
 import struct
@@ -22,7 +22,7 @@ from sidetier.segments.headers import (
 )
 
 SEQUENCE_LIMIT: Final = 2**31
-"""Sequence numbers continue at 0 here."""
+"""Sequence numbers wrap around to 0 here."""
 NO_PRODUCER_ID: Final = -1
 
 _BASE_OFFSET = struct.Struct(">q")
@@ -38,20 +38,20 @@ _LOG_APPEND_TIME: Final = 0x08
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The identity of an idempotent or transactional producer, as InitProducerId hands it out."""
+    """Identity of an idempotent or transactional producer, as InitProducerId returns it."""
 
     id: int
     epoch: int
 
 
 def split_batches(records: memoryview) -> Iterator[tuple[memoryview, BatchHeader]]:
-    """The whole batches of fetched records, each with its header; no bytes are copied.
+    """Yield the whole batches of fetched records, each with its header, without copying bytes.
 
-    A broker may cut the last batch off (KIP-74), which is then left out.
+    The last batch is left out if the broker cut it off (KIP-74).
 
     Raises:
-        DamagedSegmentError: a header that cannot be one.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: A header is invalid.
+        UnsupportedFormatError: A batch has message format v0 or v1.
     """
     position, size = 0, len(records)
     while position + HEADER_BYTES <= size:
@@ -64,34 +64,35 @@ def split_batches(records: memoryview) -> Iterator[tuple[memoryview, BatchHeader
 
 
 def next_sequence(base_sequence: int, record_count: int) -> int:
-    """The base sequence of a producer's next batch in the same partition."""
+    """Return the base sequence of a producer's next batch in the same partition."""
     return (base_sequence + record_count) % SEQUENCE_LIMIT
 
 
 def set_leader_epoch(batch: memoryview, epoch: int) -> None:
-    """Set the partition leader epoch in place, which no CRC covers."""
+    """Set the partition leader epoch in place. The CRC does not cover this field."""
     _EPOCH.pack_into(batch, _EPOCH_AT, epoch)
 
 
 def set_producer(
     batch: memoryview, producer: Producer | None, base_sequence: int, *, transactional: bool
 ) -> None:
-    """Make a batch one of a producer's own, in place, ready for a Produce request.
+    """Turn a batch into a batch of the given producer, in place, ready for a Produce request.
 
-    The CRC is checked and computed anew in one pass over the records: a batch that was damaged
-    before is refused, never given a fitting CRC.
+    The CRC is verified, and then recomputed from the header's change alone. A damaged batch raises
+    an error and never gets a matching CRC.
 
-    A LogAppendTime bit is cleared, since brokers refuse it. The records then show the timestamps of
-    their producer instead of the source broker's; to keep the latter they must be encoded anew.
+    A LogAppendTime bit is cleared, because brokers reject it. The records then show the timestamps
+    of their producer instead of the source broker's; to keep the latter they must be encoded again.
 
     Args:
         batch: One whole batch, writable.
-        producer: None for a producer without idempotence.
-        base_sequence: Of this producer in the target partition; see `next_sequence`.
+        producer: New producer; None for a producer without idempotence.
+        base_sequence: Sequence number of the first record in the target partition; see
+            `next_sequence`.
         transactional: Whether the batch becomes part of the producer's open transaction.
 
     Raises:
-        DamagedSegmentError: the batch does not have its CRC.
+        DamagedSegmentError: The CRC does not match.
     """
     crc = _checked_crc(batch)
     covered_header = batch[CRC_START:HEADER_BYTES]
@@ -105,18 +106,18 @@ def set_producer(
         _PRODUCER.pack_into(batch, _PRODUCER_AT, NO_PRODUCER_ID, -1, -1)
     else:
         _PRODUCER.pack_into(batch, _PRODUCER_AT, producer.id, producer.epoch, base_sequence)
-    # A CRC is linear: the header's change, moved over the records, is the change of the whole.
+    # CRCs are linear: the header's CRC change, shifted over the records, is the batch's CRC change.
     change = before ^ crc32c(covered_header)
     _CRC.pack_into(batch, _CRC_AT, crc ^ combine_crc32c(change, 0, len(batch) - HEADER_BYTES))
-    _BASE_OFFSET.pack_into(batch, 0, 0)  # a producer's offsets begin at 0
+    _BASE_OFFSET.pack_into(batch, 0, 0)  # offsets of a producer's batch begin at 0
     set_leader_epoch(batch, -1)
 
 
 def check_crc(batch: memoryview) -> None:
-    """Refuse a batch whose CRC does not fit.
+    """Check the CRC of a batch.
 
     Raises:
-        DamagedSegmentError: the batch does not have its CRC.
+        DamagedSegmentError: The CRC does not match.
     """
     _checked_crc(batch)
 

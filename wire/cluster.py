@@ -1,4 +1,4 @@
-"""A cluster: its brokers, who leads and who coordinates, and requests that find their way there."""
+"""A cluster: its brokers, leaders and coordinators, and requests that are routed to them."""
 
 import random
 import time
@@ -36,12 +36,12 @@ _ROUTE_STILL_RIGHT: Final = frozenset(
         ErrorCode.unstable_offset_commit,
     }
 )
-"""Retriable errors of the broker that was the right one to ask."""
+"""Retriable errors that do not mean that another broker is responsible."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """One partition as a broker describes it; `leader` is -1 while there is none."""
+    """Metadata of one partition; `leader` is -1 while there is none."""
 
     leader: BrokerId
     leader_epoch: LeaderEpoch
@@ -51,7 +51,7 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic as a broker describes it; `topic_id` is None from brokers before 2.8."""
+    """Metadata of one topic; `topic_id` is None from brokers before 2.8."""
 
     name: str
     topic_id: UUID | None
@@ -61,10 +61,10 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """The answer to a Metadata request.
+    """Response to a Metadata request.
 
-    `refused` holds, for topics that are missing in `topics`, why the broker does not describe
-    them: UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED and so on.
+    `refused` contains the topics that are missing in `topics`, with the broker's error:
+    UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED and so on.
     """
 
     cluster_id: str | None
@@ -76,7 +76,7 @@ class ClusterMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AnyBroker:
-    """Route of requests that each broker answers."""
+    """Route of requests that every broker can handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Route of requests that change the cluster (with KRaft any broker forwards them)."""
+    """Route of requests that change the cluster (with KRaft every broker forwards them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ Route = AnyBroker | Broker | Controller | Leader | GroupCoordinator | Transactio
 class Cluster:
     """Requests to a Kafka cluster, for one thread.
 
-    It keeps one connection per broker, and what it learned of leaders and coordinators until an
-    error shows that it is outdated. `request` and `retrying` try again under one deadline what
-    Kafka calls retriable, and what a broken connection has interrupted: such a request may be
-    carried out twice, which all requests of `requests` bear.
+    It keeps one connection per broker. It caches leaders and coordinators until an error shows that
+    they are outdated. `request` and `retrying` retry Kafka's retriable errors and broken
+    connections under one deadline. So a request may be carried out twice, which is harmless for all
+    requests of `requests`.
     """
 
     def __init__(
@@ -131,15 +131,15 @@ class Cluster:
         clock: Clock = time.monotonic,
         stop: Event | None = None,
     ) -> None:
-        """Connects with the first request.
+        """Create the client; it connects with the first request.
 
         Args:
-            settings: Of the client.
-            clock: Seconds of a monotonic clock.
-            stop: Once set, no further attempt begins and pauses end.
+            settings: Settings of the client.
+            clock: Returns monotonic seconds.
+            stop: Once set, no further attempt begins, and pauses end.
 
         Raises:
-            ConfigurationError: a certificate cannot be loaded.
+            ConfigurationError: A certificate cannot be loaded.
         """
         self.settings = settings
         self._clock = clock
@@ -151,7 +151,7 @@ class Cluster:
         self._controller = NO_LEADER
         self._coordinators: dict[Route, BrokerId] = {}
         self._deadline = float("inf")
-        """Of the innermost `retrying`."""
+        """Deadline of the innermost `retrying`, in seconds of the clock."""
 
     def __enter__(self) -> Self:
         return self
@@ -160,41 +160,41 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close all connections that this object keeps. May be called twice."""
+        """Close the connections of this object, but not those of `connect`. May be called twice."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
 
     def connect(self, broker: BrokerId) -> Connection:
-        """Open a connection of the caller's own, for pipelines of raw batches.
+        """Open a connection that belongs to the caller, for pipelines of raw batches.
 
         Raises:
-            BrokerError: what `Connection` raises.
+            BrokerError: See `Connection`.
         """
         return self._open(self._address(broker))
 
     def metadata(
         self, topics: Collection[str] | None = None, *, timeout: float = DEFAULT_TIMEOUT
     ) -> ClusterMetadata:
-        """Ask a broker for the cluster's metadata; never creates topics.
+        """Request the cluster's metadata from a broker. Never creates topics.
 
         Args:
             topics: Names; None for all topics, an empty collection for brokers only.
             timeout: Seconds for all attempts.
 
         Raises:
-            BrokerError: no broker answered.
+            BrokerError: No broker responded.
         """
         return self.retrying(lambda: self._ask_metadata(topics), timeout=timeout)
 
     def leaders(
         self, partitions: Collection[TopicPartition]
     ) -> dict[BrokerId, list[TopicPartition]]:
-        """The partitions by the broker that leads them, asked of a broker where unknown.
+        """Return the partitions grouped by leader; request metadata for unknown leaders.
 
         Raises:
-            KafkaApiError: a partition does not exist, or has no leader now (`retry`).
-            BrokerError: no broker answered.
+            KafkaApiError: A partition does not exist, or has no leader at the moment (`retry`).
+            BrokerError: No broker responded.
         """
         unknown = {tp.topic for tp in partitions if tp not in self._leaders}
         if unknown:
@@ -207,12 +207,12 @@ class Cluster:
         return led
 
     def partition_metadata(self, partition: TopicPartition) -> PartitionMetadata:
-        """Leader and replicas of a partition, from memory where known; see `leaders`."""
+        """Return leader and replicas of a partition, from the cache if known; see `leaders`."""
         self.leaders([partition])
         return self._leaders[partition]
 
     def forget_leaders(self, partitions: Collection[TopicPartition]) -> None:
-        """Ask for these leaders again the next time, after a broker refused to be one."""
+        """Drop leaders from the cache after a broker reported that it is not the leader."""
         for tp in partitions:
             self._leaders.pop(tp, None)
 
@@ -225,20 +225,21 @@ class Cluster:
         timeout: float = DEFAULT_TIMEOUT,
         tolerate: Collection[ErrorCode] = (),
         **values: object,
-    ) -> Any:  # noqa: ANN401 - a response of kio's, of the version that was agreed on
-        """Send a request where it belongs, and return its response.
+    ) -> Any:  # noqa: ANN401 - a response of kio in the negotiated version
+        """Send a request to the broker that is responsible for it, and return the response.
 
         Args:
-            route: Who answers it.
-            api: The request.
+            route: Which broker handles the request.
+            api: Kind of request.
             timeout: Seconds for all attempts.
-            tolerate: Error codes inside the response that raise nothing.
-            values: The request's fields, as `protocol.build_request` takes them.
+            tolerate: Error codes inside the response that do not raise.
+            values: Fields of the request, as for `protocol.build_request`.
 
         Raises:
-            KafkaApiError: the response has an error code that is not tolerated and not retriable,
-                or a retriable one until the deadline. The text names broker, request and subject.
-            BrokerError: the broker could not be asked.
+            KafkaApiError: The response has an error code that is not tolerated, and is not
+                retriable or persisted until the deadline. The text names broker, request and
+                subject.
+            BrokerError: The request could not be sent, or got no response.
         """
         return self.retrying(
             lambda: self.request_once(route, api, tolerate=tolerate, **values), timeout=timeout
@@ -252,28 +253,32 @@ class Cluster:
         *,
         tolerate: Collection[ErrorCode] = (),
         **values: object,
-    ) -> Any:  # noqa: ANN401 - as above
-        """`request` with a single attempt, for use inside `retrying`."""
+    ) -> Any:  # noqa: ANN401 - as in `request`
+        """Make a single attempt of `request`, for use inside `retrying`."""
         connection = self.connection(route)
         request = connection.build(api, **values)
         response = connection.request(request, timeout=self._request_timeout())
         errors = [error for error in errors_in(response) if error.code not in tolerate]
         if errors:
-            # With this code a broker marks what it left undone because of another error.
-            error = min(errors, key=lambda found: found.code == ErrorCode.operation_not_attempted)
+            # OPERATION_NOT_ATTEMPTED only means that another part of the request failed: prefer
+            # the other part's error.
+            error = min(
+                errors, key=lambda candidate: candidate.code == ErrorCode.operation_not_attempted
+            )
             subject = f" for {error.subject}" if error.subject else ""
-            what = f"{connection} refuses {api.title} v{request.__version__}{subject}"
+            refusal = f"{connection} refuses {api.title} v{request.__version__}{subject}"
             detail = missing_permission(api, error.code) or error.message
-            raise api_error(what, error.code, detail)
+            raise api_error(refusal, error.code, detail)
         return response
 
     def retrying(self, attempt: Callable[[], _T], *, timeout: float = DEFAULT_TIMEOUT) -> _T:
-        """Call `attempt` until it succeeds, fails for good, or the next pause ends too late.
+        """Call `attempt` until it succeeds, fails permanently, or the next pause ends too late.
 
-        Before each further attempt leaders, coordinators and broken connections are forgotten.
+        Before each further attempt, cached leaders and coordinators are dropped, unless the error
+        came from the broker that is responsible.
 
         Raises:
-            SidetierError: the last error, as `attempt` raised it.
+            SidetierError: The last error, as `attempt` raised it.
         """
         outer, self._deadline = self._deadline, min(self._clock() + timeout, self._deadline)
 
@@ -296,10 +301,10 @@ class Cluster:
             self._deadline = outer
 
     def connection(self, route: Route) -> Connection:
-        """The kept connection to the broker that `route` leads to; opened where there is none.
+        """Return the cached connection to the route's broker; open it if there is none.
 
         Raises:
-            BrokerError: it cannot be opened, or nobody knows where the route leads.
+            BrokerError: The connection cannot be opened, or no broker for the route is known.
         """
         if isinstance(route, AnyBroker):
             return self._any_connection()
@@ -352,9 +357,11 @@ class Cluster:
             key, key_type = route.group, 0
         else:
             key, key_type = route.transactional_id, 1
-        found = self.request_once(AnyBroker(), ApiKey.FIND_COORDINATOR, key=key, key_type=key_type)
-        broker = BrokerId(found.node_id)
-        self._brokers[broker] = Address(found.host, found.port)
+        coordinator = self.request_once(
+            AnyBroker(), ApiKey.FIND_COORDINATOR, key=key, key_type=key_type
+        )
+        broker = BrokerId(coordinator.node_id)
+        self._brokers[broker] = Address(coordinator.host, coordinator.port)
         return broker
 
     def _ask_metadata(self, topics: Collection[str] | None) -> ClusterMetadata:
@@ -394,7 +401,7 @@ class Cluster:
             if not connection.is_closed:
                 return connection
         addresses = list(dict.fromkeys([*self.settings.bootstrap_servers, *self._brokers.values()]))
-        random.shuffle(addresses)  # the load of many clients is spread
+        random.shuffle(addresses)  # distribute the load of many clients
         reasons = []
         for address in addresses:
             try:
@@ -417,7 +424,7 @@ class Cluster:
 
 
 def _refusal(code: ErrorCode, text: str, *, retry: bool | None = None) -> KafkaApiError:
-    """What this client found out by itself, with the code that a broker would answer."""
+    """Return an error that this client detected itself, with the code that a broker would use."""
     return KafkaApiError(
         text,
         code=int(code),
@@ -427,7 +434,7 @@ def _refusal(code: ErrorCode, text: str, *, retry: bool | None = None) -> KafkaA
 
 
 def _read_metadata(response: Any, sender: str) -> ClusterMetadata:  # noqa: ANN401 - kio's
-    """The neutral form of a response of any version."""
+    """Convert a response of any version."""
     if code := getattr(response, "error_code", 0):
         raise api_error(f"{sender} refuses Metadata v{response.__version__}", code)
     described, refused = {}, {}
@@ -435,8 +442,8 @@ def _read_metadata(response: Any, sender: str) -> ClusterMetadata:  # noqa: ANN4
         if topic.error_code in {ErrorCode.none, ErrorCode.leader_not_available}:
             described[topic.name] = _read_topic(topic)
         else:
-            what = f"{sender} refuses Metadata v{response.__version__} for {topic.name}"
-            refused[topic.name] = api_error(what, topic.error_code)
+            refusal = f"{sender} refuses Metadata v{response.__version__} for {topic.name}"
+            refused[topic.name] = api_error(refusal, topic.error_code)
     return ClusterMetadata(
         cluster_id=getattr(response, "cluster_id", None),
         controller=BrokerId(response.controller_id),

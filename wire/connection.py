@@ -42,20 +42,20 @@ _SIZE = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35
 _FIRST_RESPONSE_BYTES: Final = 1024 * 1024
-"""Largest response before the login is over: the peer is not known yet."""
+"""Maximum size of a response before the login is complete: the peer is not trusted yet."""
 _BUFFERS_PER_CALL: Final = 512
-"""Fewer than IOV_MAX, which is 1024 on Linux."""
+"""Maximum buffers per system call, below IOV_MAX (1024 on Linux)."""
 _JOINED_BELOW: Final = 16 * 1024
-"""Smaller buffers are joined for TLS, where each one would be a record of its own."""
+"""Smaller buffers are joined for TLS; otherwise each one would become its own TLS record."""
 _LIFETIME_SHARE: Final = 0.85
-"""Of a SASL session's lifetime, after which the connection logs in again (KIP-368)."""
+"""Part of a SASL session's lifetime after which the connection logs in again (KIP-368)."""
 _AHEAD_BYTES: Final = 16 * 1024
-"""Bytes to read at once: one system call then takes several small responses."""
+"""Bytes to read ahead, so that one system call reads several small responses."""
 _KEPT_FROM: Final = 1 << 20
-"""Responses of this many bytes or more reuse buffers."""
+"""Responses of at least this many bytes reuse buffers."""
 _TLS_ALERT: Final = b"\x15\x03"
 _WITH_SOFTWARE_NAME: Final = 3
-"""ApiVersions from here on names the client (KIP-511)."""
+"""First version of ApiVersions that contains the client's name (KIP-511)."""
 
 
 class _InFlight(NamedTuple):
@@ -68,14 +68,14 @@ class _InFlight(NamedTuple):
 class Connection:
     """A connection to one broker, for one thread.
 
-    `request` sends one request and waits for its response. With `send` and `receive` up to
-    `settings.max_in_flight` requests are on their way at the same time; responses come in the order
-    of the requests. Large requests and large responses do not belong on one connection together:
-    the broker stops reading while its responses are not taken.
+    `request` sends one request and waits for its response. With `send` and `receive`, up to
+    `settings.max_in_flight` requests can be in flight; responses arrive in the order of the
+    requests. Do not mix large requests and large responses on one connection: the broker stops
+    reading requests while its responses are not received.
 
-    The first `BrokerUnavailableError` or `MalformedResponseError` closes the connection, since
-    nobody knows what the next bytes mean; every later call raises `BrokerUnavailableError`. The
-    owner opens another one.
+    The first `BrokerUnavailableError` or `MalformedResponseError` closes the connection, because
+    the position of the next response in the stream is unknown. Every later call raises
+    `BrokerUnavailableError`; the owner has to open another connection.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Connection:
         context: ssl.SSLContext | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Connect, agree on versions and log in.
+        """Connect, negotiate versions and log in.
 
         Args:
-            address: Of the broker.
-            settings: Of the client; `bootstrap_servers` has no effect here.
-            context: What `settings.tls.context()` returned, to load certificates once for many
+            address: Address of the broker.
+            settings: Settings of the client; `bootstrap_servers` has no effect here.
+            context: Result of `settings.tls.context()`, to load certificates once for many
                 connections.
-            clock: Seconds of a monotonic clock.
+            clock: Returns monotonic seconds.
 
         Raises:
-            ConfigurationError: a certificate cannot be loaded.
-            BrokerUnavailableError: no connection within `settings.connect_timeout`.
+            ConfigurationError: A certificate cannot be loaded.
+            BrokerUnavailableError: No connection within `settings.connect_timeout`.
             BrokerLoginError: TLS or SASL failed.
-            UnsupportedVersionError: the broker is older than Kafka 1.0.
-            MalformedResponseError: the peer does not speak Kafka's protocol.
+            UnsupportedVersionError: The broker is older than Kafka 1.0.
+            MalformedResponseError: The peer does not speak Kafka's protocol.
         """
         self.address = address
         self._name = f"broker {address}"
@@ -121,8 +121,8 @@ class Connection:
         try:
             if settings.tls is not None:
                 self._start_tls(context or settings.tls.context(), deadline)
-            # With a timeout, Python adds two system calls to each one.
-            self._socket.setblocking(False)  # noqa: FBT003 -- the name says it
+            # Non-blocking: a socket with a timeout makes two more system calls per operation.
+            self._socket.setblocking(False)  # noqa: FBT003 -- the method's name explains the flag
             self._agree_on_versions(deadline)
             if settings.sasl is not None:
                 self._log_in(deadline)
@@ -142,7 +142,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests have no `receive` yet."""
+        """Number of sent requests whose response was not received yet."""
         return len(self._in_flight) + len(self._received)
 
     @property
@@ -151,17 +151,17 @@ class Connection:
         return self._closed_because is not None
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait with `select` for the only response in flight.
+        """Return the socket's descriptor, to wait with `select` for the only response in flight.
 
-        Of several, some may have been read ahead.
+        With several in flight, responses may already have been read ahead.
         """
         return self._socket.fileno()
 
     def version(self, api: ApiKey, *, at_least: int = 0) -> int:
-        """The highest version of a request that the broker and this client know.
+        """Return the highest version of a request that the broker and this client support.
 
         Raises:
-            UnsupportedVersionError: there is none, or only one below `at_least`.
+            UnsupportedVersionError: There is none, or only versions below `at_least`.
         """
         lowest, highest = known_versions(api)
         offered = self._versions.get(api)
@@ -176,7 +176,7 @@ class Connection:
         return best
 
     def build(self, api: ApiKey, /, **values: object) -> RequestPayload:
-        """A request in the version that `version` returns; see `protocol.build_request`."""
+        """Return a request in the version of `version`; see `protocol.build_request`."""
         version = self.version(api)
         try:
             return build_request(api, version, **values)
@@ -184,9 +184,9 @@ class Connection:
             raise UnsupportedVersionError(f"{self} is too old: {error}") from error
 
     def request(self, request: RequestPayload, *, timeout: float | None = None) -> ResponsePayload:
-        """Send a request and wait for its response; nothing else may be in flight.
+        """Send a request and wait for its response. No other request may be in flight.
 
-        Error codes inside the response raise nothing: see `protocol.errors_in`.
+        Error codes inside the response do not raise: see `protocol.errors_in`.
         """
         if self.in_flight:
             raise RuntimeError("other requests are in flight: take their responses first")
@@ -194,16 +194,16 @@ class Connection:
         return self.receive()
 
     def send(self, request: RequestPayload, *, timeout: float | None = None) -> None:
-        """Send a request of exactly the version that its entity has.
+        """Send a request in exactly the version of its entity.
 
         Args:
             request: One of kio's request entities.
-            timeout: Seconds until the response must be there; `settings.request_timeout` by
-                default.
+            timeout: Seconds until the response must have arrived; None for
+                `settings.request_timeout`.
 
         Raises:
-            BrokerUnavailableError: the connection is or gets closed.
-            UnsupportedVersionError: the broker does not know this version.
+            BrokerUnavailableError: The connection is closed, or breaks.
+            UnsupportedVersionError: The broker does not support this version.
         """
         api = ApiKey(request.__api_key__)
         self.send_buffers(api, request.__version__, [encode(request)], timeout=timeout)
@@ -211,9 +211,9 @@ class Connection:
     def send_buffers(
         self, api: ApiKey, version: int, body: Sequence[Buffer], *, timeout: float | None = None
     ) -> None:
-        """Send a request whose body is encoded already; its buffers are not copied.
+        """Send a request whose body is already encoded, without copying its buffers.
 
-        The same as `send`; the buffers may be changed once this returns.
+        Otherwise the same as `send`. The buffers may be changed once this returns.
         """
         self._check_open()
         self._check_version(api, version)
@@ -228,8 +228,9 @@ class Connection:
         """Wait for the response to the oldest request in flight.
 
         Raises:
-            BrokerUnavailableError: it does not come in time, or the connection gets closed.
-            MalformedResponseError: it is too large, answers another request or cannot be decoded.
+            BrokerUnavailableError: It does not arrive in time, or the connection breaks.
+            MalformedResponseError: It is too large, belongs to another request or cannot be
+                decoded.
         """
         sent, body = self._receive()
         try:
@@ -239,15 +240,15 @@ class Connection:
             raise
 
     def receive_body(self) -> tuple[int, memoryview]:
-        """The version and the undecoded body of the response to the oldest request in flight.
+        """Return version and undecoded body of the response to the oldest request in flight.
 
-        The body is writable, and belongs to the caller. It raises what `receive` raises.
+        The body is writable and belongs to the caller. Raises as `receive`.
         """
         sent, body = self._receive()
         return sent.version, body
 
     def close(self) -> None:
-        """End the connection; responses that were not received are lost. May be called twice."""
+        """Close the connection; responses in flight are lost. May be called twice."""
         self._end("it was closed")
 
     def _connect(self, deadline: float) -> socket.socket:
@@ -280,7 +281,7 @@ class Connection:
         _, version = known_versions(ApiKey.API_VERSIONS)
         body = self._ask_versions(version, deadline)
         if _ERROR_CODE.unpack_from(body)[0] == _UNSUPPORTED_VERSION:
-            # KIP-511: this answer always has version 0, and lists what the broker does support.
+            # KIP-511: this response always has version 0, and lists the supported versions.
             response: Any = decode_response(ApiKey.API_VERSIONS, 0, body, str(self))
             _, highest = _offered(response).get(ApiKey.API_VERSIONS, (0, 0))
             version = min(version - 1, highest)
@@ -303,7 +304,7 @@ class Connection:
 
     def _log_in(self, deadline: float) -> None:
         settings = self._settings.sasl
-        assert settings is not None  # noqa: S101 - the callers ask
+        assert settings is not None  # noqa: S101 - the callers check it
         handshake = self._ask(ApiKey.SASL_HANDSHAKE, deadline, mechanism=settings.mechanism)
         if handshake.error_code:
             raise BrokerLoginError(
@@ -328,7 +329,7 @@ class Connection:
             self._login_again_at = self._clock() + lifetime * _LIFETIME_SHARE
 
     def _log_in_again(self) -> None:
-        """The broker takes nothing but the login, so what is in flight is received before."""
+        """Log in again, after receiving everything in flight: the broker accepts only the login."""
         while self._in_flight:
             self._received.append(self._receive_next())
         try:
@@ -472,10 +473,10 @@ class Connection:
             )
 
     def _fail(self, error: BaseException, what: str) -> None:
-        """End the connection: nobody knows where in the stream the next response begins.
+        """End the connection: the position of the next response in the stream is unknown.
 
         Raises:
-            BrokerUnavailableError: the error is one of the network, of time or of TLS.
+            BrokerUnavailableError: `error` is a network error, a timeout or a TLS error.
         """
         if not isinstance(error, OSError):
             self._end(f"{what}: {error}")
@@ -498,7 +499,7 @@ class Connection:
 class _Frames:
     """Buffers for large responses, reused once nothing refers to them.
 
-    The first write to new memory costs more CPU than the copy of the response itself. The first
+    The first write to new memory costs more CPU time than copying the response itself. The next
     small response frees the buffers.
     """
 
@@ -506,7 +507,7 @@ class _Frames:
         self._kept: list[bytearray] = []
 
     def take(self, size: int) -> memoryview:
-        """A writable buffer of `size` bytes with undefined content."""
+        """Return a writable buffer of `size` bytes with undefined content."""
         if size < _KEPT_FROM:
             self._kept.clear()
             return memoryview(bytearray(size))
@@ -514,7 +515,8 @@ class _Frames:
             if len(frame) >= size and not is_exported(frame):
                 return memoryview(frame)[:size]
         self._kept = [frame for frame in self._kept if is_exported(frame)]
-        frame = bytearray(-(-size // _KEPT_FROM) * _KEPT_FROM)  # sizes of responses differ a little
+        # Round up, so that responses of slightly different sizes can reuse the buffer.
+        frame = bytearray(-(-size // _KEPT_FROM) * _KEPT_FROM)
         self._kept.append(frame)
         return memoryview(frame)[:size]
 
@@ -524,7 +526,7 @@ def _offered(response: Any) -> dict[int, tuple[int, int]]:  # noqa: ANN401 - kio
 
 
 def _behind(buffers: Sequence[Buffer], size: int) -> Sequence[Buffer]:
-    """The buffers without their first `size` bytes."""
+    """Return the buffers without their first `size` bytes."""
     for number, buffer in enumerate(buffers):
         if size < len(buffer):
             return [memoryview(buffer)[size:], *buffers[number + 1 :]]
@@ -533,7 +535,7 @@ def _behind(buffers: Sequence[Buffer], size: int) -> Sequence[Buffer]:
 
 
 def _join_small(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """The same bytes, with neighbours joined that are small; large buffers are not copied."""
+    """Yield the same bytes with adjacent small buffers joined; large buffers are not copied."""
     small = bytearray()
     for buffer in buffers:
         if len(buffer) < _JOINED_BELOW:

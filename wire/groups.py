@@ -1,7 +1,7 @@
-"""Membership in a group by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Group membership with the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Members are static (KIP-345): a process that starts with the instance id of another one takes its
-place. Brokers before 2.5 do not know all of it. Errors are those of `Cluster.request`.
+Members are static (KIP-345): a process that starts with the instance id of another one replaces it.
+Brokers before 2.5 do not support all of it. Errors are those of `Cluster.request`.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from sidetier.wire.requests import NO_MEMBER, Membership
 
 @dataclass(frozen=True, slots=True)
 class GroupKind:
-    """What all members of a group agree on: the coordinator refuses a member with another kind.
+    """Properties that all members of a group share; the coordinator rejects other members.
 
     Attributes:
-        protocol_type: What the group is for, such as `consumer` or `connect`.
-        protocol: How its members share the work.
+        protocol_type: Purpose of the group, such as `consumer` or `connect`.
+        protocol: Protocol by which its members distribute the work.
     """
 
     protocol_type: str
@@ -27,10 +27,11 @@ class GroupKind:
 
 @dataclass(frozen=True, slots=True)
 class JoinedGroup:
-    """The end of a rebalance's first phase.
+    """Result of the first phase of a rebalance.
 
-    `members` has the member ids by instance id where this member has to assign the work, and is
-    empty for all others.
+    Attributes:
+        membership: Identity of this member in the new generation.
+        members: Member ids by instance id if this member has to assign the work; empty otherwise.
     """
 
     membership: Membership
@@ -47,15 +48,15 @@ def join_group(  # noqa: PLR0913 - the fields of Kafka's request
     session_timeout: float,
     rebalance_timeout: float,
 ) -> JoinedGroup:
-    """Become a member, or join the rebalance that is under way; waits for the other members.
+    """Join the group or its current rebalance, and wait for the other members.
 
     Args:
-        cluster: Its settings' request timeout must exceed `rebalance_timeout`.
-        group: The group.
-        kind: Of the group.
-        instance_id: The static member. Another process that has it is fenced.
-        member_id: What an earlier join has returned; empty for a process that starts.
-        session_timeout: Seconds without a heartbeat after which the member is removed.
+        cluster: The cluster; its settings' request timeout must exceed `rebalance_timeout`.
+        group: Name of the group.
+        kind: Protocol of the group.
+        instance_id: Instance id of this static member. Another process that uses it is fenced.
+        member_id: Member id of an earlier join; empty for a process that starts.
+        session_timeout: Seconds without a heartbeat after which the coordinator removes the member.
         rebalance_timeout: Seconds that the coordinator waits for this member to join again.
     """
     response = cluster.request(
@@ -71,7 +72,7 @@ def join_group(  # noqa: PLR0913 - the fields of Kafka's request
         protocols=[{"name": kind.protocol, "metadata": b""}],
         reason=None,
     )
-    # A leader that was restarted gets its former assignment (KIP-814).
+    # The coordinator keeps the assignment when a static leader restarts (KIP-814).
     assigns = response.leader == response.member_id and not getattr(
         response, "skip_assignment", False
     )
@@ -92,7 +93,7 @@ def sync_group(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> bytes:
-    """Hand out the assignments, by member id, as the leader does; returns the member's own one."""
+    """Return this member's assignment; the leader passes all assignments by member id."""
     response = cluster.request(
         GroupCoordinator(group),
         ApiKey.SYNC_GROUP,
@@ -114,12 +115,12 @@ def sync_group(
 def heartbeat(
     cluster: Cluster, group: str, membership: Membership, *, timeout: float = DEFAULT_TIMEOUT
 ) -> None:
-    """Say that the member is alive.
+    """Send a heartbeat for the member.
 
     Raises:
         KafkaApiError: REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID: join again.
             FENCED_INSTANCE_ID: another process has the instance id.
-        BrokerError: the broker could not be asked.
+        BrokerError: The request could not be sent, or got no response.
     """
     cluster.request(
         GroupCoordinator(group),
@@ -135,7 +136,7 @@ def heartbeat(
 def leave_group(
     cluster: Cluster, group: str, membership: Membership, *, timeout: float = DEFAULT_TIMEOUT
 ) -> None:
-    """Give the member's work to the others at once, instead of after the session timeout."""
+    """Leave, so that other members get the work at once and not after the session timeout."""
     cluster.request(
         GroupCoordinator(group),
         ApiKey.LEAVE_GROUP,

@@ -1,4 +1,4 @@
-"""Requests and responses of Kafka's protocol, as kio's entities, and their framing.
+"""Requests and responses of Kafka's protocol as kio's entities, and their framing.
 
 Source: Kafka's message definitions (`clients/src/main/resources/common/message`), KIP-482 (flexible
 versions, tagged fields), KIP-511 (ApiVersions).
@@ -28,7 +28,7 @@ _UNSET: Final = (None, False, "", -1, ())
 
 
 class ApiKey(IntEnum):
-    """The requests that Sidetier sends, by their number in the protocol."""
+    """The requests that Sidetier sends, by their api key."""
 
     PRODUCE = 0
     FETCH = 1
@@ -71,43 +71,43 @@ class ApiKey(IntEnum):
 
     @property
     def title(self) -> str:
-        """The name in Kafka's documentation, such as `EndTxn`."""
+        """Name in Kafka's documentation, such as `EndTxn`."""
         return "".join(map(str.capitalize, self.name.split("_")))
 
 
 _HIGHEST_WITH_THIS_MEANING: Final[Mapping[ApiKey, int]] = {
-    # From here on a client announces transactions of version 2 (KIP-890): Produce adds partitions
-    # to the transaction by itself, and each EndTxn returns a new producer epoch.
+    # With higher versions a client announces transactions of version 2 (KIP-890): Produce then adds
+    # partitions to the transaction itself, and each EndTxn returns a new producer epoch.
     ApiKey.PRODUCE: 11,
     ApiKey.ADD_PARTITIONS_TO_TXN: 3,
     ApiKey.END_TXN: 4,
     ApiKey.TXN_OFFSET_COMMIT: 4,
     ApiKey.INIT_PRODUCER_ID: 5,
-    ApiKey.OFFSET_FETCH: 7,  # above: several groups in one request
-    ApiKey.FIND_COORDINATOR: 3,  # above: several keys in one request
-    ApiKey.OFFSET_COMMIT: 9,  # above: topic ids instead of names
-    ApiKey.LIST_OFFSETS: 9,  # above: a timeout for reads of tiered storage
-    ApiKey.FETCH: 17,  # what `record_requests` encodes
+    ApiKey.OFFSET_FETCH: 7,  # higher versions: several groups in one request
+    ApiKey.FIND_COORDINATOR: 3,  # higher versions: several keys in one request
+    ApiKey.OFFSET_COMMIT: 9,  # higher versions: topic ids instead of names
+    ApiKey.LIST_OFFSETS: 9,  # higher versions: a timeout for reads of tiered storage
+    ApiKey.FETCH: 17,  # highest version that `record_requests` supports
 }
 
 
 @cache
 def known_versions(api: ApiKey) -> tuple[int, int]:
-    """The lowest and the highest version of a request that this client can send."""
+    """Return the lowest and the highest version of a request that this client can send."""
     known = schema_name_map[api.name.lower()].keys()
     return min(known), min(max(known), _HIGHEST_WITH_THIS_MEANING.get(api, max(known)))
 
 
 def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayload:
-    """A request of one version, from the values of its newest fields.
+    """Return a request of one version, from the values of its newest fields.
 
-    Entities inside are given as dictionaries, arrays as sequences, durations as milliseconds. A
-    value that means "unset" (None, False, "", -1, an empty tuple) is left out where the version has
-    no such field.
+    Nested entities are dictionaries, arrays are sequences, durations are milliseconds. A value that
+    means "unset" (None, False, "", -1, an empty tuple) is left out if the version has no such
+    field.
 
     Raises:
-        ValueError: the version has no such field, and the value says something.
-        TypeError: a field without a default is missing.
+        ValueError: The version has no such field, and the value does not mean "unset".
+        TypeError: A field without a default is missing.
     """
     request = build_entity(load_request_schema(api, version), values)
     assert isinstance(request, load_request_schema(api, version))  # noqa: S101 - for mypy
@@ -115,7 +115,7 @@ def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayl
 
 
 def build_entity(entity_type: type[Any], values: Mapping[str, object]) -> object:
-    """An entity of kio from plain values; see `build_request`."""
+    """Return an entity of kio from plain values; see `build_request`."""
     known = _field_types(entity_type)  # type: ignore[arg-type]  # mypy: type[Any] is not Hashable
     arguments = {}
     for name, value in values.items():
@@ -130,7 +130,7 @@ def _convert(wanted: "_FieldType", value: object) -> object:
     if value is None:
         return None
     if wanted.is_duration:
-        return timedelta(milliseconds=value)  # type: ignore[arg-type]  # a number, by contract
+        return timedelta(milliseconds=value)  # type: ignore[arg-type]  # durations are numbers
     if isinstance(value, list | tuple):
         return tuple(_convert(wanted, item) for item in value)
     if wanted.entity is not None and isinstance(value, Mapping):
@@ -155,7 +155,7 @@ def _field_types(entity_type: type[Any]) -> Mapping[str, _FieldType]:
 
 
 def _entity_in(annotation: object) -> type[Any] | None:
-    """The entity inside `Entity`, `tuple[Entity, ...]` and `tuple[Entity, ...] | None`."""
+    """Return the entity in `Entity`, `tuple[Entity, ...]` and `tuple[Entity, ...] | None`."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return annotation
     inner = (_entity_in(argument) for argument in get_args(annotation))
@@ -163,7 +163,7 @@ def _entity_in(annotation: object) -> type[Any] | None:
 
 
 def encode_header(api: ApiKey, version: int, correlation_id: int, client_id: str) -> bytes:
-    """The header of a request, without the size of the frame."""
+    """Return the header of a request, without the size of the frame."""
     name = client_id.encode()
     header = _HEADER.pack(api, version, correlation_id, len(name)) + name
     return header + b"\0" if _has_tagged_header(api, version) else header
@@ -175,17 +175,17 @@ def _has_tagged_header(api: ApiKey, version: int) -> bool:
 
 
 def encode(entity: Any) -> bytes:  # noqa: ANN401 - any entity of kio
-    """The bytes of an entity."""
+    """Return the bytes of an entity."""
     buffer = io.BytesIO()
     entity_writer(type(entity))(buffer, entity)
     return buffer.getvalue()
 
 
 def decode_response(api: ApiKey, version: int, body: memoryview, sender: str) -> ResponsePayload:
-    """A response, without the header of its frame.
+    """Decode a response body, which begins after the frame's header.
 
     Raises:
-        MalformedResponseError: the bytes are not those of this response.
+        MalformedResponseError: The bytes are not a response of this kind and version.
     """
     response_type = _response_type(api, version)
     try:
@@ -210,15 +210,15 @@ def _response_type(api: ApiKey, version: int) -> type[ResponsePayload]:
 
 @cache
 def response_header_is_flexible(api: ApiKey, version: int) -> bool:
-    """Whether tagged fields follow the correlation id; never with ApiVersions (KIP-511)."""
+    """Return whether tagged fields follow the correlation id; never for ApiVersions (KIP-511)."""
     return load_response_schema(api, version).__header_schema__.__flexible__
 
 
 def read_varint(buffer: memoryview, position: int) -> tuple[int, int]:
-    """An unsigned varint, and where it ends.
+    """Return an unsigned varint, and the position after it.
 
     Raises:
-        MalformedResponseError: it has no end.
+        MalformedResponseError: It does not end within the buffer or within 5 bytes.
     """
     value = 0
     for shift in range(0, 35, 7):
@@ -234,10 +234,10 @@ def read_varint(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Where the tagged fields end that begin at `position`.
+    """Return the position after the tagged fields that begin at `position`.
 
     Raises:
-        MalformedResponseError: they end beyond the buffer.
+        MalformedResponseError: They end beyond the buffer.
     """
     count, position = read_varint(buffer, position)
     for _ in range(count):
@@ -250,7 +250,7 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
 
 
 def api_error(what: str, code: int, detail: str | None = None) -> KafkaApiError:
-    """The error for an error code; `what` names the broker, the request and the partition."""
+    """Return the error for an error code; `what` names the broker, the request and the subject."""
     try:
         known = ErrorCode(code)
     except ValueError:
@@ -274,13 +274,13 @@ _OPERATIONS: Final[Mapping[ApiKey, str]] = {
     ApiKey.PRODUCE: "Write",
     ApiKey.TXN_OFFSET_COMMIT: "Read",
 }
-"""What a request needs on a topic; all others, Describe."""
+"""Permission on the topic that a request needs; Describe for all others."""
 _GROUP_OPERATIONS: Final[Mapping[ApiKey, str]] = {ApiKey.DELETE_GROUPS: "Delete"}
-"""What a request needs on a group; those that only look, Describe, and all others, Read."""
+"""Permission on the group that a request needs; the others need Describe to read, else Read."""
 
 
 def missing_permission(api: ApiKey, code: int) -> str | None:
-    """The permission that a principal lacks whose request is refused; None for other codes."""
+    """Return the permission that a rejected principal lacks; None for other error codes."""
     match code:
         case ErrorCode.topic_authorization_failed:
             return f"the principal needs {_OPERATIONS.get(api, 'Describe')} on the topic"
@@ -299,7 +299,7 @@ def missing_permission(api: ApiKey, code: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ErrorAt:
-    """An error code other than 0, and the topic, partition or name that it is about."""
+    """An error code other than 0, and the topic, partition or name to which it belongs."""
 
     code: int
     subject: str
@@ -307,7 +307,7 @@ class ErrorAt:
 
 
 def errors_in(response: object, subject: str = "") -> Iterator[ErrorAt]:
-    """Every error code of a response, wherever it is."""
+    """Yield all error codes of a response, at every level."""
     values = {field.name: getattr(response, field.name) for field in fields(response)}  # type: ignore[arg-type]
     subject = _subject_of(values, subject)
     for value in values.values():

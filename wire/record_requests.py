@@ -1,9 +1,9 @@
-"""Produce and Fetch of raw record batches, without copies of the batches.
+"""Produce and Fetch of raw record batches, without copying the batches.
 
-kio copies the records of a Produce request twice and those of a Fetch response once. Here the
-Produce request is a list of buffers with the caller's batches among them, and the records of a
-Fetch response are views of the received frame. The small halves, Produce responses and Fetch
-requests, are kio's.
+kio copies the records of a Produce request twice and those of a Fetch response once. Here a Produce
+request is a list of buffers that includes the caller's batches, and the records of a Fetch response
+are views of the received frame. kio handles the small messages: Produce responses and Fetch
+requests.
 
 Source: `ProduceRequest.json` (versions 3 to 11) and `FetchResponse.json` (versions 4 to 17) of
 Kafka.
@@ -45,12 +45,12 @@ _SESSION = struct.Struct(">hi")  # error code, session id
 _LOG_START = struct.Struct(">q")
 _THROTTLE_BYTES: Final = 4
 _MANY: Final = 1024
-"""Names and sizes of batches come again with each request."""
+"""Cache size for encoded topic names and batch sizes, which recur in each request."""
 _UUID_BYTES: Final = 16
 
 
 class ProducedPartition(NamedTuple):
-    """The answer to one batch: where it is, or why it was refused (see `protocol.api_error`)."""
+    """Response to one batch: its base offset, or the error code (see `protocol.api_error`)."""
 
     partition: TopicPartition
     error_code: int
@@ -60,9 +60,9 @@ class ProducedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """Where to read a partition from.
+    """Position from which to read a partition.
 
-    `leader_epoch` is the one that the leader is known by; with -1 the broker does not check it.
+    `leader_epoch` is the leader epoch that the client knows; -1 makes the broker skip the check.
     """
 
     partition: TopicPartition
@@ -73,7 +73,7 @@ class FetchPosition:
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
-    """A transaction whose batches a read-committed reader drops up to its abort marker."""
+    """Aborted transaction, whose batches a read_committed reader drops up to its abort marker."""
 
     producer_id: int
     first_offset: Offset
@@ -81,11 +81,18 @@ class AbortedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """What a broker has of one partition. Offsets are -1 where it does not say.
+    """Response for one partition. Offsets are -1 if the broker does not report them.
 
-    `records` begins at a batch that can start below the offset that was asked for, and its last
-    batch can be cut off (`batches.split_batches`). It is writable and belongs to the caller.
-    `aborted` is filled for read-committed fetches only.
+    Attributes:
+        partition: The partition.
+        error_code: Kafka's error code; 0 for success.
+        high_watermark: High watermark.
+        last_stable_offset: Last stable offset.
+        log_start_offset: Log start offset.
+        aborted: Aborted transactions; only for read_committed fetches.
+        preferred_read_replica: Broker id to fetch from instead; -1 for none.
+        records: Record batches. The first batch can begin below the requested offset, the last one
+            can be cut off (`batches.split_batches`). Writable, and belongs to the caller.
     """
 
     partition: TopicPartition
@@ -108,9 +115,10 @@ def send_produce(
     """Send batches to the leader of their partitions; all in-sync replicas acknowledge them.
 
     Args:
-        connection: To the leader of all these partitions.
-        batches: One whole batch per partition at most (brokers refuse two with error 87).
-        transactional_id: Of the producer whose open transaction has these partitions.
+        connection: Connection to the leader of all these partitions.
+        batches: At most one whole batch per partition (brokers reject two with error 87).
+        transactional_id: Transactional id of the producer; its open transaction must contain these
+            partitions. None for a producer without transactions.
         timeout: Seconds that the broker waits for its replicas.
     """
     version = connection.version(ApiKey.PRODUCE)
@@ -119,7 +127,7 @@ def send_produce(
 
 
 def receive_produced(connection: Connection) -> list[ProducedPartition]:
-    """The answer to the oldest request in flight, which must be one of `send_produce`."""
+    """Return the response to the oldest request in flight, which `send_produce` must have sent."""
     response: Any = connection.receive()
     return [
         ProducedPartition(
@@ -140,10 +148,10 @@ def encode_produce(
     transactional_id: str | None,
     timeout: float,
 ) -> list[Buffer]:
-    """The body of a Produce request; the batches are among its buffers.
+    """Return the body of a Produce request as buffers, the caller's batches among them.
 
     Raises:
-        ValueError: two batches of one partition.
+        ValueError: Two batches belong to the same partition.
     """
     topics = _by_topic(batches)
     flexible = version >= _FIRST_FLEXIBLE_PRODUCE
@@ -167,7 +175,7 @@ def encode_produce(
 def _by_topic(
     batches: Iterable[tuple[TopicPartition, Buffer]],
 ) -> dict[str, dict[int, Buffer]]:
-    """The broker keeps one of several entries of the same topic."""
+    """Group batches by topic: a broker processes only one of several entries of a topic."""
     topics: dict[str, dict[int, Buffer]] = {}
     for (topic, partition), batch in batches:
         partitions = topics.setdefault(topic, {})
@@ -188,23 +196,26 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     max_bytes: int = 64 * 1024 * 1024,
     rack: str = "",
 ) -> None:
-    """Ask the leader of partitions for their records.
+    """Send a Fetch request to the leader of partitions.
 
     Args:
-        connection: To the leader of all these partitions, or the preferred replica.
-        positions: Where to read.
-        topic_ids: The topics' ids. With them a broker that knows ids (3.1 and newer) refuses a
-            topic that was deleted and created again; without them the name counts.
-        isolation: With READ_COMMITTED the broker sends nothing above the last stable offset, and
-            says which transactions were aborted; their batches are sent all the same.
+        connection: Connection to the leader of all these partitions, or to the preferred replica.
+        positions: Positions to read from.
+        topic_ids: Topic ids by name. With them, a broker that supports ids (3.1 and newer) rejects
+            a topic that was recreated; without them only the name counts.
+        isolation: With READ_COMMITTED the broker sends no records above the last stable offset, and
+            lists the aborted transactions; it sends their batches nevertheless.
         max_wait: Seconds that the broker waits for `min_bytes`.
-        min_bytes: That the broker waits for.
-        max_bytes: Of all records in the response; one batch is sent even if it is larger. Keep
-            this well below `settings.max_response_bytes`.
-        rack: `client.rack`, to be told a preferred replica.
+        min_bytes: Number of bytes that the broker waits for.
+        max_bytes: Maximum bytes of all records in the response; one batch is sent even if it is
+            larger. Keep this well below `settings.max_response_bytes`.
+        rack: `client.rack`, so that the broker names a preferred replica.
     """
     version = connection.version(ApiKey.FETCH)
-    by_name = groupby(sorted(positions, key=lambda at: at.partition), lambda at: at.partition.topic)
+    by_name = groupby(
+        sorted(positions, key=lambda position: position.partition),
+        lambda position: position.partition.topic,
+    )
     topics = {name: list(group) for name, group in by_name}
     ids = topic_ids or {}
     if not topics.keys() <= ids.keys():
@@ -224,12 +235,12 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
                 **({"topic_id": ids[name]} if by_id else {"topic": name}),
                 "partitions": [
                     {
-                        "partition": at.partition.partition,
-                        "current_leader_epoch": at.leader_epoch,
-                        "fetch_offset": at.offset,
-                        "partition_max_bytes": at.max_bytes,
+                        "partition": position.partition.partition,
+                        "current_leader_epoch": position.leader_epoch,
+                        "fetch_offset": position.offset,
+                        "partition_max_bytes": position.max_bytes,
                     }
-                    for at in group
+                    for position in group
                 ],
             }
             for name, group in topics.items()
@@ -243,27 +254,27 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
 def receive_fetched(
     connection: Connection, topic_ids: Mapping[str, UUID] | None = None
 ) -> list[FetchedPartition]:
-    """The answer to the oldest request in flight, which must be one of `send_fetch`.
+    """Return the response to the oldest request in flight, which `send_fetch` must have sent.
 
     Args:
-        connection: The one that the request was sent with.
-        topic_ids: What `send_fetch` was given.
+        connection: Connection that sent the request.
+        topic_ids: The same as for `send_fetch`.
 
     Raises:
-        KafkaApiError: the broker refuses the request as a whole. What it refuses of a partition
-            is in `error_code`.
-        BrokerError: what `Connection.receive` raises.
+        KafkaApiError: The broker rejected the whole request. `error_code` has the errors of single
+            partitions.
+        BrokerError: See `Connection.receive`.
     """
     version, body = connection.receive_body()
     return decode_fetched(version, body, topic_ids or {}, str(connection))
 
 
 def receive_fetched_partition(connection: Connection) -> FetchedPartition:
-    """The answer to the oldest request in flight, which has asked for one partition by its name.
+    """Return the response to the oldest request in flight, for one partition by its topic's name.
 
     Raises:
-        KafkaApiError: the broker refuses the request or the partition.
-        BrokerError: what `Connection.receive` raises.
+        KafkaApiError: The broker rejected the request or the partition.
+        BrokerError: See `Connection.receive`.
     """
     (fetched,) = receive_fetched(connection)
     if fetched.error_code:
@@ -274,7 +285,7 @@ def receive_fetched_partition(connection: Connection) -> FetchedPartition:
 def decode_fetched(
     version: int, body: memoryview, topic_ids: Mapping[str, UUID], sender: str
 ) -> list[FetchedPartition]:
-    """The partitions of a Fetch response; see `receive_fetched`."""
+    """Return the partitions of a Fetch response; see `receive_fetched`."""
     names = {topic_id: name for name, topic_id in topic_ids.items()}
     try:
         return _FetchResponse(version, body, names, sender).read()
@@ -285,7 +296,7 @@ def decode_fetched(
 
 
 class _FetchResponse:
-    """Walks once over the body of a response."""
+    """Sequential decoder of a response's body."""
 
     def __init__(
         self, version: int, body: memoryview, names: Mapping[UUID, str], sender: str
@@ -354,7 +365,7 @@ class _FetchResponse:
         return AbortedTransaction(producer_id, Offset(first_offset))
 
     def _count(self) -> int:
-        """Of an array or of bytes; null counts as none."""
+        """Read the length of an array or of bytes; 0 for null."""
         if self._flexible:
             count, self._at = read_varint(self._body, self._at)
             return max(count - 1, 0)
@@ -374,9 +385,9 @@ class _FetchResponse:
         end = self._at + size
         if size < 0 or end > len(self._body):
             raise struct.error(f"{size} bytes wanted at {self._at} of {len(self._body)}")
-        taken = self._body[self._at : end]
+        piece = self._body[self._at : end]
         self._at = end
-        return taken
+        return piece
 
 
 def _string(text: str | None) -> bytes:
@@ -396,10 +407,10 @@ def _compact_string(text: str | None) -> bytes:
 
 @lru_cache(_MANY)
 def _compact_count(count: int) -> bytes:
-    """One more than the count, as an unsigned varint."""
+    """Return the count plus one as an unsigned varint."""
     value = count + 1
     encoded = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
+    while value > 0x7F:  # noqa: PLR2004 - seven bits per byte
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     encoded.append(value)

@@ -1,8 +1,8 @@
 """Requests to a cluster as functions: transactions, offsets, producers, quotas, SCRAM users.
 
-Each goes to the broker that answers it, and is tried again until `timeout` (`Cluster.retrying`);
-errors are those of `Cluster.request`. A request for many partitions goes to several leaders, one
-after the other. kio's entities do not get out of here.
+Each request goes to the broker that is responsible for it, and is retried until `timeout`
+(`Cluster.retrying`); errors are those of `Cluster.request`. A request for many partitions goes to
+their leaders one after the other. Results are plain values: kio's entities stay inside this module.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,12 +40,15 @@ MAX_TIMESTAMP: Final = -3
 """Special timestamps of ListOffsets."""
 
 _CLIENT: Final = -1
-"""The replica id of clients that are no broker."""
+"""Replica id of clients, as opposed to brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """The first record at or after a timestamp; -1 where there is none or the broker is too old."""
+    """First record at or after a timestamp; all fields -1 if there is none.
+
+    `leader_epoch` is also -1 from brokers that do not report it.
+    """
 
     offset: Offset
     timestamp: int
@@ -54,7 +57,7 @@ class ListedOffset:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where the largest leader epoch up to the one asked for ends; both -1 where unknown."""
+    """End of the largest leader epoch up to the requested one; both fields -1 if unknown."""
 
     leader_epoch: LeaderEpoch
     end_offset: Offset
@@ -62,7 +65,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What a group has committed: the offset of the next record it reads."""
+    """Committed offset of a group: the offset of the next record to read."""
 
     offset: Offset
     leader_epoch: LeaderEpoch = UNKNOWN_EPOCH
@@ -71,10 +74,10 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member of a group, since its last rebalance.
+    """Identity of a group member since its last rebalance.
 
-    The coordinator refuses what members of former generations commit (KIP-447), and a member whose
-    instance id another process has taken over (KIP-345).
+    The coordinator rejects commits of members of earlier generations (KIP-447), and of a member
+    whose instance id another process has taken over (KIP-345).
     """
 
     generation: int
@@ -83,27 +86,27 @@ class Membership:
 
 
 NO_MEMBER: Final = Membership(-1, "", None)
-"""What requests of a process that is no member have in these fields."""
+"""Membership fields in requests of a process that is not a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group that exists; `state` is `Empty`, `Stable` and so on, and "" for brokers below 2.6."""
+    """An existing group; `state` is `Empty`, `Stable` and so on, or "" from brokers before 2.6."""
 
     protocol_type: str
     state: str
 
     @property
     def has_members(self) -> bool:
-        """Whether the group has members; False where the broker does not tell."""
+        """Whether the group has members; False if the broker does not report a state."""
         return self.state not in {"Empty", "Dead", ""}
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """What a leader remembers of a producer in one partition.
+    """State that a partition's leader keeps of a producer.
 
-    `transaction_start` is the first offset of its open transaction, None without one.
+    `transaction_start` is the first offset of its open transaction; None without one.
     """
 
     producer: Producer
@@ -115,9 +118,9 @@ class ActiveProducer:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transactional id as its coordinator knows it; `state` is `Ongoing`, `Empty` and so on.
+    """State of a transactional id at its coordinator; `state` is `Ongoing`, `Empty` and so on.
 
-    `start_ms` is None where the coordinator knows of no start.
+    `start_ms` is None if no transaction is open.
     """
 
     transactional_id: str
@@ -130,7 +133,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
-    """A transactional id in the list of its coordinator."""
+    """Transactional id in the list of its coordinator."""
 
     transactional_id: str
     producer_id: int
@@ -148,7 +151,7 @@ class ClientQuota:
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """That a user has a password for one mechanism; brokers never tell the password or its hash."""
+    """SCRAM credential of a user for one mechanism. Brokers never send the password or its hash."""
 
     user: str
     mechanism: str
@@ -162,10 +165,10 @@ def init_producer_id(
     transaction_timeout: float = 60.0,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Producer:
-    """Get a producer id; with a transactional id, abort what its former owner left open.
+    """Return a producer id; with a transactional id, abort the former owner's open transaction.
 
-    From then on the former owner is fenced: its requests are refused with INVALID_PRODUCER_EPOCH
-    or PRODUCER_FENCED.
+    From then on the former owner is fenced: brokers reject its requests with
+    INVALID_PRODUCER_EPOCH or PRODUCER_FENCED.
     """
     route = AnyBroker() if transactional_id is None else TransactionCoordinator(transactional_id)
     response = cluster.request(
@@ -188,7 +191,7 @@ def add_partitions_to_txn(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """Make partitions part of the open transaction, before the first Produce request for them."""
+    """Add partitions to the open transaction. Needed before the first Produce request for them."""
     cluster.request(
         TransactionCoordinator(transactional_id),
         ApiKey.ADD_PARTITIONS_TO_TXN,
@@ -211,7 +214,7 @@ def add_offsets_to_txn(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """Make a group's offsets part of the open transaction, before `commit_offsets_in_txn`."""
+    """Add a group's offsets to the open transaction. Needed before `commit_offsets_in_txn`."""
     cluster.request(
         TransactionCoordinator(transactional_id),
         ApiKey.ADD_OFFSETS_TO_TXN,
@@ -233,9 +236,9 @@ def commit_offsets_in_txn(  # noqa: PLR0913 - the fields of Kafka's request
     membership: Membership = NO_MEMBER,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """TxnOffsetCommit: the offsets become the group's when the transaction is committed.
+    """Send TxnOffsetCommit: the offsets take effect when the transaction is committed.
 
-    A group with members takes them from NO_MEMBER, too.
+    A group with members accepts them from NO_MEMBER, too.
     """
     cluster.request(
         GroupCoordinator(group),
@@ -260,7 +263,7 @@ def commit_offsets(
     membership: Membership = NO_MEMBER,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """OffsetCommit outside of a transaction; from NO_MEMBER a group with members refuses it."""
+    """Send OffsetCommit, outside a transaction. A group with members rejects it from NO_MEMBER."""
     cluster.request(
         GroupCoordinator(group),
         ApiKey.OFFSET_COMMIT,
@@ -274,7 +277,7 @@ def commit_offsets(
 
 
 def _committed_by_topic(offsets: Mapping[TopicPartition, CommittedOffset]) -> list[dict[str, Any]]:
-    """The topics of OffsetCommit and TxnOffsetCommit, which are alike."""
+    """Return the topics of OffsetCommit and TxnOffsetCommit, which have the same structure."""
     return [
         {
             "name": topic,
@@ -302,7 +305,8 @@ def end_txn(
 ) -> None:
     """Commit or abort the open transaction.
 
-    Markers are written after the answer: the next `add_partitions_to_txn` waits for them.
+    The coordinator writes the markers after its response; the next `add_partitions_to_txn` waits
+    for them.
     """
     cluster.request(
         TransactionCoordinator(transactional_id),
@@ -322,9 +326,9 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> dict[TopicPartition, ListedOffset]:
-    """The first offset at or after a timestamp (ms), or EARLIEST, LATEST, MAX_TIMESTAMP.
+    """Return the first offset at or after a timestamp in ms, or EARLIEST, LATEST, MAX_TIMESTAMP.
 
-    LATEST is the high watermark, with READ_COMMITTED the last stable offset.
+    LATEST is the high watermark; with READ_COMMITTED it is the last stable offset.
     """
     level = 1 if isolation is IsolationLevel.READ_COMMITTED else 0
 
@@ -356,13 +360,13 @@ def list_offsets(
 
 def _listed(response: Any) -> Iterable[tuple[TopicPartition, ListedOffset]]:  # noqa: ANN401 - kio's
     for topic in response.topics:
-        for found in topic.partitions:
+        for partition in topic.partitions:
             yield (
-                TopicPartition(topic.name, found.partition_index),
+                TopicPartition(topic.name, partition.partition_index),
                 ListedOffset(
-                    Offset(found.offset),
-                    found.timestamp,
-                    LeaderEpoch(getattr(found, "leader_epoch", -1)),
+                    Offset(partition.offset),
+                    partition.timestamp,
+                    LeaderEpoch(getattr(partition, "leader_epoch", -1)),
                 ),
             )
 
@@ -373,7 +377,7 @@ def epoch_ends(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> dict[TopicPartition, EpochEnd]:
-    """OffsetForLeaderEpoch: where the leaders' logs left these epochs."""
+    """Send OffsetForLeaderEpoch: return where these epochs end in the leaders' logs."""
 
     def attempt() -> dict[TopicPartition, EpochEnd]:
         ends = {}
@@ -395,9 +399,11 @@ def epoch_ends(
                 ],
             )
             for topic in response.topics:
-                for found in topic.partitions:
-                    tp = TopicPartition(topic.topic, found.partition)
-                    ends[tp] = EpochEnd(LeaderEpoch(found.leader_epoch), Offset(found.end_offset))
+                for partition in topic.partitions:
+                    tp = TopicPartition(topic.topic, partition.partition)
+                    ends[tp] = EpochEnd(
+                        LeaderEpoch(partition.leader_epoch), Offset(partition.end_offset)
+                    )
         return ends
 
     return cluster.retrying(attempt, timeout=timeout)
@@ -411,15 +417,16 @@ def committed_offsets(
     require_stable: bool = True,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What a group has committed; partitions without a commit are left out.
+    """Return the committed offsets of a group; partitions without a commit are left out.
 
     Args:
         cluster: The cluster.
-        group: The group; one that does not exist has committed nothing.
-        partitions: Which ones; None for all. Brokers leave out of "all" what an open transaction
-            commits for the first time, without an error: name the partitions where that matters.
-        require_stable: Wait for open transactions that change the offsets; brokers before 2.5
-            cannot, and are refused.
+        group: Name of the group. A missing group has no committed offsets.
+        partitions: Partitions to return; None for all. For None, brokers silently leave out
+            offsets that an open transaction commits for the first time: name the partitions where
+            that matters.
+        require_stable: Wait for open transactions that change the offsets. Brokers before 2.5 do
+            not support this, which raises an error.
         timeout: Seconds for all attempts.
     """
     response = cluster.request(
@@ -436,19 +443,19 @@ def committed_offsets(
         require_stable=require_stable,
     )
     return {
-        TopicPartition(topic.name, found.partition_index): CommittedOffset(
-            Offset(found.committed_offset),
-            LeaderEpoch(getattr(found, "committed_leader_epoch", -1)),
-            found.metadata or "",
+        TopicPartition(topic.name, partition.partition_index): CommittedOffset(
+            Offset(partition.committed_offset),
+            LeaderEpoch(getattr(partition, "committed_leader_epoch", -1)),
+            partition.metadata or "",
         )
         for topic in response.topics
-        for found in topic.partitions
-        if found.committed_offset >= 0
+        for partition in topic.partitions
+        if partition.committed_offset >= 0
     }
 
 
 def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[str, ListedGroup]:
-    """ListGroups of every broker: the groups that exist, by name."""
+    """Send ListGroups to every broker; return the groups by name."""
 
     def attempt() -> dict[str, ListedGroup]:
         groups = {}
@@ -466,10 +473,10 @@ def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[s
 def delete_topics(
     cluster: Cluster, topic_ids: Collection[UUID], *, timeout: float = DEFAULT_TIMEOUT
 ) -> None:
-    """Delete topics by their ids (KIP-516), so that a topic of the same name that was created since
-    stays. A topic that does not exist any more is not an error.
+    """Delete topics by their ids (KIP-516). A topic that does not exist is not an error.
 
-    Brokers before 2.8 know no ids, and are refused.
+    A topic that was created later with the same name stays. Brokers before 2.8 do not support
+    topic ids, which raises an error.
     """
     cluster.retrying(
         lambda: cluster.request_once(
@@ -484,7 +491,7 @@ def delete_topics(
 
 
 def delete_group(cluster: Cluster, group: str, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Delete a consumer group with its offsets. A group that does not exist is not an error."""
+    """Delete a consumer group with its offsets. Idempotent: a missing group is not an error."""
     cluster.request(
         GroupCoordinator(group),
         ApiKey.DELETE_GROUPS,
@@ -500,7 +507,7 @@ def active_producers(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> dict[TopicPartition, tuple[ActiveProducer, ...]]:
-    """DescribeProducers: the producers that the partitions' leaders remember."""
+    """Send DescribeProducers: return the producers that the partitions' leaders know."""
 
     def attempt() -> dict[TopicPartition, tuple[ActiveProducer, ...]]:
         producers = {}
@@ -514,9 +521,9 @@ def active_producers(
                 ],
             )
             for topic in response.topics:
-                for found in topic.partitions:
-                    tp = TopicPartition(topic.name, found.partition_index)
-                    producers[tp] = tuple(map(_active_producer, found.active_producers))
+                for partition in topic.partitions:
+                    tp = TopicPartition(topic.name, partition.partition_index)
+                    producers[tp] = tuple(map(_active_producer, partition.active_producers))
         return producers
 
     return cluster.retrying(attempt, timeout=timeout)
@@ -540,10 +547,10 @@ def abort_hung_transaction(
     *,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> None:
-    """Write an abort marker to a partition's leader, for a transaction that no coordinator knows.
+    """Write an abort marker through a partition's leader, for a transaction without a coordinator.
 
-    For transactions that a coordinator does know it would leave the other partitions open: end
-    those with `init_producer_id`. Brokers ask for the ClusterAction permission.
+    If a coordinator knows the transaction, this would leave its other partitions open: end such a
+    transaction with `init_producer_id`. Brokers require the ClusterAction permission.
     """
 
     def attempt() -> None:
@@ -573,7 +580,7 @@ def abort_hung_transaction(
 def describe_transaction(
     cluster: Cluster, transactional_id: str, *, timeout: float = DEFAULT_TIMEOUT
 ) -> Transaction:
-    """One transactional id; KafkaApiError TRANSACTIONAL_ID_NOT_FOUND where there is none."""
+    """Return a transactional id's state; KafkaApiError TRANSACTIONAL_ID_NOT_FOUND if missing."""
     response = cluster.request(
         TransactionCoordinator(transactional_id),
         ApiKey.DESCRIBE_TRANSACTIONS,
@@ -598,7 +605,7 @@ def describe_transaction(
 def list_transactions(
     cluster: Cluster, *, states: Collection[str] = (), timeout: float = DEFAULT_TIMEOUT
 ) -> tuple[ListedTransaction, ...]:
-    """The transactional ids of all coordinators, or those in one of `states` (`Ongoing`)."""
+    """Return the transactional ids of all coordinators, or only those in `states` (`Ongoing`)."""
 
     def attempt() -> tuple[ListedTransaction, ...]:
         listed = []
@@ -611,9 +618,12 @@ def list_transactions(
             )
             listed += [
                 ListedTransaction(
-                    found.transactional_id, found.producer_id, found.transaction_state, broker
+                    transaction.transactional_id,
+                    transaction.producer_id,
+                    transaction.transaction_state,
+                    broker,
                 )
-                for found in response.transaction_states
+                for transaction in response.transaction_states
             ]
         return tuple(listed)
 
@@ -621,7 +631,7 @@ def list_transactions(
 
 
 def client_quotas(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> tuple[ClientQuota, ...]:
-    """DescribeClientQuotas: every quota of users, client ids and addresses."""
+    """Send DescribeClientQuotas: return all quotas of users, client ids and addresses."""
     response = cluster.request(
         AnyBroker(), ApiKey.DESCRIBE_CLIENT_QUOTAS, timeout=timeout, components=(), strict=False
     )
@@ -637,7 +647,7 @@ def client_quotas(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> tupl
 def scram_credentials(
     cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT
 ) -> tuple[ScramCredential, ...]:
-    """DescribeUserScramCredentials: which users log in with SCRAM."""
+    """Send DescribeUserScramCredentials: return the users with SCRAM credentials."""
     response = cluster.request(
         AnyBroker(), ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, timeout=timeout, users=None
     )

@@ -1,4 +1,4 @@
-"""The client's side of SASL: PLAIN (RFC 4616), SCRAM (RFC 5802), OAUTHBEARER (RFC 7628)."""
+"""Client side of SASL: PLAIN (RFC 4616), SCRAM (RFC 5802), OAUTHBEARER (RFC 7628)."""
 
 from collections.abc import Generator
 
@@ -8,15 +8,15 @@ from sidetier.segments.errors import BrokerLoginError
 from sidetier.wire.settings import SaslSettings
 
 Exchange = Generator[bytes, bytes, None]
-"""Yields what the client sends, is sent what the broker answers, and ends after the last answer."""
+"""Yields the client's messages, receives the broker's responses, ends after the last response."""
 
 
 def exchange(settings: SaslSettings) -> Exchange:
-    """The messages of one login.
+    """Return the messages of one login.
 
     Raises:
-        BrokerLoginError: while it runs, when the broker's answer is not that of a broker which
-            knows the password, or when there is no token.
+        BrokerLoginError: During the exchange: the broker's response shows that it does not know
+            the password, or there is no token.
     """
     if settings.mechanism == "PLAIN":
         return _plain(settings)
@@ -39,12 +39,12 @@ def _scram(settings: SaslSettings) -> Exchange:
 
 
 def _oauthbearer(settings: SaslSettings) -> Exchange:
-    assert settings.token is not None  # noqa: S101 - ClientSettings.from_properties asks for it
+    assert settings.token is not None  # noqa: S101 - from_properties requires it for OAUTHBEARER
     try:
         token = settings.token()
     except Exception as error:
         raise BrokerLoginError(f"oauth_cb returned no token: {error}") from error
     refusal = yield f"n,,\x01auth=Bearer {token}\x01\x01".encode()
-    if refusal:  # RFC 7628 3.2.3: a JSON error, which the client acknowledges with one byte
+    if refusal:  # RFC 7628 3.2.3: a JSON error; the client acknowledges it with one byte
         yield b"\x01"
         raise BrokerLoginError(f"OAUTHBEARER: {refusal.decode(errors='replace')}")

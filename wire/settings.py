@@ -1,4 +1,4 @@
-"""The settings of a client, from librdkafka's property names."""
+"""Settings of a client, read from librdkafka's property names."""
 
 import ssl
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "topic.metadata.refresh.interval.ms",
     }
 )
-"""Properties of librdkafka's background work, which this client does not have."""
+"""Properties of librdkafka's background work, which this client does not have. Ignored."""
 
 
 _OF_SECURITY: Final = frozenset(
@@ -49,7 +49,7 @@ _OF_SECURITY: Final = frozenset(
         "ssl.key.password",
     }
 )
-"""Properties that one security protocol uses and another does not."""
+"""Properties that only some security protocols use."""
 
 
 class Address(NamedTuple):
@@ -59,16 +59,16 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """As Kafka writes it; an IPv6 address is in brackets."""
+        """Return Kafka's form; an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """TLS towards brokers; paths are PEM files."""
+    """TLS settings for brokers; paths are PEM files."""
 
     ca: Path | None = None
-    """File or directory of CA certificates; None for the system's own."""
+    """File or directory of CA certificates; None for those of the system."""
     certificate: Path | None = None
     key: Path | None = None
     key_password: str | None = field(default=None, repr=False)
@@ -80,7 +80,7 @@ class TlsSettings:
         """Load the certificates.
 
         Raises:
-            ConfigurationError: a file cannot be read; the text names the property.
+            ConfigurationError: A file cannot be read; the text names the property.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -114,42 +114,43 @@ class TlsSettings:
         try:
             load()
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            where = f" ({path})" if path is not None else ""
-            raise ConfigurationError(f"{properties}{where} cannot be used: {error}") from error
+            location = f" ({path})" if path is not None else ""
+            raise ConfigurationError(f"{properties}{location} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class SaslSettings:
-    """SASL towards brokers."""
+    """SASL settings for brokers."""
 
     mechanism: str
     username: str = ""
     password: str = field(default="", repr=False)
     token: Callable[[], str] | None = field(default=None, repr=False)
-    """Returns a fresh token, for OAUTHBEARER."""
+    """Returns a new token, for OAUTHBEARER."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client of a Kafka cluster needs to know; durations are seconds."""
+    """Settings of a Kafka client; durations are in seconds."""
 
     bootstrap_servers: tuple[Address, ...]
     client_id: str = "sidetier"
     tls: TlsSettings | None = None
     sasl: SaslSettings | None = None
     connect_timeout: float = 30.0
-    """For TCP, TLS, ApiVersions and SASL together."""
+    """Timeout for TCP, TLS, ApiVersions and SASL together."""
     request_timeout: float = 30.0
-    """For one request, from its first byte to the last of its response."""
+    """Timeout of one request, from its first byte to the last byte of its response."""
     max_response_bytes: int = 100_000_000
     max_in_flight: int = 5
-    """Requests without a response on one connection. Brokers remember five batches per producer and
-    partition: with more, a repeated batch of an idempotent producer would be refused."""
+    """Maximum requests without a response on one connection. Brokers remember five batches per
+    producer and partition: with more, they would reject a repeated batch of an idempotent
+    producer."""
     first_backoff: float = 0.02
-    """Upper bound of the first pause between attempts; it doubles up to `max_backoff`."""
+    """Upper bound of the first pause between attempts; doubles up to `max_backoff`."""
     max_backoff: float = 1.0
     send_buffer_bytes: int = 0
-    """Of the socket; 0 for the system's default."""
+    """Send buffer of the socket; 0 for the system's default."""
     receive_buffer_bytes: int = 0
     keepalive: bool = True
 
@@ -157,11 +158,11 @@ class ClientSettings:
     def from_properties(
         cls, properties: Mapping[str, PropertyValue | OauthCallback]
     ) -> "ClientSettings":
-        """Read librdkafka's properties, as every other client of Sidetier takes them.
+        """Read librdkafka's properties, which all other Kafka clients of Sidetier take as well.
 
         Raises:
-            ConfigurationError: a property is unknown, unsupported or has a value that cannot be;
-                the text names it.
+            ConfigurationError: A property is unknown, unsupported or has an invalid value; the
+                text names it.
         """
         reader = _Properties(properties)
         protocol = reader.choice("security.protocol", _PROTOCOLS, "plaintext").lower()
@@ -214,10 +215,10 @@ def _sasl(reader: "_Properties") -> SaslSettings:
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
-    """The addresses of `bootstrap.servers`: `host:port`, comma-separated, port 9092 by default.
+    """Parse `bootstrap.servers`: `host:port`, separated by commas, port 9092 by default.
 
     Raises:
-        ConfigurationError: the text has no address, or one that cannot be read.
+        ConfigurationError: The text contains no address, or an invalid one.
     """
     addresses = tuple(_address(part.strip()) for part in text.split(",") if part.strip())
     if not addresses:
@@ -236,7 +237,7 @@ def _address(text: str) -> Address:
 
 
 class _Properties:
-    """Takes properties one by one, and tells which ones nobody took."""
+    """Reads properties one by one, and finds those that were never read."""
 
     def __init__(self, properties: Mapping[str, PropertyValue | OauthCallback]) -> None:
         self._properties = properties
@@ -301,7 +302,7 @@ class _Properties:
         return value
 
     def check_rest(self, protocol: str) -> None:
-        """Refuse what has no effect although its user may rely on it."""
+        """Reject properties that have no effect: the user may rely on them."""
         rest = sorted(self._properties.keys() - self._taken - _WITHOUT_EFFECT)
         if not rest:
             return

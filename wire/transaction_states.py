@@ -1,7 +1,7 @@
 """The response to DescribeTransactions, in place of kio's.
 
-kio 0.6.5 declares the start of a transaction as a point in time, and cannot read the -1 that a
-coordinator sends while none is open. Otherwise these are kio's own definitions.
+kio 0.6.5 declares the start of a transaction as a point in time, and cannot decode the -1 that a
+coordinator sends while no transaction is open. All other definitions are the same as kio's.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from kio.static.primitive import i16, i32, i32Timedelta, i64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionState:
-    """One transactional id; `transaction_start_time` is -1 without an open transaction."""
+    """State of one transactional id; `transaction_start_time` is -1 without open transaction."""
 
     __type__: ClassVar = EntityType.nested
     __version__: ClassVar[i16] = i16(0)
@@ -35,7 +35,7 @@ class TransactionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeTransactionsResponse:
-    """Version 0, the only one."""
+    """Version 0, the only version of the response."""
 
     __type__: ClassVar = EntityType.response
     __version__: ClassVar[i16] = i16(0)

@@ -1,1 +1,1 @@
-"""The objects of an archive, a module each: value type, codec, read and write."""
+"""The objects of an archive. Each module has the value type, codec, read and write of one."""

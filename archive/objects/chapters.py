@@ -1,9 +1,9 @@
-"""Chapters: one object for what is noted with each of 1,000 segments.
+"""Chapters: one object with the noted metadata of up to 1,000 segments.
 
-Who plans a read of a long archive asks each segment where it ends, how late its records are, and
-how many it has: a request each. A chapter answers for 1,000 segments at once. It only repeats what
-is noted with the segments, so that readers work without it; and it names the version of each, so
-that a segment that was replaced since is asked itself.
+A reader that plans a read of a long archive needs each segment's end, largest timestamp and number
+of records: one request for each segment. A chapter answers for 1,000 segments at once. It only
+repeats the metadata of the segments' objects, so readers work without it. It names the version of
+each segment; a segment that was replaced since is read itself.
 """
 
 import json
@@ -22,15 +22,15 @@ _VERSION: Final = 1
 
 
 class ChapterEntry(NamedTuple):
-    """What is noted with one segment.
+    """The noted metadata of one segment.
 
     Attributes:
-        base_offset: Of the segment.
+        base_offset: Base offset of the segment.
         next_offset: The offset after its last.
-        size: Of its `.log`, in bytes.
-        etag: Of its `.log`.
-        largest_timestamp: In ms since 1970; None where it is not noted.
-        records: None where it is not noted, as with records of transactions.
+        size: Size of its `.log`, in bytes.
+        etag: Etag of its `.log`.
+        largest_timestamp: In ms since 1970; None if it is not noted.
+        records: Number of records; None if it is not noted, as for segments with transactions.
     """
 
     base_offset: BaseOffset
@@ -42,8 +42,9 @@ class ChapterEntry(NamedTuple):
 
 
 class StoredChapter(NamedTuple):
-    """The key of a chapter, and the offsets of its segments from `start` up to, not including,
-    `end`; between two segments there may be gaps.
+    """The key of a chapter, and the offsets of its segments from `start` to `end`, exclusive.
+
+    There may be gaps between its segments.
     """
 
     key: str
@@ -52,8 +53,11 @@ class StoredChapter(NamedTuple):
 
 
 def chapter_entry(base: BaseOffset, row: ObjectSummary, head: ObjectHead) -> ChapterEntry | None:
-    """What the head of a `.log` says; None of Pinterest's uploader, which notes nothing, and of
-    another version than was listed.
+    """Return the entry for a segment from the head of its `.log`.
+
+    Returns:
+        None for a segment of Pinterest's uploader, which notes nothing, and for another version
+        than the listed one.
     """
     end = noted_next_offset(head)
     if end is None or (head.etag, head.size) != (row.etag, row.size):
@@ -65,26 +69,26 @@ def chapter_entry(base: BaseOffset, row: ObjectSummary, head: ObjectHead) -> Cha
 def stored_chapters(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str | None
 ) -> list[StoredChapter]:
-    """The chapters of a partition, by rising start; one request for 1,000 of them.
+    """List the chapters of a partition, by ascending start. One request for 1,000 chapters.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     prefix = layout.chapters_prefix(tp, topic_id)
-    found = []
+    chapters = []
     for row in store.list_objects(prefix):
         span = parse_chapter_key(row.key, prefix)
         if span is not None:
-            found.append(StoredChapter(row.key, *span))
-    return found
+            chapters.append(StoredChapter(row.key, *span))
+    return chapters
 
 
 def read_chapter(store: RemoteStorage, chapter: StoredChapter) -> list[ChapterEntry]:
-    """The entries of a chapter, by rising base offset; none where it is gone.
+    """Read the entries of a chapter, by ascending base offset; none if it is no longer stored.
 
     Raises:
-        MalformedObjectError: it is no chapter.
-        StorageError: as the port says.
+        MalformedObjectError: It is no chapter.
+        StorageError: As `RemoteStorage` says.
     """
     try:
         data = store.get_object(chapter.key).data
@@ -94,15 +98,15 @@ def read_chapter(store: RemoteStorage, chapter: StoredChapter) -> list[ChapterEn
 
 
 def encode_chapter(entries: Sequence[ChapterEntry]) -> bytes:
-    """The object of these entries, which are in order of their base offsets."""
+    """Encode a chapter of these entries, which must be in order of their base offsets."""
     return json.dumps({"version": _VERSION, "segments": entries}, separators=(",", ":")).encode()
 
 
 def decode_chapter(data: bytes, key: str) -> list[ChapterEntry]:
-    """The entries of an object; fields that a later version adds to an entry are left out.
+    """Decode a chapter. Fields that a later version adds to an entry are ignored.
 
     Raises:
-        MalformedObjectError: it is no chapter; the text names `key`.
+        MalformedObjectError: It is no chapter; the message names `key`.
     """
     try:
         rows = json.loads(data)["segments"]
@@ -116,6 +120,6 @@ def _checked(
     base: object, end: object, size: object, etag: object, largest: object, records: object
 ) -> ChapterEntry:
     numbers = (base, end, size, largest or 0, records or 0)
-    if not isinstance(etag, str) or not all(type(one) is int for one in numbers):
+    if not isinstance(etag, str) or not all(type(number) is int for number in numbers):
         raise ValueError(f"segment {base!r} has a field of a wrong type")
     return ChapterEntry(base, end, size, etag, largest, records)  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ class IndexEntry:
 
     key: str
     content_sha256: str
-    """Of the content's JSON: equal content is not stored again."""
+    """SHA-256 of the content's JSON. Equal content is not stored again."""
     confirmed_ms: int
     """When the cluster's state was last found equal to the snapshot."""
 
@@ -73,9 +73,9 @@ class IndexEntry:
 class SnapshotIndex:
     """The newest snapshots, and which sidecar takes them.
 
-    The sidecar that takes snapshots replaces the index at each turn, under the condition that
-    nobody else has. The nonce makes each write another object, or the condition would fence
-    nothing.
+    The sidecar that takes snapshots replaces the index at each turn, with a conditional put. The
+    nonce makes each write another object: without it, equal indexes of two writers would have the
+    same etag, and the condition would accept both.
     """
 
     nonce: str
@@ -89,27 +89,27 @@ class SnapshotIndex:
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """The index as it is on the store, with the ETag for the next write."""
+    """The index as it is stored, with the etag that the next conditional put needs."""
 
     index: SnapshotIndex
     etag: str
 
 
 def content_json(content: SnapshotContent) -> str:
-    """The content as JSON. Equal contents give equal text."""
+    """Return the content as JSON. Equal contents give equal text."""
     plain = TypeAdapter(type(content)).dump_python(content, mode="json", exclude_defaults=True)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def checksum_of(content: str) -> str:
-    """SHA-256 of a content's JSON."""
+    """Return the SHA-256 of a content's JSON, in hexadecimal."""
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def encode_snapshot(
     kind: SnapshotKind, cluster: str, taken_ms: int, broker_id: int, content: str
 ) -> bytes:
-    """The object's bytes; `content` is that of `content_json`, placed last as it is."""
+    """Encode the object. `content` is the text of `content_json`, and is placed last, unchanged."""
     head = json.dumps(
         {
             "version": SNAPSHOT_VERSION,
@@ -123,10 +123,10 @@ def encode_snapshot(
 
 
 def decode_snapshot(data: bytes, key: str) -> ClusterSnapshot:
-    """The snapshot in an object; `key` is for errors.
+    """Decode the snapshot in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes are no snapshot, or of a version or kind that is not known.
+        MalformedObjectError: The bytes are no snapshot, or of an unknown version or kind.
     """
     fields = _fields(data, key)
     try:
@@ -146,16 +146,16 @@ def decode_snapshot(data: bytes, key: str) -> ClusterSnapshot:
 
 
 def encode_index(index: SnapshotIndex) -> bytes:
-    """The object's bytes."""
+    """Encode the object."""
     plain = _INDEX.dump_python(index, mode="json")
     return json.dumps({"version": SNAPSHOT_VERSION, **plain}, sort_keys=True).encode() + b"\n"
 
 
 def decode_index(data: bytes, key: str) -> SnapshotIndex:
-    """The index in an object; `key` is for errors.
+    """Decode the index in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes are no index, or of a version that is not known.
+        MalformedObjectError: The bytes are no index, or of an unknown version.
     """
     fields = _fields(data, key)
     try:
@@ -172,26 +172,26 @@ def decode_index(data: bytes, key: str) -> SnapshotIndex:
 
 
 def read_index(store: RemoteStorage, layout: ArchiveLayout) -> StoredIndex | None:
-    """The index, None where no sidecar has taken snapshots yet.
+    """Read the index; None if no sidecar has taken snapshots yet.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     key = layout.cluster_index_key()
     try:
-        found = store.get_object(key)
+        stored = store.get_object(key)
     except ObjectNotFoundError:
         return None
-    return StoredIndex(decode_index(found.data, key), found.head.etag)
+    return StoredIndex(decode_index(stored.data, key), stored.head.etag)
 
 
 def read_snapshot(store: RemoteStorage, key: str) -> ClusterSnapshot:
-    """One snapshot.
+    """Read one snapshot.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     return decode_snapshot(store.get_object(key).data, key)
 
@@ -199,10 +199,10 @@ def read_snapshot(store: RemoteStorage, key: str) -> ClusterSnapshot:
 def snapshot_times(
     store: RemoteStorage, layout: ArchiveLayout, kind: SnapshotKind
 ) -> Mapping[str, int]:
-    """Keys of the stored snapshots of one kind, oldest first, and when each was taken.
+    """Return the keys of the stored snapshots of one kind, oldest first, and when each was taken.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     prefix = layout.cluster_snapshots_prefix(kind)
     rows = (
@@ -214,10 +214,10 @@ def snapshot_times(
 def read_cluster_state(
     store: RemoteStorage, layout: ArchiveLayout, until_ms: int | None = None
 ) -> ClusterState:
-    """The cluster's state at a time: of each kind the last snapshot that was taken by then.
+    """Read the cluster's state at a time: for each kind, the last snapshot that was taken by then.
 
-    A snapshot holds until the next one of its kind, since equal content is not stored again. The
-    index is not needed: what it names is listed, too.
+    A snapshot is valid until the next one of its kind, since equal content is not stored again. The
+    index is not needed: the snapshots that it names are listed, too.
 
     Args:
         store: The default store of the archive.
@@ -225,8 +225,8 @@ def read_cluster_state(
         until_ms: The time, in milliseconds since 1970; None for the newest snapshots.
 
     Raises:
-        MalformedObjectError: a snapshot does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: A snapshot does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     contents: dict[SnapshotKind, Any] = {}
     taken: dict[SnapshotKind, int] = {}
@@ -250,17 +250,17 @@ def read_cluster_state(
 def newest_first(
     store: RemoteStorage, layout: ArchiveLayout, kind: SnapshotKind, until_ms: int | None = None
 ) -> Iterator[ClusterSnapshot]:
-    """The stored snapshots of one kind from the newest one back, each read when it is asked for.
+    """Yield the stored snapshots of one kind, newest first. Each is read when it is yielded.
 
     Args:
         store: The default store of the archive.
         layout: How keys are made.
         kind: The kind.
-        until_ms: Only those that were taken by then, in milliseconds since 1970; None for all.
+        until_ms: Only snapshots that were taken by then, in milliseconds since 1970; None for all.
 
     Raises:
-        MalformedObjectError: a snapshot does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: A snapshot does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     times = snapshot_times(store, layout, kind)
     for key, taken_ms in reversed(list(times.items())):
@@ -274,31 +274,31 @@ def last_definitions(
     topics: Mapping[str, str | None],
     until_ms: int | None = None,
 ) -> dict[str, TopicDefinition]:
-    """The newest definition of each topic, also of one that was deleted since.
+    """Return the newest definition of each topic, also of topics that were deleted since.
 
-    Reads snapshots from the newest one back, until each topic was found.
+    Snapshots are read newest first, until each topic was found.
 
     Args:
         store: The default store of the archive.
         layout: How keys are made.
         topics: The topics, each with the topic id that its definition must have; None for any.
-        until_ms: Only definitions of this time, in milliseconds since 1970, or before.
+        until_ms: Only definitions of this time or before, in milliseconds since 1970; None for all.
 
     Raises:
-        MalformedObjectError: a snapshot does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: A snapshot does not parse.
+        StorageError: As `RemoteStorage` says.
     """
-    found: dict[str, TopicDefinition] = {}
+    definitions: dict[str, TopicDefinition] = {}
     for snapshot in newest_first(store, layout, SnapshotKind.TOPICS, until_ms):
         content = snapshot.content
         known = content.topics if isinstance(content, TopicDefinitions) else {}
         for name, topic_id in topics.items():
             definition = known.get(name)
             if definition is not None and topic_id in {None, definition.topic_id}:
-                found.setdefault(name, definition)
-        if found.keys() >= topics.keys():
+                definitions.setdefault(name, definition)
+        if definitions.keys() >= topics.keys():
             break
-    return found
+    return definitions
 
 
 def last_group_offsets(
@@ -307,36 +307,37 @@ def last_group_offsets(
     topics: Collection[str],
     until_ms: int | None = None,
 ) -> GroupOffsets:
-    """What groups had committed for these topics, also for those that were deleted since.
+    """Return the committed offsets of groups for these topics, also for topics that were deleted
+    since.
 
-    Of each topic, by the newest snapshot that has any offset for it: when a topic is deleted, Kafka
-    forgets the offsets. Reads snapshots from the newest one back, until each topic was found: all
-    of them where no group has ever read one of the topics.
+    For each topic, the newest snapshot that has any offset for it counts: when a topic is deleted,
+    Kafka deletes its committed offsets. Snapshots are read newest first, until each topic was
+    found; all of them are read if no group has ever committed an offset for one of the topics.
 
     Args:
         store: The default store of the archive.
         layout: How keys are made.
         topics: The topics.
-        until_ms: Only offsets of this time, in milliseconds since 1970, or before.
+        until_ms: Only offsets of this time or before, in milliseconds since 1970; None for all.
 
     Raises:
-        MalformedObjectError: a snapshot does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: A snapshot does not parse.
+        StorageError: As `RemoteStorage` says.
     """
-    found: dict[str, dict[str, Mapping[int, CommittedOffset]]] = {}
+    offsets_by_group: dict[str, dict[str, Mapping[int, CommittedOffset]]] = {}
     missing = set(topics)
     for snapshot in newest_first(store, layout, SnapshotKind.GROUP_OFFSETS, until_ms):
         content = snapshot.content
         groups = content.groups if isinstance(content, GroupOffsets) else {}
-        here = {topic for known in groups.values() for topic in known} & missing
+        newly_found = {topic for known in groups.values() for topic in known} & missing
         for group, known in groups.items():
-            wanted = {topic: known[topic] for topic in here & known.keys()}
+            wanted = {topic: known[topic] for topic in newly_found & known.keys()}
             if wanted:
-                found.setdefault(group, {}).update(wanted)
-        missing -= here
+                offsets_by_group.setdefault(group, {}).update(wanted)
+        missing -= newly_found
         if not missing:
             break
-    return GroupOffsets(found)
+    return GroupOffsets(offsets_by_group)
 
 
 _INDEX: Final = TypeAdapter(SnapshotIndex)

@@ -1,7 +1,8 @@
 """The stored record of the last restore drill: `_sidetier/<cluster>/drill.json`.
 
 `sidetier drill` writes it, and every sidecar exports the time of the last successful drill from it.
-A drill is often a CronJob whose pod is gone before Prometheus asks, while the sidecars stay.
+A drill is often a CronJob whose pod has ended before Prometheus scrapes it, while the sidecars
+stay.
 """
 
 import json
@@ -27,17 +28,18 @@ _MOST_PROBLEMS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class DrillRecord:
-    """One drill, and when the last successful one ended.
+    """The outcome of one drill, and the time of the last successful one.
 
     Attributes:
         finished_ms: When the drill ended, in milliseconds since 1970.
-        succeeded: Whether everything was restored and equal.
-        seed: Makes the same sample again, as long as the archive is the same.
-        partitions: Partitions of the sample.
-        records: Records that were restored and compared.
+        succeeded: Whether everything was restored and was equal.
+        seed: Seed of the random sample. The same seed gives the same sample while the archive does
+            not change.
+        partitions: Number of partitions in the sample.
+        records: Number of records that were restored and compared.
         bytes: Bytes of the sample's segments.
-        problems: The first differences.
-        last_successful_ms: When the last successful drill ended; None where none has succeeded yet.
+        problems: The first differences; at most 20 are stored.
+        last_successful_ms: When the last successful drill ended; None if none has succeeded yet.
     """
 
     finished_ms: int
@@ -54,15 +56,15 @@ _RECORD: Final = TypeAdapter(DrillRecord)
 
 
 def encode_drill(record: DrillRecord) -> bytes:
-    """The object's bytes."""
+    """Encode the object."""
     return json.dumps({"version": DRILL_VERSION, **asdict(record)}, sort_keys=True).encode() + b"\n"
 
 
 def decode_drill(data: bytes, key: str) -> DrillRecord:
-    """The record in an object; `key` is for errors.
+    """Decode the record in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes are no record, or of a version that is not known.
+        MalformedObjectError: The bytes are no record, or a record of an unknown version.
     """
     try:
         fields: Any = json.loads(data)
@@ -83,47 +85,47 @@ def decode_drill(data: bytes, key: str) -> DrillRecord:
 
 
 def read_drill(store: RemoteStorage, layout: ArchiveLayout) -> DrillRecord | None:
-    """The record of the last drill; None where there was none.
+    """Read the record of the last drill; None if there was none.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
-    found = _stored(store, layout.drill_key())
-    return None if found is None else found[0]
+    stored = _stored(store, layout.drill_key())
+    return None if stored is None else stored[0]
 
 
 def record_drill(store: RemoteStorage, layout: ArchiveLayout, record: DrillRecord) -> DrillRecord:
     """Store the outcome of a drill, on the default store of the archive.
 
-    The write is conditional: of two drills that end at the same time neither hides that the other
-    has succeeded. A kill before the write leaves the record of the drill before.
+    The write is conditional: of two drills that end at the same time, neither hides the other's
+    success. A kill before the write leaves the record of the drill before.
 
     Returns:
-        What is stored now.
+        The record that is stored now.
 
     Raises:
-        ArchiveConflictError: other drills have replaced the record again and again.
-        MalformedObjectError: what is stored does not parse.
-        StorageError: as the port says.
+        ArchiveConflictError: Other drills have replaced the record again and again.
+        MalformedObjectError: The stored record does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     key = layout.drill_key()
     for _ in range(_TRIES):
-        found = _stored(store, key)
-        merged = merged_drill(None if found is None else found[0], record)
-        if found is not None and found[0] == merged:
+        stored = _stored(store, key)
+        merged = merged_drill(None if stored is None else stored[0], record)
+        if stored is not None and stored[0] == merged:
             return merged
-        condition = unchanged(None if found is None else found[1])
+        condition = unchanged(None if stored is None else stored[1])
         try:
             store.put_object(key, BytesBody(encode_drill(merged)), condition=condition)
         except PreconditionFailedError:
-            continue  # another drill's record, or our own where an answer was lost
+            continue  # another drill wrote it, or this one did and the answer was lost
         return merged
     raise ArchiveConflictError(f"{key}: other drills have replaced it {_TRIES} times; run it again")
 
 
 def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord:
-    """The record to store after a drill: of the later one, with the last success of both."""
+    """Return the record to store after a drill: the later record, with the last success of both."""
     record = replace(record, problems=record.problems[:_MOST_PROBLEMS])
     ends = [] if before is None else [before.last_successful_ms]
     ends.append(record.finished_ms if record.succeeded else None)
@@ -133,9 +135,9 @@ def merged_drill(before: DrillRecord | None, record: DrillRecord) -> DrillRecord
 
 
 def _stored(store: RemoteStorage, key: str) -> tuple[DrillRecord, str] | None:
-    """The record and its ETag."""
+    """Read the record and its etag."""
     try:
-        found = store.get_object(key)
+        answer = store.get_object(key)
     except ObjectNotFoundError:
         return None
-    return decode_drill(found.data, key), found.head.etag
+    return decode_drill(answer.data, key), answer.head.etag

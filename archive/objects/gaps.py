@@ -24,24 +24,26 @@ ArchiveBelow = Literal["verified", "unverified"]
 def recorded_gaps(
     store: RemoteStorage, layout: ArchiveLayout, tps: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Gaps]:
-    """List the gaps of some partitions, in one listing of the prefix that their keys share. Call it
-    with partitions of one topic: of many, the shared prefix is that of the cluster.
+    """List the gaps of some partitions, in one listing of the prefix that their keys share.
+
+    Pass partitions of one topic: partitions of several topics share only the cluster's prefix, so
+    the listing would read the gaps of all topics.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
-    found: dict[TopicPartition, Gaps] = {tp: [] for tp in tps}
-    by_prefix = {layout.gap_prefix(tp): gaps for tp, gaps in found.items()}
-    shared = commonprefix(list(by_prefix))  # noqa: RUF071  a listing goes by characters, too
+    gaps_by_partition: dict[TopicPartition, Gaps] = {tp: [] for tp in tps}
+    by_prefix = {layout.gap_prefix(tp): gaps for tp, gaps in gaps_by_partition.items()}
+    shared = commonprefix(list(by_prefix))  # noqa: RUF071 - a store lists by characters, too
     for row in store.list_objects(shared):
         prefix = row.key[: row.key.rindex("/") + 1]
         gap = parse_gap_key(row.key, prefix)
         if gap is not None and prefix in by_prefix:
             by_prefix[prefix].append(gap)
-    return found
+    return gaps_by_partition
 
 
-def write_gap(  # noqa: PLR0913 - a record has that many fields
+def write_gap(  # noqa: PLR0913 - one argument for each field of the record
     store: RemoteStorage,
     layout: ArchiveLayout,
     tp: TopicPartition,
@@ -51,15 +53,23 @@ def write_gap(  # noqa: PLR0913 - a record has that many fields
     *,
     archive_below: ArchiveBelow | None = None,
 ) -> None:
-    """Record a gap, unless it is recorded. A kill right after it leaves the record, and the
-    watermark below the gap; the next start finds the same gap and this record.
+    """Record a gap, unless it is recorded.
 
-    `archive_below` says whether the archive below
-    the gap is known to have the same history as the log above it; None where nothing is archived
-    below. `broker_id` and `leader_epoch` are the writer's.
+    A kill right after the write leaves the record, and `offset.wm` below the gap. The next start
+    finds the same gap and this record.
+
+    Args:
+        store: The partition's store.
+        layout: How keys are made.
+        tp: The partition.
+        gap: The missing offsets.
+        broker_id: The writer's broker.
+        leader_epoch: The writer's leader epoch.
+        archive_below: Whether the archive below the gap is known to have the same history as the
+            log above it; None if nothing is archived below.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     fields: dict[str, int | str] = {
         "version": 1,
@@ -78,11 +88,10 @@ def write_gap(  # noqa: PLR0913 - a record has that many fields
 def shorten_gap(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, end: Offset
 ) -> None:
-    """Where a recorded gap contains `end`, record its part below `end` as well. The longer record
-    stays.
+    """If a recorded gap contains `end`, also record its part below `end`. The longer record stays.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     for start, old_end in recorded_gaps(store, layout, [tp])[tp]:
         if start < end < old_end:

@@ -1,4 +1,4 @@
-"""The note on the store of how this cluster's keys are made: writer and readers must agree."""
+"""`layout.json`: how this cluster's keys are made. The writer and the readers must agree on it."""
 
 import json
 from dataclasses import dataclass
@@ -16,17 +16,22 @@ from sidetier.storage.port import RemoteStorage, unchanged
 
 @dataclass(frozen=True, slots=True)
 class LayoutNote:
-    """Entropy bits, and Kafka's own id of the cluster (None where it is not known)."""
+    """The contents of `layout.json`.
+
+    Attributes:
+        bits: Number of prefix entropy bits.
+        kafka_cluster_id: Kafka's own id of the cluster; None if it is not known.
+    """
 
     bits: int
     kafka_cluster_id: str | None
 
 
 def read_note(store: RemoteStorage, layout: ArchiveLayout) -> LayoutNote | None:
-    """The note that is there, or None.
+    """Read `layout.json`; None if there is none.
 
     Raises:
-        MalformedObjectError: it does not parse.
+        MalformedObjectError: It does not parse.
     """
     key = layout.layout_key()
     try:
@@ -48,39 +53,44 @@ def agree(
     *,
     seen_none: bool = False,
 ) -> None:
-    """Leave the note at the first start; refuse to write beside one that says otherwise.
+    """Write `layout.json` at the first start; refuse to start if a stored one differs.
 
-    Where a look has `seen_none` it is left without another, on a store with conditional writes.
+    Args:
+        store: The store.
+        layout: The configured layout.
+        kafka_cluster_id: Kafka's own id of the cluster; None if it is not known.
+        seen_none: A caller has just read that there is none. On a store with conditional writes,
+            the note is then written without another read.
 
     Raises:
-        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+        ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
     leave_at_once = seen_none and store.capabilities.conditional_writes
-    there = None if leave_at_once else read_note(store, layout)
-    if there is None:
-        there = _leave(store, layout, kafka_cluster_id)
-    check_note(there, layout, kafka_cluster_id)
+    note = None if leave_at_once else read_note(store, layout)
+    if note is None:
+        note = _leave(store, layout, kafka_cluster_id)
+    check_note(note, layout, kafka_cluster_id)
 
 
 def look(
     store: RemoteStorage, layout: ArchiveLayout, kafka_cluster_id: str | None
 ) -> LayoutNote | None:
-    """As `agree`, without leaving a note: for a start that may still be refused. Returns the note.
+    """As `agree`, but never write: for a start that may still be refused. Return the stored note.
 
     Raises:
-        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+        ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
-    there = read_note(store, layout)
-    if there is not None:
-        check_note(there, layout, kafka_cluster_id)
-    return there
+    note = read_note(store, layout)
+    if note is not None:
+        check_note(note, layout, kafka_cluster_id)
+    return note
 
 
 def check_note(there: LayoutNote, layout: ArchiveLayout, kafka_cluster_id: str | None) -> None:
-    """Whether a note fits what is configured here; readers only look.
+    """Check that a note matches the configured layout. Readers only check, and never write.
 
     Raises:
-        ConfigurationError: what is stored has other entropy bits, or belongs to another cluster.
+        ConfigurationError: The archive has other entropy bits, or belongs to another cluster.
     """
     if max(there.bits, 0) != max(layout.bits, 0):
         raise ConfigurationError(
@@ -107,6 +117,6 @@ def _leave(store: RemoteStorage, layout: ArchiveLayout, kafka_id: str | None) ->
     body = BytesBody(json.dumps(note, sort_keys=True).encode())
     try:
         store.put_object(layout.layout_key(), body, condition=unchanged(None))
-    except PreconditionFailedError:  # another broker's sidecar was first
+    except PreconditionFailedError:  # another broker's sidecar wrote it first
         return read_note(store, layout) or LayoutNote(layout.bits, kafka_id)
     return LayoutNote(layout.bits, kafka_id)

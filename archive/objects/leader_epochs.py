@@ -1,4 +1,4 @@
-"""The stored `leader-epoch-checkpoint`: which leader epoch wrote which of the stored offsets."""
+"""The stored `leader-epoch-checkpoint`: the leader epoch of each range of archived offsets."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from sidetier.storage.port import RemoteStorage, unchanged
 
 @dataclass(frozen=True, slots=True)
 class StoredEpochHistory:
-    """A stored epoch history and its etag; the etag is None where nothing is stored."""
+    """A stored epoch history and its etag; the etag is None if nothing is stored."""
 
     epoch_history: EpochHistory = NO_EPOCHS
     etag: str | None = None
@@ -28,37 +28,37 @@ def read_epoch_history(
 ) -> StoredEpochHistory:
     """Read the leader epochs of a partition. One request.
 
-    Epochs that begin at or above the watermark's `next_offset` belong to a commit that may never be
-    completed.
+    Epochs that begin at or above the `next_offset` of `offset.wm` belong to a commit that may never
+    be completed.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     key = layout.epoch_checkpoint_key(tp)
     try:
-        found = store.get_object(key)
+        stored = store.get_object(key)
     except ObjectNotFoundError:
         return StoredEpochHistory()
     try:
-        epoch_history = parse_leader_epoch_checkpoint(found.data.decode(), key)
+        epoch_history = parse_leader_epoch_checkpoint(stored.data.decode(), key)
     except (SegmentError, UnicodeDecodeError) as error:
         raise MalformedObjectError(
             f"{key}: not a leader epoch checkpoint: {error}; move it away, and it is written "
             "anew from what the broker knows"
         ) from None
-    return StoredEpochHistory(epoch_history, found.head.etag)
+    return StoredEpochHistory(epoch_history, stored.head.etag)
 
 
 def write_epoch_history(
     store: RemoteStorage, key: str, epoch_history: EpochHistory, etag: str | None
 ) -> StoredEpochHistory:
-    """Replace the version with this etag, or None for no object.
+    """Replace the object that has this etag, or create it if `etag` is None.
 
     Raises:
-        PreconditionFailedError: another writer has changed it, or an earlier attempt of this one
+        PreconditionFailedError: Another writer has changed it, or an earlier attempt of this writer
             succeeded and its answer was lost.
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     body = BytesBody(encode_leader_epoch_checkpoint(epoch_history).encode())
     return StoredEpochHistory(epoch_history, store.put_object(key, body, condition=unchanged(etag)))

@@ -1,8 +1,8 @@
-"""`_metadata`: the segments that Pinterest's consumer may read, with a timestamp each.
+"""`_metadata`: the segments that Pinterest's consumer may read, each with a timestamp.
 
 That consumer skips every stored segment that has no entry here, and finds the first one to read by
-timestamp, so the timestamps may not fall as base offsets rise. JSON as Pinterest's uploader writes
-it; what else that puts there (`hash`, `loadHash`, `size`) is read over.
+timestamp. So the timestamps must not decrease as base offsets ascend. The format is the JSON that
+Pinterest's uploader writes; its other fields (`hash`, `loadHash`, `size`) are ignored.
 """
 
 import json
@@ -18,7 +18,13 @@ from sidetier.storage.port import RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class TimeIndexEntry:
-    """A stored segment: the time its log was last written to, in ms since 1970, and its base."""
+    """A stored segment.
+
+    Attributes:
+        timestamp: When its log was last written to, in ms since 1970.
+        base_offset: Its base offset.
+        relative_offset: Always 0 in entries of Sidetier.
+    """
 
     timestamp: int
     base_offset: BaseOffset
@@ -27,59 +33,60 @@ class TimeIndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """The entries of one partition, one per base offset, in ascending order of it."""
+    """The entries of one partition: one for each base offset, in ascending order."""
 
     topic_partition: TopicPartition
     entries: tuple[TimeIndexEntry, ...] = ()
 
     def with_segment(self, base: BaseOffset, timestamp_ms: int) -> "PartitionMetadata":
-        """These entries and one for a segment; a segment that has one already keeps it.
+        """Return these entries and one for a segment. A segment that has an entry keeps it.
 
-        A timestamp is raised to that of the entry before it where it is lower: a reader that seeks
-        by time then begins too early at worst, and misses nothing.
+        A timestamp below that of the entry before it is raised to that one. A reader that seeks by
+        time then begins too early at worst, and misses nothing.
         """
         return self.with_segments([(base, timestamp_ms)])
 
     def with_segments(self, segments: Iterable[tuple[BaseOffset, int]]) -> "PartitionMetadata":
-        """`with_segment` for many segments at once: base offset and timestamp in ms of each."""
+        """As `with_segment`, for many segments: base offset and timestamp in ms of each."""
         known = {entry.base_offset: entry for entry in self.entries}
         for base, timestamp in segments:
             known.setdefault(base, TimeIndexEntry(timestamp, base))
         return self.with_entries(known.values())
 
     def with_entries(self, entries: Iterable[TimeIndexEntry]) -> "PartitionMetadata":
-        """These entries instead, brought in order."""
+        """Return the metadata with these entries instead, in order."""
         return PartitionMetadata(self.topic_partition, _in_order(entries))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """A `_metadata` as it was read, and its etag."""
+    """A `_metadata` object as it was read, with its etag."""
 
     metadata: PartitionMetadata
     etag: str
 
 
 def read_metadata(store: RemoteStorage, key: str) -> StoredMetadata | None:
-    """Read the `_metadata` with this key; None where there is none. One request.
+    """Read the `_metadata` with this key; None if there is none. One request.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     try:
-        found = store.get_object(key)
+        stored = store.get_object(key)
     except ObjectNotFoundError:
         return None
-    return StoredMetadata(decode_metadata(found.data, key), found.head.etag)
+    return StoredMetadata(decode_metadata(stored.data, key), stored.head.etag)
 
 
 def named_segments(store: RemoteStorage, key: str) -> frozenset[BaseOffset]:
-    """The base offsets in the `_metadata` with this key; empty where there is none. One request.
+    """Return the base offsets in the `_metadata` with this key; empty if there is none. One
+    request.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     stored = read_metadata(store, key)
     entries = () if stored is None else stored.metadata.entries
@@ -87,7 +94,9 @@ def named_segments(store: RemoteStorage, key: str) -> frozenset[BaseOffset]:
 
 
 def _in_order(entries: Iterable[TimeIndexEntry]) -> tuple[TimeIndexEntry, ...]:
-    """One entry per base, the latest of several, sorted, with timestamps that do not fall."""
+    """Sort by base, keep the latest of several entries of one base, and raise falling
+    timestamps.
+    """
     ordered: list[TimeIndexEntry] = []
     for entry in sorted(entries, key=lambda e: (e.base_offset, e.timestamp)):
         while ordered and ordered[-1].base_offset == entry.base_offset:
@@ -98,7 +107,7 @@ def _in_order(entries: Iterable[TimeIndexEntry]) -> tuple[TimeIndexEntry, ...]:
 
 
 def encode_metadata(metadata: PartitionMetadata) -> bytes:
-    """The object's bytes."""
+    """Encode the object."""
     topic, partition = metadata.topic_partition
     entries = [
         {
@@ -125,26 +134,27 @@ _LONGEST_END: Final = 256
 
 
 def append_segments(data: bytes, segments: Iterable[tuple[BaseOffset, int]]) -> bytes | None:
-    """The bytes that `with_segments` and `encode_metadata` would make of a document that
-    `encode_metadata` has made, without reading all of its entries.
+    """Append entries to an encoded document without parsing all of its entries.
+
+    The result equals that of `with_segments` and `encode_metadata`.
 
     Args:
-        data: The document.
+        data: A document that `encode_metadata` has made.
         segments: Base offset, and timestamp in ms, of each segment.
 
     Returns:
-        None where the document is not of that form, has no entry yet, or where a segment does not
-        come after its last entry: then all entries must be read.
+        None if the document has another form or no entry yet, or if a segment does not come after
+        its last entry. Then all entries must be parsed.
     """
     end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
     if end is None or not _FORM.match(data):
         return None
     timestamp, last, size = int(end[1]), int(end[2]), int(end[4])
     added = []
-    for base, told in sorted(segments):
+    for base, modified in sorted(segments):
         if base <= last:
             return None
-        last, timestamp = base, max(told, timestamp)
+        last, timestamp = base, max(modified, timestamp)
         entry = {"timestamp": timestamp, "relativeOffset": 0, "baseOffset": base}
         added.append("," + json.dumps(entry, separators=(",", ":")))
     if not added:
@@ -154,18 +164,21 @@ def append_segments(data: bytes, segments: Iterable[tuple[BaseOffset, int]]) -> 
 
 
 def count_entries(data: bytes) -> int | None:
-    """How many entries a document that `encode_metadata` has made says that it has; None where it
-    is not of that form, or has none.
+    """Return the number of entries that an encoded document states, without parsing its entries.
+
+    Returns:
+        None if the document has another form than that of `encode_metadata`, or no entry.
     """
     end = _END.fullmatch(data, max(0, data.rfind(b'{"timestamp":', -_LONGEST_END)))
     return None if end is None else int(end[4])
 
 
 def decode_metadata(data: bytes, key: str) -> PartitionMetadata:
-    """The entries in an object of ours or Pinterest's, brought in order; `key` is for errors.
+    """Decode an object of Sidetier or of Pinterest's uploader. Entries are put in order; `key` is
+    for errors.
 
     Raises:
-        MalformedObjectError: the bytes are not such a document.
+        MalformedObjectError: The bytes are not such a document.
     """
     try:
         document = json.loads(data)

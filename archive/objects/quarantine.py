@@ -1,9 +1,9 @@
 """`plan.json`: which segments a move to quarantine or to the retired archives takes.
 
-The plan is in the folder to which it moves segments:
+The plan is in the folder to which the sidecar moves segments:
 `_sidetier/<cluster>/quarantine/<topic>-<partition>/<name>/` or `_sidetier/<cluster>/retired/…`.
-Until `offset.wm` names it as `pending`, it is an intent that nobody has to follow. Afterwards any
-sidecar that loads the archive finishes the move.
+Until `offset.wm` names it as `pending`, it is an intent that no sidecar has to follow. Afterwards
+any sidecar that loads the archive finishes the move.
 """
 
 import json
@@ -35,17 +35,17 @@ _VERSION: Final = 1
 
 
 class MoveKind(StrEnum):
-    """Why something is set aside."""
+    """Why segments are moved."""
 
     QUARANTINE = "quarantine"
-    """The cluster has thrown it away: an unclean election."""
+    """The cluster has discarded their records in an unclean election."""
     RETIRE = "retire"
-    """It belongs to a topic that is no more."""
+    """They belong to a topic that was deleted or recreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The segment that holds the fork: its first `size` bytes stay."""
+    """The segment that holds the divergence offset. Its first `size` bytes stay."""
 
     base_offset: BaseOffset
     size: int
@@ -53,12 +53,21 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Set aside everything above `kept`, but for the first part of the segment that is `cut`.
+    """Move everything above `kept`, except the first part of the segment that is `cut`.
 
-    `target` is a prefix of keys that ends in a slash. `next_offset` is where the archive ends
-    afterwards; `kept` is the last segment that stays whole. Without `kept` and `cut` nothing stays.
-    `leader_epoch` is the epoch in whose name it was planned; `watermark` the text of `offset.wm` as
-    it was, None where there was none.
+    Without `kept` and `cut` nothing stays.
+
+    Attributes:
+        kind: Why segments are moved.
+        topic_partition: The partition.
+        target: Key prefix to which segments are moved. Ends with a slash.
+        next_offset: The archive end offset after the move.
+        kept: Base offset of the last segment that stays whole.
+        cut: The segment that stays in part.
+        leader_epoch: Leader epoch of the sidecar that planned the move.
+        broker_id: Broker of the sidecar that planned the move.
+        watermark: Text of `offset.wm` before the move; None if there was none.
+        reason: Why, in words.
     """
 
     kind: MoveKind
@@ -74,14 +83,14 @@ class MovePlan:
 
     @property
     def whole(self) -> bool:
-        """Nothing stays."""
+        """Whether nothing stays."""
         return self.kept is None and self.cut is None
 
     @property
     def moved_to(self) -> tuple[BaseOffset, Offset]:
-        """Base and next offset of the watermark while objects are being moved: before all of them.
+        """`base_offset` and `next_offset` of `offset.wm` during the move, below all moved objects.
 
-        Equal where nothing lies below.
+        The two are equal if nothing is archived below.
         """
         end = self.next_offset if self.cut is None else Offset(self.cut.base_offset)
         return (BaseOffset(end) if self.kept is None else self.kept), end
@@ -92,26 +101,28 @@ class MovePlan:
         return self.kept if self.cut is None else self.cut.base_offset
 
     def moves(self, base: BaseOffset) -> bool:
-        """Whether a segment goes as a whole."""
+        """Return whether a segment is moved as a whole."""
         if self.cut is not None and base == self.cut.base_offset:
             return False
         return self.kept is None or base > self.kept
 
 
 def quarantine_name(divergence: Offset, epoch: LeaderEpoch) -> str:
-    """What the folder of a quarantine is called: the fork, and the epoch that found it."""
+    """Return the name of a quarantine folder: the divergence offset, and the epoch that found
+    it.
+    """
     return f"{divergence:020d}-epoch-{epoch}"
 
 
 def retired_name(topic_id: str | None, base: BaseOffset | None) -> str:
-    """What the folder of a retired archive is called: its topic id, or else how far it reached."""
+    """Return the name of a retired archive's folder: its topic id, or else its last base offset."""
     if topic_id is not None:
         return topic_id
     return "unknown" if base is None else f"unknown-{base:020d}"
 
 
 def encode_plan(plan: MovePlan) -> bytes:
-    """The object's bytes."""
+    """Encode the object."""
     topic, partition = plan.topic_partition
     cut = plan.cut
     fields = {
@@ -132,10 +143,10 @@ def encode_plan(plan: MovePlan) -> bytes:
 
 
 def decode_plan(data: bytes, key: str) -> MovePlan:
-    """The plan in an object; `key` is for errors.
+    """Decode the plan in an object; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes are no plan, or one of a version that is not known.
+        MalformedObjectError: The bytes are no plan, or a plan of an unknown version.
     """
     try:
         return _from_fields(json.loads(data))
@@ -164,11 +175,11 @@ def _from_fields(fields: dict[str, Any]) -> MovePlan:
 
 
 def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
-    """Read the plan in the folder with this prefix; None where there is none. One request.
+    """Read the plan in the folder with this prefix; None if there is none. One request.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     key = prefix + PLAN_NAME
     try:
@@ -178,11 +189,11 @@ def read_plan(store: RemoteStorage, prefix: str) -> MovePlan | None:
 
 
 def read_pending_plan(store: RemoteStorage, prefix: str) -> MovePlan:
-    """Read the plan that a watermark names as `pending`. One request.
+    """Read the plan that `offset.wm` names as `pending`. One request.
 
     Raises:
-        MalformedObjectError: there is none, or it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: There is none, or it does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     plan = read_plan(store, prefix)
     if plan is None:
@@ -193,16 +204,16 @@ def read_pending_plan(store: RemoteStorage, prefix: str) -> MovePlan:
 
 
 def write_plan(store: RemoteStorage, plan: MovePlan) -> MovePlan:
-    """Write a plan at its target, or at `<target>.2/`, `.3/`, ... where another plan is stored.
+    """Write a plan at its target, or at `<target>.2/`, `.3/`, ... if another plan is stored there.
 
-    A stored plan for the same watermark is the same intent, from an earlier attempt: it is used. A
-    kill right after the write leaves an intent, which the next attempt finds.
+    A stored plan for the same `offset.wm` is the same intent, from an earlier attempt: it is used.
+    A kill right after the write leaves an intent, which the next attempt finds.
 
     Returns:
         The plan with the target under which it is stored.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     for target in _targets(plan.target):
         wanted = replace(plan, target=target)
@@ -222,7 +233,7 @@ def _targets(first: str) -> Iterator[str]:
 
 
 def _is_same_intent(store: RemoteStorage, prefix: str, wanted: MovePlan) -> bool:
-    """Compare without the writer and its reason."""
+    """Compare with the stored plan, except for the writer and its reason."""
     try:
         stored = read_plan(store, prefix)
     except MalformedObjectError:

@@ -1,4 +1,6 @@
-"""What a stored segment holds, also where Pinterest's uploader wrote it and left no note of it."""
+"""Read the contents of a stored segment, also if Pinterest's uploader stored it without
+metadata.
+"""
 
 import struct
 from collections.abc import Callable, Iterable
@@ -28,12 +30,12 @@ from sidetier.segments.walker import BatchWalker
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 
 Version = tuple[str, str, int]
-"""What names the bytes of an object: key, etag and size."""
+"""Identifies the bytes of an object: key, etag and size."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
-    """A stored `.log` and the indexes beside it, None where they are not."""
+    """A stored `.log` and its indexes; an index is None if it is not stored."""
 
     base_offset: BaseOffset
     row: ObjectSummary
@@ -42,22 +44,22 @@ class StoredLog:
 
     @property
     def key(self) -> str:
-        """The `.log`'s own."""
+        """Key of the `.log`."""
         return self.row.key
 
     @property
     def size(self) -> int:
-        """The `.log`'s, in bytes."""
+        """Size of the `.log`, in bytes."""
         return self.row.size
 
     @property
     def version(self) -> Version:
-        """What names these bytes."""
+        """Key, etag and size of the `.log`."""
         return self.row.key, self.row.etag, self.row.size
 
 
 def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:
-    """The `.log`s among the rows of a listing, by rising base offset."""
+    """Return the `.log`s among the rows of a listing, by ascending base offset."""
     return tuple(
         StoredLog(
             base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX)
@@ -74,7 +76,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The last batch of a segment, and the byte at which it begins in the `.log`."""
+    """The last batch of a segment, and its byte position in the `.log`."""
 
     position: int
     batch: BatchHeader
@@ -83,13 +85,13 @@ class Tail:
 def read_tail(
     store: RemoteStorage, base: BaseOffset, log: ObjectSummary, index: ObjectSummary | None
 ) -> Tail:
-    """The last batch of a stored `.log`.
+    """Read the header of the last batch of a stored `.log`.
 
-    Without an index, or with one that does not belong to the log, all headers are read.
+    Without an index, or with one that does not belong to the log, all batch headers are read.
 
     Raises:
-        DamagedSegmentError: the log is empty, cut, or not a segment of this base.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: The log is empty, cut, or not a segment of this base offset.
+        UnsupportedFormatError: The log has message format v0 or v1.
     """
     read = _windowed(store, log)
     entry = _last_entry(store, base, index) if index is not None else None
@@ -104,11 +106,11 @@ def read_tail(
 
 
 def rebuilt_indexes(store: RemoteStorage, log: ObjectSummary) -> RebuiltIndexes:
-    """Both indexes of a stored `.log`, which is read once, from its first byte to its last.
+    """Build both indexes of a stored `.log`. The `.log` is read once, from first byte to last.
 
     Raises:
-        DamagedSegmentError: a batch that no broker would serve.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: The log has a batch that no broker would serve.
+        UnsupportedFormatError: The log has message format v0 or v1.
     """
     walker = BatchWalker(log.key, rebuild_indexes=True)
     with store.get_object_input_stream(log.key) as stream:
@@ -123,14 +125,16 @@ def rebuilt_indexes(store: RemoteStorage, log: ObjectSummary) -> RebuiltIndexes:
 def _last_entry(
     store: RemoteStorage, base: BaseOffset, index: ObjectSummary
 ) -> tuple[int, int] | None:
-    """Offset and position of the last entry; None for an index without one, or a damaged one."""
+    """Read offset and position of the last index entry; None if there is none, or if it is
+    damaged.
+    """
     if index.size < _ENTRY.size or index.size % _ENTRY.size:
         return None
     with store.get_object_input_stream(index.key, index.size - _ENTRY.size) as stream:
         relative, position = _ENTRY.unpack(stream.read())
     if position:
         return base + relative, position
-    try:  # zeros: it was sent before the broker had trimmed it
+    try:  # zeros: the index was uploaded before the broker trimmed it
         entries = parse_offset_index(store.get_object(index.key).data, base, index.key).entries
     except DamagedSegmentError:
         return None
@@ -154,7 +158,7 @@ def _walk(
 
 
 def _windowed(store: RemoteStorage, log: ObjectSummary) -> Callable[[int, int], bytes]:
-    """Reads pieces of a `.log`, and asks the store for more than is wanted at once."""
+    """Return a function that reads from a `.log`, and reads ahead to save requests."""
     window, start = b"", 0
 
     def read(position: int, length: int) -> bytes:
@@ -171,25 +175,27 @@ def _windowed(store: RemoteStorage, log: ObjectSummary) -> Callable[[int, int], 
 def files_by_base(
     rows: Iterable[ObjectSummary], prefix: str
 ) -> list[tuple[BaseOffset, dict[FileKind, ObjectSummary]]]:
-    """The files of segments in a listing of a partition's prefix, by rising base offset; whatever
-    else lies there is left out.
+    """Return the segment files in a listing of a partition's prefix, by ascending base offset.
+
+    Other objects in the listing are ignored.
     """
-    found: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
+    files: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
     for row in rows:
         parsed = parse_object_key(row.key, prefix)
         if parsed is not None:
-            found.setdefault(parsed[0], {})[parsed[1]] = row
-    return sorted(found.items())
+            files.setdefault(parsed[0], {})[parsed[1]] = row
+    return sorted(files.items())
 
 
 def derive_next_offset(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
 ) -> Offset:
-    """The next offset of a stored segment: from its note, or else from its index and its tail.
+    """Return the next offset of a stored segment: from its metadata, or else from its index and
+    tail.
 
     Raises:
-        MalformedObjectError: the watermark names a segment that is not stored.
-        DamagedSegmentError: its tail is not whole record batches.
+        MalformedObjectError: `offset.wm` names a segment that is not stored.
+        DamagedSegmentError: Its tail does not consist of whole record batches.
     """
     key = layout.object_key(tp, base, FileKind.LOG)
     try:
@@ -209,26 +215,34 @@ def derive_next_offset(
 
 
 def noted_next_offset(head: ObjectHead) -> Offset | None:
-    """What the metadata of a `.log` of ours says of its end; None on Pinterest's."""
+    """Return the next offset in the metadata of a `.log`; None if Pinterest's uploader stored
+    it.
+    """
     noted = noted_number(head, NEXT_OFFSET_KEY)
     return None if noted is None else Offset(noted)
 
 
 def noted_records(head: ObjectHead) -> int | None:
-    """How many records the metadata of a `.log` of ours says it has; None where some belong to a
-    transaction, and on Pinterest's.
+    """Return the number of records in the metadata of a `.log`.
+
+    Returns:
+        None if some records belong to a transaction, or if Pinterest's uploader stored the `.log`.
     """
     return noted_number(head, RECORDS_KEY)
 
 
 def noted_number(head: ObjectHead, name: str) -> int | None:
-    """A number in the metadata of an object; None where there is none, or something else."""
+    """Return a number in the metadata of an object; None if there is none, or no number."""
     noted = head.metadata.get(name)
     return int(noted) if noted is not None and noted.isascii() and noted.isdecimal() else None
 
 
 def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
-    """A leader epoch in the metadata of an object of ours; UNKNOWN_EPOCH on Pinterest's."""
+    """Return a leader epoch in the metadata of an object.
+
+    Returns:
+        UNKNOWN_EPOCH if there is none, as for objects of Pinterest's uploader.
+    """
     try:
         return LeaderEpoch(int(head.metadata.get(name, UNKNOWN_EPOCH)))
     except ValueError:
@@ -238,7 +252,9 @@ def noted_epoch(head: ObjectHead, name: str) -> LeaderEpoch:
 def last_stored_epoch(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, base: BaseOffset
 ) -> LeaderEpoch:
-    """The leader epoch of the last record of a stored segment; UNKNOWN_EPOCH where nothing says."""
+    """Return the leader epoch of the last record of a stored segment; UNKNOWN_EPOCH if not
+    known.
+    """
     try:
         head = store.head_object(layout.object_key(tp, base, FileKind.LOG))
     except ObjectNotFoundError:

@@ -1,8 +1,9 @@
-"""The record on the store of where an archive that has no watermark yet begins.
+"""The stored record of where an archive begins that has no `offset.wm` yet.
 
-It is written in two cases: with `offset_reset: latest`, before anything is stored, because older
-records stay left out; with `offset_reset: earliest`, when the first records are gone before the
-first watermark, because a restart would begin with the oldest segment that is left.
+The sidecar writes it in two cases. With `offset_reset: latest`, it writes the record before it
+stores anything, because older records stay out of the archive. With `offset_reset: earliest`, it
+writes the record when the broker has deleted the first records before the first `offset.wm`,
+because a restart would begin with the oldest segment that is left.
 """
 
 import json
@@ -35,13 +36,15 @@ class _Record:
     topic_id: str | None
 
     def is_of(self, topic_id: str | None) -> bool:
-        """Whether it may be of this topic, and not of a deleted one of the same name. Records of
-        earlier versions and of brokers without topic ids do not tell.
+        """Return whether the record may belong to this topic, and not to a deleted one of the same
+        name. Records of earlier versions and of brokers without topic ids have no topic id.
         """
         return None in {self.topic_id, topic_id} or self.topic_id == topic_id
 
     def tells_earliest_of(self, topic_id: str | None) -> bool:
-        """Whether it says where the archive of this topic begins with `offset_reset: earliest`."""
+        """Return whether this is the start of this topic's archive with `offset_reset:
+        earliest`.
+        """
         return self.earliest and self.is_of(topic_id)
 
 
@@ -52,25 +55,25 @@ def settle_start(
     here: Offset,
     topic_id: str | None,
 ) -> Offset:
-    """With `offset_reset: latest`: record `here` once; a start that is recorded already holds.
+    """With `offset_reset: latest`: record `here`, unless a start is recorded, and return the start.
 
-    A record of a deleted topic of the same name is replaced: below its start the new topic has
-    records of its own.
+    A record of a deleted topic of the same name is replaced: the new topic has its own records
+    below that start.
 
     Raises:
-        ArchiveConflictError: another sidecar has recorded its own meanwhile.
-        MalformedObjectError: what is recorded does not parse.
+        ArchiveConflictError: Another sidecar has written the record meanwhile.
+        MalformedObjectError: The stored record does not parse.
     """
     key = layout.start_key(tp)
     record = {"version": 1, "start_offset": here, "topic_id": topic_id}
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
     except PreconditionFailedError:
-        found = store.get_object(key)
-        there = _decode(found.data, key)
-        if there.is_of(topic_id):
-            return there.start
-        _replace(store, key, record, found.head.etag)
+        stored = store.get_object(key)
+        recorded = _decode(stored.data, key)
+        if recorded.is_of(topic_id):
+            return recorded.start
+        _replace(store, key, record, stored.head.etag)
     return here
 
 
@@ -81,51 +84,52 @@ def keep_earliest_start(
     start: Offset,
     topic_id: str | None,
 ) -> Offset:
-    """With `offset_reset: earliest`: record `start`, unless a lower one is recorded, which holds.
+    """With `offset_reset: earliest`: record `start`, unless a lower one is recorded, and return the
+    start.
 
-    A kill after it finds the record at the next start, and the same records missing behind it.
+    After a kill right behind the write, the next start finds the record, and the same gap above it.
 
     Raises:
-        ArchiveConflictError: another sidecar has recorded its own meanwhile.
-        MalformedObjectError: what is recorded does not parse.
+        ArchiveConflictError: Another sidecar has written the record meanwhile.
+        MalformedObjectError: The stored record does not parse.
     """
     key = layout.start_key(tp)
     record = {"version": 1, "start_offset": start, "offset_reset": _EARLIEST, "topic_id": topic_id}
     try:
         store.put_object(key, _body(record), condition=IfAbsent())
     except PreconditionFailedError:
-        found = store.get_object(key)
-        there = _decode(found.data, key)
-        if there.tells_earliest_of(topic_id) and there.start <= start:
-            return there.start
-        _replace(store, key, record, found.head.etag)
+        stored = store.get_object(key)
+        recorded = _decode(stored.data, key)
+        if recorded.tells_earliest_of(topic_id) and recorded.start <= start:
+            return recorded.start
+        _replace(store, key, record, stored.head.etag)
     return start
 
 
 def read_earliest_start(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, topic_id: str | None
 ) -> Offset | None:
-    """What `keep_earliest_start` has recorded of this topic; None where there is nothing.
+    """Return the start that `keep_earliest_start` recorded for this topic; None if there is none.
 
     Raises:
-        MalformedObjectError: what is recorded does not parse.
+        MalformedObjectError: The stored record does not parse.
     """
     key = layout.start_key(tp)
     try:
-        found = store.get_object(key)
+        stored = store.get_object(key)
     except ObjectNotFoundError:
         return None
-    record = _decode(found.data, key)
+    record = _decode(stored.data, key)
     return record.start if record.tells_earliest_of(topic_id) else None
 
 
 class StartRecords:
-    """The records of all partitions of a cluster, read by many threads.
+    """The start records of all partitions of a cluster. Thread-safe.
 
-    When a sidecar starts, each of its partitions without a watermark asks. After 64 questions
-    within 30 s, one listing answers the rest of that time for all partitions without a record. It
-    may miss a record that another leader writes meanwhile: the first watermark is not written
-    before that partition's record has been looked for once more.
+    When a sidecar starts, it reads the record of each of its partitions without `offset.wm`. After
+    64 reads within 30 s, one listing answers for all partitions without a record during the rest of
+    that time. The listing may miss a record that another leader's sidecar writes meanwhile: before
+    the sidecar writes the first `offset.wm` of a partition, it reads that partition's record again.
     """
 
     def __init__(
@@ -143,10 +147,10 @@ class StartRecords:
         self._listed: frozenset[str] | None = None
 
     def read_earliest(self, tp: TopicPartition, topic_id: str | None) -> Offset | None:
-        """As `read_earliest_start`, with at most one request, and as a rule with none.
+        """As `read_earliest_start`, with at most one request for the record, and usually none.
 
         Raises:
-            MalformedObjectError: what is recorded does not parse.
+            MalformedObjectError: The stored record does not parse.
         """
         listed = self._listing()
         if listed is not None and self._layout.start_key(tp) not in listed:

@@ -1,4 +1,4 @@
-"""`offset.wm`: the offset up to which a partition is archived.
+"""`offset.wm`: the archive end offset of a partition.
 
 Line 1 is the base offset of the last segment of the contiguous prefix, 20 digits. Pinterest's
 uploader writes and reads this line only. Line 2 is JSON with the fields of `Watermark`.
@@ -30,26 +30,29 @@ _MAX_OFFSET = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Every offset from `start_offset` up to `next_offset` is archived, except recorded gaps.
+    """The contents of `offset.wm`.
+
+    Every offset from `start_offset` up to `next_offset`, exclusive, is archived, except recorded
+    gaps.
 
     Attributes:
         base_offset: Base offset of the last archived segment.
-        next_offset: One past the last archived offset. None where Pinterest's uploader wrote the
-            object: it knows `base_offset` only. Equal to `base_offset` only while `pending` is set
-            and nothing is archived.
-        leader_epoch: Epoch of the leader that wrote it; -1 where that is not known.
-        broker_id: Broker that wrote it; -1 where that is not known.
-        topic_id: Kafka's topic id; None where that is not known.
+        next_offset: The archive end offset: one past the last archived offset. None if Pinterest's
+            uploader wrote the object: it knows `base_offset` only. Equal to `base_offset` only
+            while `pending` is set and nothing is archived.
+        leader_epoch: Epoch of the leader whose sidecar wrote it; -1 if it is not known.
+        broker_id: Broker whose sidecar wrote it; -1 if it is not known.
+        topic_id: Kafka's topic id; None if it is not known.
         version: Version of line 2.
         nonce: Random text that makes each write another object. Without it, two writers of the same
             offsets would produce the same etag, and a conditional write would accept both.
         pending: Key prefix to which segments are being moved (quarantine, retirement), with the
             plan of the move. The move is finished before anything else is done.
-        start_offset: First archived offset; None where that is not known. Segments below it, left
-            by a sidecar that came too late, are not part of the archive.
+        start_offset: First archived offset; None if it is not known. Segments below it, stored by a
+            sidecar that came too late, are not part of the archive.
         epoch_history: Checksum of the stored leader epochs below `next_offset`
-            (`segments.epoch_history.checksum_below`); None where the writer did not know them. A
-            sidecar that lost the race for this watermark may have stored other epochs beside it.
+            (`segments.epoch_history.checksum_below`); None if the writer did not know them. A
+            sidecar that lost the race for this write may have stored other epochs beside it.
     """
 
     base_offset: BaseOffset
@@ -66,7 +69,14 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class StoredWatermark:
-    """A watermark as it was read: its etag, its text, and its time in ms since 1970."""
+    """An `offset.wm` as it was read.
+
+    Attributes:
+        watermark: Its contents.
+        etag: Its etag.
+        text: Its text.
+        modified_ms: When it was written, in ms since 1970.
+    """
 
     watermark: Watermark
     etag: str
@@ -75,45 +85,47 @@ class StoredWatermark:
 
 
 class WatermarkConflictError(ArchiveConflictError):
-    """Another writer has changed `offset.wm`; `stored` is the object now, None if it is gone."""
+    """Another writer has changed `offset.wm`. `stored` is the object now; None if it was
+    deleted.
+    """
 
     def __init__(self, key: str, stored: StoredWatermark | None) -> None:
-        what = "deleted" if stored is None else "written by another process"
-        super().__init__(f"{key} has been {what} since it was read")
+        change = "deleted" if stored is None else "written by another process"
+        super().__init__(f"{key} has been {change} since it was read")
         self.stored = stored
 
 
 def read_watermark(store: RemoteStorage, key: str) -> StoredWatermark | None:
-    """Read the `offset.wm` with this key; None where there is none. One request.
+    """Read the `offset.wm` with this key; None if there is none. One request.
 
     Raises:
-        MalformedObjectError: it does not parse.
-        StorageError: as the port says.
+        MalformedObjectError: It does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     try:
-        found = store.get_object(key)
+        answer = store.get_object(key)
     except ObjectNotFoundError:
         return None
-    watermark = decode_watermark(found.data, key)
-    text = found.data.decode("ascii", "replace")
-    return StoredWatermark(watermark, found.head.etag, text, found.head.modified_ms)
+    watermark = decode_watermark(answer.data, key)
+    text = answer.data.decode("ascii", "replace")
+    return StoredWatermark(watermark, answer.head.etag, text, answer.head.modified_ms)
 
 
 def write_watermark(
     store: RemoteStorage, key: str, watermark: Watermark, etag: str | None
 ) -> tuple[Watermark, str]:
-    """Replace the version with this etag, or None for no object, and return what was written.
+    """Replace the `offset.wm` that has this etag, or create it if `etag` is None.
 
-    The watermark gets a new nonce. If the store refuses the write and the stored object has this
+    The object gets a new nonce. If the store refuses the write and the stored object has this
     nonce, an earlier attempt succeeded and its answer was lost: that counts as success.
 
     Returns:
-        The watermark with its nonce, and its etag.
+        The contents with the nonce, and the new etag.
 
     Raises:
-        WatermarkConflictError: another writer has changed it.
-        MalformedObjectError: another writer has changed it, and it does not parse.
-        StorageError: as the port says.
+        WatermarkConflictError: Another writer has changed it.
+        MalformedObjectError: Another writer has changed it, and it does not parse.
+        StorageError: As `RemoteStorage` says.
     """
     ours = replace(watermark, nonce=uuid.uuid4().hex)
     body = BytesBody(encode_watermark(ours))
@@ -127,14 +139,16 @@ def write_watermark(
 
 
 def is_noted(watermark: Watermark, epoch_history: EpochHistory) -> bool:
-    """Whether the watermark was written with these leader epochs; True where it does not say."""
+    """Return whether `offset.wm` was written with these leader epochs; True if it has no
+    checksum.
+    """
     if watermark.epoch_history is None or watermark.next_offset is None:
         return True
     return checksum_below(epoch_history, watermark.next_offset) == watermark.epoch_history
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
-    """The object's bytes."""
+    """Encode the object."""
     fields = asdict(watermark)
     del fields["base_offset"]
     fields["lineage"] = fields.pop("epoch_history")  # the stored name, since version 1
@@ -148,7 +162,7 @@ def decode_watermark(data: bytes, key: str) -> Watermark:
     """Decode an object of Sidetier or of Pinterest's uploader; `key` is for errors.
 
     Raises:
-        MalformedObjectError: the bytes have neither form, or line 2 has an unknown version.
+        MalformedObjectError: The bytes have neither form, or line 2 has an unknown version.
     """
     match = _LINES.fullmatch(data)
     if match is None or int(match[1]) > _MAX_OFFSET:
@@ -189,7 +203,7 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
 def _number(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected a number")  # noqa: TRY004  bad data
+        raise ValueError(f"{name} is {value!r}, expected a number")  # noqa: TRY004 - the data is wrong, not the caller's argument
     return value
 
 

@@ -1,4 +1,4 @@
-"""Reading archives: ranges fetched ahead within a bound of memory, decoded, in order."""
+"""Read archives: ranges are fetched ahead within a memory bound, decoded, and returned in order."""
 
 from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.errors import (

@@ -1,4 +1,6 @@
-"""What a partition waits for, and what is to be done for it: plain values."""
+"""The stages of a partition, and the steps that a request thread carries out for it. Plain
+values.
+"""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,18 +16,20 @@ class Stage(Enum):
     """What a partition waits for."""
 
     OPENING = auto()
-    """Where its offset lies is to be found out, once `due` has come."""
+    """The position of its offset in the store, which is looked up once `due` has come."""
     READING = auto()
     """Its ranges."""
     STUCK = auto()
-    """Who else holds its offset, or what is missing, is to be found out."""
+    """Another segment that covers its offset, or the reason why the offset is missing."""
     STOPPED = auto()
-    """To be told to go on: a gap, or an error that does not pass by itself."""
+    """`seek` or `resume`, after a gap or an error that does not pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The offset to open at; `waiting_for` a transaction to be decided, headers alone count."""
+    """The offset to open at. With `waiting_for`, the first offset of an open transaction, only
+    headers are read until that transaction is decided.
+    """
 
     offset: Offset
     waiting_for: Offset | None = None
@@ -33,9 +37,9 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Range:
-    """Bytes of a `.log` that were asked for; `data` or `error` once they have come.
+    """A requested range of a `.log`. `data` or `error` is set once the request has ended.
 
-    `waited` when whoever takes records had to wait for it.
+    `waited` is True if the thread that takes records had to wait for it.
     """
 
     log: StoredLog
@@ -48,23 +52,23 @@ class Range:
 
     @property
     def size(self) -> int:
-        """As asked for."""
+        """Requested size, in bytes."""
         return self.end - self.start
 
     @property
     def has_come(self) -> bool:
-        """Whether it can be taken."""
+        """Whether the request has ended."""
         return self.data is not None or self.error is not None
 
     @property
     def is_last(self) -> bool:
-        """Whether the `.log` ends with it."""
+        """Whether the range reaches the end of the `.log`."""
         return self.end >= self.log.size
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """Find out where the target lies."""
+    """Look up the position of the target."""
 
     ticket: int
     target: Target
@@ -73,7 +77,7 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True)
 class GoOnStep:
-    """Find out who holds what a segment does not."""
+    """Find another segment that covers the missing offset."""
 
     ticket: int
     stuck: Stuck
@@ -81,7 +85,7 @@ class GoOnStep:
 
 @dataclass(frozen=True, slots=True)
 class LookStep:
-    """Compare what is known of the archive with the store."""
+    """Compare the known state of the archive with the store."""
 
 
 @dataclass(frozen=True, slots=True)

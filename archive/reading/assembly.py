@@ -1,7 +1,7 @@
-"""Ranges of a `.log` into buffers of whole batches.
+"""Assemble ranges of a `.log` to buffers of whole batches.
 
-Pure. A batch that the end of a range cuts is put together; only such batches are copied, once: for
-a moment the range is there, too.
+Pure. A batch that the end of a range cuts is put together from both ranges. Only such batches are
+copied, once; the range exists beside the copy for a moment.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ _LEAST_MISSING: Final = HEADER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """Whole batches: the buffer, their headers, and the place of its first byte in the `.log`."""
+    """Whole batches: the buffer, their headers, and the position of its first byte in the
+    `.log`.
+    """
 
     data: Buffer
     headers: HeaderTable
@@ -26,14 +28,14 @@ class Scanned:
 
     @property
     def size(self) -> int:
-        """Bytes of the batches."""
+        """Size of the batches, in bytes."""
         return int(self.headers.rows["length"].sum())
 
 
 class Assembler:
     """Takes the bytes of one `.log` in order, from byte `position` on, in ranges of any size.
 
-    `name` is the key, for errors; `size` that of the whole `.log`: no batch ends behind it.
+    `name` is the key, for errors. `size` is the size of the whole `.log`: no batch ends behind it.
     """
 
     def __init__(self, name: str, size: int, position: int) -> None:
@@ -45,27 +47,27 @@ class Assembler:
 
     @property
     def carried(self) -> int:
-        """Bytes of the batch that the last range's end has cut; 0 where it cut none."""
+        """Bytes of the batch that the end of the last range cut; 0 if none was cut."""
         return len(self._carry)
 
     @property
     def position(self) -> int:
-        """Where the batch begins that is not whole yet, or the next one."""
+        """Byte position of the batch that is not whole yet, or of the next one."""
         return self._position
 
     @property
     def missing(self) -> int:
-        """How many bytes of that batch have not come, as far as is known: its header at least."""
+        """Missing bytes of that batch: at least its header if its length is not known yet."""
         if len(self._carry) < _LENGTH_END:
             return _LEAST_MISSING
         return self._length() - len(self._carry)
 
     def feed(self, data: Buffer) -> Iterator[Scanned]:
-        """The whole batches that end in this range.
+        """Yield the whole batches that end in this range.
 
         Raises:
-            DamagedSegmentError: after the whole batches before it, for what cannot be a batch.
-            UnsupportedFormatError: likewise, for message format v0 or v1.
+            DamagedSegmentError: The bytes after the yielded batches cannot be a batch.
+            UnsupportedFormatError: They have message format v0 or v1.
         """
         at = 0
         if self._carry:
@@ -81,7 +83,7 @@ class Assembler:
             yield from self._scan(data, at)
 
     def _complete(self, data: Buffer) -> int:
-        """Bring what is carried nearer to a whole batch; how many bytes that took."""
+        """Add bytes to the cut batch. Return how many bytes of `data` that took."""
         at = 0
         while at < len(data) and (missing := self._wanted()) > 0:
             self._carry += data[at : at + missing]
@@ -89,7 +91,7 @@ class Assembler:
         return at
 
     def _wanted(self) -> int:
-        """The bytes that are surely of this batch, and still missing."""
+        """Return the number of missing bytes that certainly belong to this batch."""
         if len(self._carry) < _LENGTH_END:
             return _LENGTH_END - len(self._carry)
         return self._length() - len(self._carry)
@@ -130,7 +132,7 @@ class Assembler:
 
 
 def _sound_end(data: Buffer, at: int, floor: int) -> int:
-    """Where the whole batches end before the one that is damaged."""
+    """Return where the whole batches before the damaged one end."""
     while True:
         try:
             header = parse_batch_header(data, at)

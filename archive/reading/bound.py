@@ -1,4 +1,4 @@
-"""Where what is wanted of a partition ends."""
+"""The end of the wanted records of a partition."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,11 @@ from sidetier.segments.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Records from `until` on are not wanted; `ends` has the byte behind which segments are not, as
-    far as that is known.
+    """Records from `until` on are not wanted.
+
+    Attributes:
+        until: End of the wanted offsets, exclusive.
+        ends: Byte positions where the wanted part of segments ends, if known.
     """
 
     until: Offset

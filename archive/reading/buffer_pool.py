@@ -1,4 +1,4 @@
-"""Memory for the ranges that are read, used again: fresh memory costs more than what fills it."""
+"""Reusable memory for fetched ranges. Fresh memory costs more than the copy that fills it."""
 
 import threading
 from typing import Final
@@ -8,19 +8,18 @@ import numpy as np
 from sidetier.segments.buffers import is_exported
 
 LEAST_ROOM: Final = 1 << 20
-"""What is smaller is not worth keeping."""
+"""Bytes. Smaller buffers are not kept."""
 
 
 _HEAP_SLACK: Final = 8 << 20
 
 
 class BufferPool:
-    """Hands out writable memory; nobody has to give it back.
+    """Lends writable memory. Callers need not return it.
 
-    A room is free again once no memoryview, array or buffer refers to it: Python itself tells, by
-    refusing to resize a `bytearray` whose memory is exported. So what is still read is never
-    written over, whoever holds it. May be used from many threads, and by readers that follow one
-    another.
+    A buffer is free again once no memoryview, array or other buffer refers to it: Python refuses to
+    resize a `bytearray` whose memory is exported. So memory that is still read is never
+    overwritten. Thread-safe, and can be shared by several readers.
     """
 
     def __init__(self) -> None:
@@ -29,37 +28,44 @@ class BufferPool:
         keep_heap()
 
     def take(self, size: int, spare: int) -> memoryview:
-        """Memory of just this size, with anything in it; of what else is free, `spare` bytes at the
-        most are kept for later.
+        """Return memory of exactly this size, with arbitrary contents.
+
+        Args:
+            size: Size in bytes.
+            spare: Maximum number of bytes of other free buffers that are kept for later.
         """
         if size < LEAST_ROOM:
             return memoryview(bytearray(size))
         with self._lock:
-            room = self._free(size, spare)
-            if room is None:
-                room = bytearray(size)
-                self._buffers.append(room)
-            return memoryview(room)
+            buffer = self._free(size, spare)
+            if buffer is None:
+                buffer = bytearray(size)
+                self._buffers.append(buffer)
+            return memoryview(buffer)
 
     def _free(self, size: int, spare: int) -> bytearray | None:
-        """A free room of this size; lets go of those for which there is no space left."""
-        found, kept = None, []
-        for room in self._buffers:
-            if is_exported(room):
-                kept.append(room)
-            elif found is None and len(room) == size:
-                found = room
-                kept.append(room)
-            elif len(room) <= spare:
-                spare -= len(room)
-                kept.append(room)
+        """Return a free buffer of this size, if any. Drop free buffers that exceed `spare`
+        bytes.
+        """
+        fitting, kept = None, []
+        for buffer in self._buffers:
+            if is_exported(buffer):
+                kept.append(buffer)
+            elif fitting is None and len(buffer) == size:
+                fitting = buffer
+                kept.append(buffer)
+            elif len(buffer) <= spare:
+                spare -= len(buffer)
+                kept.append(buffer)
         self._buffers = kept
-        return found
+        return fitting
 
 
 def keep_heap() -> None:
-    """Have glibc keep what is freed, up to twice this much, rather than give it to the kernel and
-    fetch it again for the next messages: that is what a large block that is freed tells it
-    (mallopt(3), M_MMAP_THRESHOLD). The block is not touched, and costs nothing.
+    """Make glibc keep up to 16 MiB of freed memory for the next messages.
+
+    Otherwise glibc returns freed memory to the kernel and fetches it again. A freed large block
+    raises glibc's thresholds (mallopt(3), M_MMAP_THRESHOLD). The block is not touched, so it costs
+    no memory.
     """
     np.empty(_HEAP_SLACK, dtype=np.uint8)

@@ -1,6 +1,6 @@
-"""The way of one partition's bytes, from a spot on: into batches, then into records.
+"""Turn one partition's bytes into batches, then into records, from a position on.
 
-No lock, no I/O, no clock: whoever takes records drives it, one at a time.
+No lock, no I/O, no clock. The thread that takes records drives it; one thread at a time.
 """
 
 from collections import deque
@@ -28,24 +28,28 @@ from sidetier.segments.offsets import Offset
 
 
 class Verdict(Enum):
-    """What comes after the bytes that were fed."""
+    """What to do after the bytes that were fed."""
 
     MORE = auto()
-    """The next range of the same segment."""
+    """Read the next range of the same segment."""
     NEXT_LOG = auto()
-    """The segment is read as far as it is to be: whoever holds the next offset goes on."""
+    """The segment is read up to its end or bound. Continue in the segment with the next offset."""
     STUCK = auto()
-    """It has ended too early, or is damaged: see `Chain.stuck`."""
+    """The segment ends too early, or is damaged: see `Chain.stuck`."""
     DECIDED = auto()
-    """Looking ahead: the transaction that was in the way is decided."""
+    """Looking ahead: the transaction that blocked reading is decided."""
     DONE = auto()
-    """All that is wanted has come, and is decided."""
+    """Everything wanted has arrived, and is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is handed out: these `columns`, and no record from `bound` on; None for all. A batch of
-    more than `max_batch_bytes`, decompressed, is an error.
+    """What the chain returns.
+
+    Attributes:
+        columns: The columns; None for all.
+        bound: End of the wanted offsets, exclusive; None for no end.
+        max_batch_bytes: A batch of more bytes, decompressed, is an error.
     """
 
     columns: tuple[str, ...] | None = None
@@ -54,16 +58,16 @@ class Wanted:
 
 
 class Chain:
-    """From bytes to records, or, `waiting_for` a transaction to be decided, to what markers say.
+    """Turns bytes into records. With `waiting_for`, it only looks for the marker of a transaction.
 
     Args:
-        spot: where the bytes begin.
-        offset: the first offset that is wanted.
-        until: the segment is read up to here, not including.
-        transactions: what is known of them; None to read uncommitted.
-        wanted: what is handed out. Behind its bound batches are looked at only as long as a
-            transaction below is not decided.
-        waiting_for: the first offset of the transaction.
+        segment_position: Where the bytes begin.
+        offset: First wanted offset.
+        until: Offset up to which the segment is read, exclusive.
+        transactions: The known transactions; None to read uncommitted.
+        wanted: What the chain returns. Batches above its bound are read only while a transaction
+            below the bound is not decided.
+        waiting_for: First offset of the transaction that must be decided first.
     """
 
     def __init__(
@@ -77,9 +81,9 @@ class Chain:
         waiting_for: Offset | None = None,
     ) -> None:
         self.offset = offset
-        """One past the last offset that was scanned, or the first one that is wanted."""
+        """One past the last scanned offset, or the first wanted one."""
         self.handed = offset if waiting_for is None else None
-        """Where the records that are decided by now end; None while looking ahead."""
+        """Offset up to which decided records were returned; None while looking ahead."""
         self.waiting_for = waiting_for
         self.stuck: Stuck | None = None
         self._transactions = transactions
@@ -91,7 +95,7 @@ class Chain:
         self.go_on(segment_position, offset, until)
 
     def go_on(self, segment_position: SegmentPosition, offset: Offset, until: Offset) -> None:
-        """Read on at another place."""
+        """Continue at another position."""
         self.log = segment_position.log
         self.until = until
         self.offset = max(offset, self.offset)
@@ -102,50 +106,50 @@ class Chain:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all buffers that are referred to."""
+        """Size of all buffers that the chain refers to, in bytes."""
         total = self._assembler.carried + self._isolation.held_bytes
         total += sum(len(cleared.portion.scanned.data) for cleared in self._cleared)
         return total + (self._decoding.held_bytes if self._decoding is not None else 0)
 
     @property
     def missing(self) -> int:
-        """Bytes that are missing to the batch that was cut by the last range; 0 where none was."""
+        """Missing bytes of the batch that the end of the last range cut; 0 if none was cut."""
         return self._assembler.missing if self._assembler.carried else 0
 
     @property
     def blocked_at(self) -> Offset | None:
-        """The first offset of the transaction that is in the way; None where none is."""
+        """First offset of the open transaction that blocks reading; None if there is none."""
         return self._isolation.blocked_at if self.waiting_for is None else self.waiting_for
 
     @property
     def has_batches(self) -> bool:
-        """Whether something is there that can be decoded, or is decoded."""
+        """Whether there are batches to decode, or decoded records."""
         return self._decoding is not None or bool(self._cleared)
 
     @property
     def has_remainder(self) -> bool:
-        """Whether something is decoded, and not handed out yet."""
+        """Whether some decoded records have not been returned yet."""
         return self._decoding is not None and self._decoding.has_rest
 
     @property
     def is_done(self) -> bool:
-        """Whether all that is wanted has come, and is decided."""
+        """Whether everything wanted has arrived, and is decided."""
         bound = self._wanted.bound
         return bound is not None and self.offset >= bound and self.blocked_at is None
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether only what markers say counts."""
+        """Whether the chain only looks for transaction markers."""
         return self.waiting_for is not None
 
     def look_ahead(self, blocked_at: Offset) -> None:
-        """Drop what is held, and from here on look at what markers say alone."""
+        """Drop the held batches, and from now on only look for transaction markers."""
         if self._transactions is not None:
             self.waiting_for = blocked_at
             self._isolation = Committed(self._transactions)
 
     def feed(self, data: Buffer, *, is_last: bool) -> Verdict:
-        """Take the next range of the segment; `is_last` where it reaches the segment's end."""
+        """Process the next range of the segment; `is_last` if it reaches the segment's end."""
         try:
             for scanned in self._assembler.feed(data):
                 damaged = self._add(scanned)
@@ -162,18 +166,20 @@ class Chain:
         return self.get_stuck(self._cut())
 
     def get_stuck(self, damage: SidetierError | None) -> Verdict:
-        """The segment cannot be read on, and why; None where it just ends."""
+        """Note that the segment cannot be read further; `damage` is None if it just ends."""
         verdict = self._verdict(Verdict.STUCK)
         if verdict is Verdict.STUCK:
             self._stick(self.offset, damage, None, self._assembler.position)
         return verdict
 
     def next_batch(self, most: int) -> Batch | None:
-        """Up to so many records; None when there are none now, or the next cannot be decoded:
-        then it is `stuck`.
+        """Return up to `most` records.
+
+        Returns:
+            None if there are none now, or if the next batch cannot be decoded; then `stuck` is set.
 
         Raises:
-            BatchTooLargeError: the next batch is larger than the limit; nothing is passed over.
+            BatchTooLargeError: The next batch is larger than the limit. It is not skipped.
         """
         while self.has_batches:
             if self._decoding is None:
@@ -195,7 +201,7 @@ class Chain:
         return None
 
     def _add(self, scanned: Scanned) -> DamagedRow | None:
-        """Take in the batches that are wanted; which of them cannot be read, if any cannot."""
+        """Process the wanted batches. Return the first one that cannot be read, if any."""
         rows = scanned.headers.rows
         low = int(np.searchsorted(rows["last_offset"], self.offset, side="left"))
         high = int(np.searchsorted(rows["base_offset"], self.until, side="left"))
@@ -219,7 +225,7 @@ class Chain:
             self._cleared += self._isolation.add(portion if bound is None else portion.below(bound))
 
     def _damaged_row(self, scanned: Scanned, damaged: DamagedRow) -> Verdict:
-        """A marker that cannot be read; its offsets are known."""
+        """Note a transaction marker that cannot be read. Its offsets are known."""
         verdict = self._verdict(Verdict.STUCK)
         rows = scanned.headers.rows
         low = int(np.searchsorted(rows["last_offset"], self.offset, side="left"))
@@ -246,7 +252,9 @@ class Chain:
     def _stick(
         self, offset: Offset, damage: SidetierError | None, up_to: Offset | None, position: int
     ) -> None:
-        """Remember each segment that was of no use at this offset, to try none twice."""
+        """Remember each segment that could not be read at this offset, so that none is tried
+        twice.
+        """
         at, tried = self._tried
         tried = (tried if at == offset else frozenset()) | {self.log.version}
         self._tried = (offset, tried)

@@ -1,12 +1,12 @@
-"""Which batches are handed out now, which later, and which never: pure.
+"""Decide which batches are returned now, later, or never. Pure.
 
-Reading uncommitted that is all but control batches, at once. Reading committed nothing at or above
-the first offset of a transaction that is not decided is handed out; what has come is held until its
-marker comes. Where that would take more memory than there is, the held batches are dropped, and the
-headers behind them alone are looked at until the transaction is decided; then reading goes on where
-it was, and knows.
+With `read_uncommitted`, all batches except control batches are returned at once. With
+`read_committed`, no record at or above the first offset of an open transaction is returned; fetched
+batches are held until its marker arrives. If the held batches would need too much memory, they are
+dropped. Then only batch headers are read ahead until the transaction is decided, and reading
+continues where it was, with the outcome known.
 
-A marker that lies in a gap is not seen: then the producer's next one decides.
+A transaction marker in a gap is not seen. Then the producer's next marker decides.
 """
 
 from collections import deque
@@ -25,9 +25,7 @@ from sidetier.segments.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Batches of one buffer, of which the records from `first` up to, not including, `until` are
-    wanted.
-    """
+    """Batches of one buffer. Their records from `first` up to `until`, exclusive, are wanted."""
 
     log: StoredLog
     scanned: Scanned
@@ -36,22 +34,24 @@ class Portion:
 
     @property
     def headers(self) -> HeaderTable:
-        """Those of the batches."""
+        """Headers of the batches."""
         return self.scanned.headers
 
     @property
     def next_offset(self) -> Offset:
-        """Where reading goes on behind it."""
+        """Offset where reading continues after these batches."""
         following = self.headers.next_offset
         return self.until if following is None else min(following, self.until)
 
     def below(self, bound: Offset) -> "Portion":
-        """Those that begin below an offset, and of the last one only the records below it."""
+        """Return the batches that begin below `bound`; of the last one only the records below
+        it.
+        """
         count = int(np.searchsorted(self.headers.rows["base_offset"], bound, side="left"))
         return replace(self.rows(slice(0, count)), until=min(self.until, bound))
 
     def rows(self, chosen: slice) -> "Portion":
-        """Some of the batches."""
+        """Return the chosen batches."""
         scanned = self.scanned
         return replace(
             self, scanned=Scanned(scanned.data, scanned.headers.where(chosen), scanned.position)
@@ -60,7 +60,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Batches that may be handed out, all of them decided; `keep` are those that are shown."""
+    """Decided batches that may be returned. `keep` flags the ones whose records are visible."""
 
     portion: Portion
     keep: Flags
@@ -68,16 +68,16 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRow:
-    """Which of some batches cannot be read, and why."""
+    """The index of a batch that cannot be read, and the reason."""
 
     row: int
     error: DamagedSegmentError | UnsupportedFormatError
 
 
 class Transactions:
-    """What is known of a partition's transactions since it was assigned or sought.
+    """The transactions of a partition that are known since it was assigned or sought.
 
-    The first batch may begin below the offset that is wanted; it counts.
+    The first batch may begin below the wanted offset; it counts.
     """
 
     def __init__(self) -> None:
@@ -85,16 +85,18 @@ class Transactions:
 
     @property
     def known_below(self) -> Offset:
-        """The offset up to which they are known."""
+        """The offset up to which transactions are known, exclusive."""
         return self._filter.known_below if self._filter is not None else Offset(0)
 
     @property
     def stable(self) -> Offset:
-        """Every batch below is decided: the first offset of the oldest open transaction."""
+        """First offset of the oldest open transaction. Every batch below it is decided."""
         return self._filter.last_stable_offset if self._filter is not None else Offset(0)
 
     def learn(self, portion: Portion) -> DamagedRow | None:
-        """Take in the next batches; with a marker that cannot be read, those before it."""
+        """Process the next batches. If a marker cannot be read, process only the batches
+        before it.
+        """
         damaged = None
         try:
             self._feed(portion)
@@ -104,26 +106,26 @@ class Transactions:
         return damaged
 
     def take_in(self, learnt: SegmentTransactions, waiting_for: Offset) -> None:
-        """Take in what the companions of a segment say, which is not read.
+        """Process the transactions of a segment that is not read, from the files beside it.
 
-        A transaction that began below what was read may have records here, too: it counts as open
-        from `waiting_for` on.
+        An open transaction that began below the offsets that were read may have records in them,
+        too. So it counts as open from `waiting_for` on.
         """
         if self._filter is not None:
             still_open = (
-                replace(one, first_offset=max(one.first_offset, waiting_for))
-                for one in learnt.still_open
+                replace(transaction, first_offset=max(transaction.first_offset, waiting_for))
+                for transaction in learnt.still_open
             )
             self._filter.learn(learnt.below, learnt.aborted, still_open)
 
     def shown(self, headers: HeaderTable) -> Flags:
-        """Which batches below `stable` are shown."""
+        """Return which batches below `stable` are visible."""
         if self._filter is None:
             return ~headers.is_control
         return np.asarray(self._filter.fates(headers) == Fate.COMMITTED)
 
     def forget_below(self, offset: Offset) -> None:
-        """Nothing below will be asked for again."""
+        """Drop transactions below this offset, which will not be needed again."""
         if self._filter is not None:
             self._filter.forget_below(offset)
 
@@ -141,28 +143,28 @@ class Transactions:
     def _first_damaged(self, portion: Portion) -> DamagedRow:
         scanned = portion.scanned
         for row in np.flatnonzero(portion.headers.is_control).tolist():
-            one = portion.headers.where(slice(row, row + 1))
+            batch = portion.headers.where(slice(row, row + 1))
             try:
-                read_markers(scanned.data, one, name=portion.log.key, position=scanned.position)
+                read_markers(scanned.data, batch, name=portion.log.key, position=scanned.position)
             except (DamagedSegmentError, UnsupportedFormatError) as error:
                 return DamagedRow(row, error)
         raise AssertionError(f"{portion.log.key}: a marker was damaged, and none is")
 
 
 class Uncommitted:
-    """Hands on everything at once."""
+    """Passes everything on at once."""
 
     held_bytes = 0
     blocked_at: Offset | None = None
 
     def add(self, portion: Portion) -> Iterator[Cleared]:
-        """All but control batches."""
+        """Yield all batches, with control batches flagged as not visible."""
         if len(portion.headers):
             yield Cleared(portion, ~portion.headers.is_control)
 
 
 class Committed:
-    """Holds what is not decided."""
+    """Holds batches that are not decided."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -170,16 +172,19 @@ class Committed:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the buffers that are held."""
+        """Size of the held buffers, in bytes."""
         return sum(len(portion.scanned.data) for portion in self._held)
 
     @property
     def blocked_at(self) -> Offset | None:
-        """The first offset of what is held; None where nothing is."""
+        """First held offset; None if nothing is held."""
         return Offset(int(self._held[0].headers.rows["base_offset"][0])) if self._held else None
 
     def add(self, portion: Portion) -> Iterator[Cleared]:
-        """What is decided now, in order; the transactions have learnt of these batches before."""
+        """Yield the batches that are decided now, in order.
+
+        The caller passes these batches to `Transactions.learn` first.
+        """
         if len(portion.headers):
             self._held.append(portion)
         stable = self._transactions.stable

@@ -1,4 +1,4 @@
-"""Decided batches into records, a piece at a time."""
+"""Decode batches of decided transactions into records, a piece at a time."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,21 +12,26 @@ from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, Un
 from sidetier.segments.offsets import Offset
 
 DECODED_BYTES: Final = 4 << 20
-"""Records are decoded in pieces of so many bytes, decompressed."""
+"""Bytes of decompressed records that are decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records, never none, and where reading goes on behind them."""
+    """Records, at least one, and the offset where reading continues after them."""
 
     records: pa.RecordBatch
     next_offset: Offset
 
 
 class DamagedBatchError(Exception):
-    """A batch that cannot be decoded; those before it have been handed out.
+    """A batch cannot be decoded. The batches before it have been returned.
 
-    `first` and `end` are its offsets, as far as they are wanted; `position` is its place in `log`.
+    Attributes:
+        error: What is wrong with the batch.
+        log: The segment that holds it.
+        first: Its first wanted offset.
+        end: The end of its wanted offsets, exclusive.
+        position: Its byte position in `log`.
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class DamagedBatchError(Exception):
 
 
 class Decoding:
-    """Decodes what was cleared, as it is asked for."""
+    """Decodes cleared batches on demand."""
 
     def __init__(
         self, cleared: Cleared, columns: tuple[str, ...] | None, max_batch_bytes: int
@@ -57,7 +62,7 @@ class Decoding:
         self._position = cleared.portion.first
         self._rest: pa.RecordBatch | None = None
         self._row: int | None = None
-        """The next batch to decode by itself; None as long as none was damaged."""
+        """Index of the next batch to decode by itself; None as long as no batch was damaged."""
         portion = cleared.portion
         self._pieces = decode_in_pieces(
             portion.scanned.data,
@@ -74,25 +79,26 @@ class Decoding:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the buffer that is being decoded."""
+        """Size of the buffer that is being decoded, in bytes."""
         return len(self._cleared.portion.scanned.data)
 
     @property
     def has_rest(self) -> bool:
-        """Whether records are decoded that were not handed out yet."""
+        """Whether some decoded records have not been returned yet."""
         return self._rest is not None
 
     @property
     def next_offset(self) -> Offset:
-        """Where reading goes on when all is decoded."""
+        """Offset where reading continues when everything is decoded."""
         return self._cleared.portion.next_offset
 
     def next(self, most: int) -> Batch | None:
-        """Up to so many records; None when there are no more.
+        """Return up to `most` records; None when there are no more.
 
         Raises:
-            DamagedBatchError: the next batch cannot be decoded.
-            BatchTooLargeError: it is larger, decompressed, than the limit; it stays the next one.
+            DamagedBatchError: The next batch cannot be decoded.
+            BatchTooLargeError: The next batch is larger, decompressed, than the limit. It stays the
+                next one.
         """
         if self._rest is None:
             self._rest = self._decode()
@@ -114,7 +120,7 @@ class Decoding:
         return self._decode_one()
 
     def _decode_one(self) -> pa.RecordBatch | None:
-        """Batch by batch, so that all before the one that cannot be decoded come."""
+        """Decode batch by batch, so that all batches before the damaged one are returned."""
         portion = self._cleared.portion
         while self._row is not None and self._row < len(portion.headers):
             row, self._row = self._row, self._row + 1

@@ -1,6 +1,6 @@
-"""Driving one partition from what has come to what is handed out.
+"""Drive one partition from its fetched ranges to the records that the reader returns.
 
-One thread at a time drives a partition; the lock is held but for scanning and decoding.
+One thread at a time drives a partition. It holds the lock except while it scans and decodes.
 """
 
 import threading
@@ -26,8 +26,13 @@ from sidetier.segments.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class FetchBuffer:
-    """Takes from any partition; `lock` guards them all, and wakes those who make requests; `share`
-    is each one's of the budget.
+    """Takes records from partitions.
+
+    Attributes:
+        lock: Guards all partitions, and wakes the threads that make requests.
+        observer: Receives events.
+        clock: The reader's clock, in seconds.
+        share: Returns each partition's share of the memory budget, in bytes.
     """
 
     lock: threading.Condition
@@ -36,7 +41,7 @@ class FetchBuffer:
     share: Callable[[], int]
 
     def take(self, partition: Partition, most: int) -> Taken | None:
-        """Drive it until something can be handed out; None when nothing can for now."""
+        """Drive a partition until it has something to return; None if it has nothing for now."""
         while True:
             with self.lock:
                 if not partition.takeable():
@@ -45,17 +50,17 @@ class FetchBuffer:
                 ready = chain if chain is not None and chain.has_batches else None
                 if ready is None and (partition.events or partition.ended):
                     return self._event(partition)
-                one = self._settle(partition) if ready is None else None
-                partition.driven = ready is not None or one is not None
+                next_range = self._settle(partition) if ready is None else None
+                partition.driven = ready is not None or next_range is not None
             if ready is not None:
                 records = self._records(partition, ready, most)
                 if records is not None:
                     return records
-            elif one is not None:
-                self._feed(partition, chain, one)
+            elif next_range is not None:
+                self._feed(partition, chain, next_range)
 
     def _settle(self, partition: Partition) -> Range | None:
-        """Take in an answer, or return the range that has come."""
+        """Process the partition's answer, or return its first range if it has arrived."""
         if partition.answer is not None:
             self._answered(partition)
             return None
@@ -75,7 +80,7 @@ class FetchBuffer:
             if chain.handed is not None:
                 partition.position = max(partition.position, chain.handed)
             if chain.stuck is not before and chain.stuck is not None:
-                partition.events.clear()  # whatever lies behind is met again
+                partition.events.clear()  # events of later offsets occur again
                 partition.open_at(Target(chain.stuck.offset), partition.due)
                 partition.stage = Stage.STUCK
             if failure is not None:
@@ -84,7 +89,8 @@ class FetchBuffer:
                 partition.stop(Failed(partition.tp, partition.position, failure))
             held = partition.chain_bytes
             partition.account()
-            # Only where that makes work for them: each time would cost more than what is decoded.
+            # Wake a request thread only if there is work for it: a wake-up for each batch would
+            # cost more than the decoding.
             if partition.chain_bytes < held or not partition.takeable() or batch is None:
                 self.lock.notify()
         if batch is None:
@@ -160,7 +166,7 @@ class FetchBuffer:
         self._mind_memory(partition, chain)
 
     def _next_log(self, partition: Partition, chain: Chain) -> bool:
-        """Go on in the segment that begins at the next offset; False where there is none."""
+        """Continue in the segment that begins at the next offset. Return False if there is none."""
         view = partition.view
         if view is None:
             partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
@@ -174,7 +180,7 @@ class FetchBuffer:
             partition.stage = Stage.STUCK
             partition.asked = False
             return True
-        if chain.looks_ahead:  # the files beside it may say enough
+        if chain.looks_ahead:  # the transaction index and the snapshot may be enough
             partition.open_at(Target(chain.offset, chain.waiting_for), self.clock())
             return False
         segment_position = SegmentPosition(log, 0)
@@ -185,9 +191,10 @@ class FetchBuffer:
         return True
 
     def _end(self, partition: Partition, offset: Offset, *, looked: bool = False) -> None:
-        """The readable end: look whether there is more, at once where the last look is old.
+        """At the readable end: check for more segments, at once if the last snapshot is old.
 
-        Nothing is held for a transaction meanwhile: it is read again once it is decided.
+        No batches of an open transaction are held meanwhile: they are read again once it is
+        decided.
         """
         chain = partition.chain
         blocked = chain.blocked_at if chain is not None else partition.target.waiting_for
@@ -205,26 +212,29 @@ class FetchBuffer:
         partition.account()
 
     def _done(self, partition: Partition) -> None:
-        """All that is wanted has come: it is told behind what is not handed out yet."""
+        """Everything wanted has arrived: queue `ReachedEnd` behind the records not yet returned."""
         if partition.until is not None:
             partition.stop(ReachedEnd(partition.tp, partition.until))
         partition.account()
 
     def _mind_memory(self, partition: Partition, chain: Chain) -> None:
-        """What is held for a transaction may not fill the partition's share."""
+        """Keep batches held for an open transaction from filling the partition's share."""
         blocked = chain.blocked_at
         known = partition.transactions.known_below if partition.transactions else Offset(0)
         if blocked is None or chain.looks_ahead or partition.stage is not Stage.READING:
             return
         if chain.offset < known:
-            # Up to there it was looked at before: what is missing lies behind.
+            # Transactions below `known` were read before; the missing marker is at or above it.
             chain.look_ahead(blocked)
             partition.open_at(Target(known, blocked), self.clock())
         elif chain.held_bytes > self.share() // 2:
             chain.look_ahead(blocked)
 
     def relieve(self, partition: Partition) -> bool:
-        """Drop what is held for a transaction where no room is left to read on; under the lock."""
+        """Drop batches that are held for a transaction if no memory is left to read on.
+
+        The caller holds the lock.
+        """
         chain = partition.chain
         blocked = chain.blocked_at if chain is not None else None
         if chain is None or blocked is None or not partition.may_yield():
@@ -280,7 +290,7 @@ class FetchBuffer:
             self._halted(partition, answer)
 
     def _is_decided(self, partition: Partition, answer: Opened) -> bool:
-        """Whether what was learnt on the way decides the transaction that is waited for."""
+        """Whether the transactions of the skipped segments decide the one that is waited for."""
         waiting_for, known = partition.target.waiting_for, partition.transactions
         if waiting_for is None or known is None:
             return False
@@ -289,7 +299,7 @@ class FetchBuffer:
         return bool(answer.learnt) and known.stable > waiting_for
 
     def _halted(self, partition: Partition, answer: Halted) -> None:
-        """A gap or damage; while a transaction is in the way, what decides it may lie behind."""
+        """Process a gap or damage. If a transaction is open, its marker may come after it."""
         chain = partition.chain
         stuck = partition.stage is Stage.STUCK
         blocked = chain.blocked_at if stuck and chain is not None else partition.target.waiting_for
@@ -315,7 +325,7 @@ def _fed(chain: Chain, one: Range) -> Verdict:
 
 
 def _end_of(taken: Gap | Failed) -> Offset | None:
-    """Where what is missing ends, where that is known."""
+    """Return the end of the missing offsets, if it is known."""
     if isinstance(taken, Gap):
         return taken.end
     end = getattr(taken.error, "end", None)

@@ -1,4 +1,4 @@
-"""Messages of Kafka's own client in the columns that stored records have."""
+"""Convert messages of Kafka's client to the columns of stored records."""
 
 from collections.abc import Callable, Sequence
 from operator import methodcaller
@@ -16,33 +16,34 @@ UNKNOWN: Final = -1
 
 
 class UnreadableHeadersError(SidetierError):
-    """The client cannot hand out the headers of a message; it must not be asked again."""
+    """The client cannot return the headers of a message. Do not read them again."""
 
 
 _CHECKED: Final = methodcaller("headers")
-"""As `message.headers()`, where the interpreter looks whether the client has left an exception.
-Where a call is specialised it does not, and what was returned besides has empty places: whoever
-touches them ends the process.
+"""Calls `message.headers()` in a way that the interpreter checks for a pending exception.
+
+A specialised call does not check, and the list that the client returned has empty slots. Any access
+to them crashes the process.
 """
 _CREATE_TIME: Final = 1
-"""librdkafka counts the types of timestamps from here; 0 is none."""
+"""librdkafka's number for CreateTime; 0 means that there is no timestamp."""
 
 
 def records_of(
     messages: "Sequence[Message]", columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Messages of one partition, none of them an error, as these columns of `RECORD_SCHEMA`.
+    """Convert messages of one partition to these columns of `RECORD_SCHEMA`. None may be an error.
 
-    What the client does not tell is -1: `producer_id` and `producer_epoch`.
+    `producer_id` and `producer_epoch` are -1: the client does not return them.
 
     Raises:
-        UnreadableHeadersError: a header's key is no UTF-8 text.
-        ValueError: a column that is not known, or comes twice.
+        UnreadableHeadersError: A header's key is not UTF-8.
+        ValueError: A column is unknown, or occurs twice.
     """
     schema = schema_of(columns)
     arrays = [
-        pa.array([_VALUES[one.name](message) for message in messages], type=one.type)
-        for one in schema
+        pa.array([_VALUES[field.name](message) for message in messages], type=field.type)
+        for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

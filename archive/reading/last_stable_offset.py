@@ -1,11 +1,11 @@
-"""The last stable offset of what is stored: where the oldest transaction begins that no stored
+"""The last stable offset of an archive: the first offset of the oldest transaction that no stored
 marker decides.
 
-The producer snapshot beside the last segment tells what was open where it begins; what became of it
-only the segment itself says: it is read once, whole, for the headers of its batches. Where there is
-no snapshot (Pinterest's archives have none), the segment before is read as well, and a transaction
-that has begun still earlier and is neither continued nor decided since is not seen: whoever reads
-its records meets it, and holds them back.
+The producer snapshot beside the last segment has the transactions that were open at its base
+offset. Only the segment itself has their outcome, so the headers of all its batches are read once.
+Without a snapshot (archives of Pinterest's uploader have none), the segment before is read as well.
+Then a transaction that began even earlier, and has neither continued nor ended since, is not seen;
+a reader of its records sees it, and holds them back.
 """
 
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ _BATCH_RANGE: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class StableEnd:
-    """Where the decided part of an archive ends.
+    """The end of the decided part of an archive.
 
     Attributes:
-        offset: the last stable offset: below it every transaction is committed or aborted. The
-            readable end where none is open.
-        producer_id: of the transaction that is open there; None where none is.
-        newest_ms: the largest timestamp of the segments that were read for it; None for none.
+        offset: The last stable offset: below it every transaction is committed or aborted. The
+            readable end if no transaction is open.
+        producer_id: Producer of the transaction that is open at `offset`; None if there is none.
+        newest_ms: Largest timestamp of the segments that were read, in ms; None if there is none.
     """
 
     offset: Offset
@@ -46,18 +46,19 @@ class StableEnd:
 
 
 def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
-    """The last stable offset of what is stored. Costs as many requests as the last segment has
-    times 8 MiB, and two.
+    """Find the last stable offset of an archive.
+
+    Needs two requests, and one for every 8 MiB of the last segment.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     if not view.logs:
         return StableEnd(view.end)
     newest = -1
     known, logs = _begin(opener.archive.store, view)
     for log in logs:
-        # Damage is told by who reads there; what is known up to there counts.
+        # A reader of the damaged batches reports them; the batches before them count here.
         with suppress(DamagedSegmentError, UnsupportedFormatError):
             for largest in _scan(opener, log, view.until(log.base_offset), known):
                 newest = max(newest, largest)
@@ -68,11 +69,15 @@ def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
 
 
 def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | None:
-    """The timestamp, in ms, of the first record of the batch that holds an offset; None where it is
-    not stored, damaged, or has no timestamp. Costs an index and a range of 64 KiB, mostly.
+    """Return the timestamp, in ms, of the first record of the batch that holds an offset.
+
+    Usually needs an index and one range of 64 KiB.
+
+    Returns:
+        None if the offset is not stored or damaged, or if the batch has no timestamp.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` says.
     """
     log = view.holder(offset)
     if log is None:
@@ -85,15 +90,15 @@ def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | Non
             for scanned in assembler.feed(data):
                 rows = scanned.headers.rows[scanned.headers.rows["last_offset"] >= offset]
                 if len(rows):
-                    found = int(rows["base_timestamp"][0])
-                    return found if found >= 0 else None
+                    timestamp = int(rows["base_timestamp"][0])
+                    return timestamp if timestamp >= 0 else None
     return None
 
 
 def _begin(
     store: RemoteStorage, view: ArchiveView
 ) -> tuple[TransactionFilter, tuple[StoredLog, ...]]:
-    """What is known where it begins, and the segments that are read."""
+    """Return the transactions that are known at the start, and the segments to read."""
     for count in (1, 2):
         logs = view.logs[-count:]
         still_open = open_at_base(store, logs[0])
@@ -103,7 +108,9 @@ def _begin(
 
 
 def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter) -> Iterator[int]:
-    """Feed the segment's transactions to `known`; yields largest timestamps on the way."""
+    """Pass the segment's transactions to `known`, and yield the largest timestamps of its
+    ranges.
+    """
     assembler = Assembler(log.key, log.size, 0)
     for data in _ranges(opener, log):
         for scanned in assembler.feed(data):
@@ -119,7 +126,7 @@ def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilte
 
 
 def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:
-    """The whole object, some ranges ahead of who takes them."""
+    """Yield the whole object in ranges, and fetch some ranges ahead."""
     starts = iter(range(0, log.size, _RANGE))
     with ThreadPoolExecutor(_AHEAD, "archive-scan") as helpers:
         ahead = [

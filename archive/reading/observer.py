@@ -1,4 +1,4 @@
-"""Who wants to know how reading goes; requests themselves are told to storage's own observer."""
+"""Receives events of archive readers. Requests to the store have an observer of their own."""
 
 from typing import Protocol
 
@@ -6,36 +6,42 @@ from sidetier.segments.offsets import TopicPartition
 
 
 class ReadingObserver(Protocol):
-    """Hears of what an `ArchiveReader` does; called on its threads, and must not raise or block."""
+    """Receives the events of an `ArchiveReader`, on its threads. Methods must not raise or
+    block.
+    """
 
     def fetched(self, tp: TopicPartition, size: int) -> None:
-        """So many bytes of a `.log` have come."""
+        """The reader received `size` bytes of a `.log`."""
         ...
 
     def decoded(self, tp: TopicPartition, records: int) -> None:
-        """So many records were handed out."""
+        """The reader returned `records` records."""
         ...
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
-        """A range was wanted, and was there already (a hit), or had to be waited for."""
+        """The reader needed a range that was already fetched (`hit`), or that it had to wait
+        for.
+        """
         ...
 
     def fell_back(self, key: str, reason: str) -> None:
-        """An index is missing or damaged, and the segment is scanned instead; once per key."""
+        """An index is missing or damaged, and the segment is scanned instead. Called once per
+        key.
+        """
         ...
 
 
 class NullReadingObserver:
-    """Hears nothing."""
+    """Ignores all events."""
 
     def fetched(self, tp: TopicPartition, size: int) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def decoded(self, tp: TopicPartition, records: int) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
-        """Nothing."""
+        """Ignore the event."""
 
     def fell_back(self, key: str, reason: str) -> None:
-        """Nothing."""
+        """Ignore the event."""

@@ -1,7 +1,6 @@
-"""From an offset to the bytes of a segment where reading begins, or to why it cannot.
+"""Find the bytes of a segment where reading an offset begins, or the reason why it cannot.
 
-These are the requests that are made before a range is read: one of several threads makes them, with
-no lock held.
+These requests precede the reading of ranges. One of several threads makes them, without a lock.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +22,20 @@ from sidetier.segments.offsets import Offset
 from sidetier.storage.port import ObjectSummary
 
 _MOST_CANDIDATES: Final = 8
-"""Segments with lower bases that are asked whether they reach over the end of a later one."""
+"""Maximum number of segments with lower bases that are checked: one of them may reach beyond the
+end of a later segment.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The offset, or the next stored one, is at `segment_position` or behind it. Records are read
-    from there up to `until`.
+    """The offset, or the next stored one, is at `segment_position` or after it.
+
+    Attributes:
+        look: The snapshot of the archive.
+        segment_position: Where reading begins.
+        offset: First wanted offset.
+        until: Offset up to which records are read from this segment, exclusive.
     """
 
     look: ArchiveSnapshot
@@ -37,14 +43,16 @@ class Opened:
     offset: Offset
     until: Offset
     learnt: tuple[SegmentTransactions, ...] = ()
-    """Of the segments before, which were not read: looking ahead alone."""
+    """Transactions of the segments before it, which were skipped. Only while looking ahead."""
     limit: tuple[Version, int] | None = None
-    """The segment with the end of what is wanted, and the byte behind which nothing of it is."""
+    """Version of the segment in which the wanted records end, and the byte position where
+    they end.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
-    """The offset, or the next one that could be stored, lies at the readable end, or above."""
+    """The offset, or the next one that could be stored, is at the readable end or above it."""
 
     look: ArchiveSnapshot
     offset: Offset
@@ -52,7 +60,7 @@ class AtEnd:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """It cannot be read: what is to be handed out says why."""
+    """The offset cannot be read. `taken` is the result for the caller, with the reason."""
 
     look: ArchiveSnapshot
     taken: Gap | Failed
@@ -63,11 +71,15 @@ Opening = Opened | AtEnd | Halted
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Where reading came to an end before it should: `log` holds nothing that can be read at
-    `offset`, nor does any in `tried`.
+    """Reading stopped too early.
 
-    `damage` is what was wrong there, None where the segment just ends. `damaged_up_to` is the end
-    of the one batch that is damaged, None where nothing behind can be read either.
+    Attributes:
+        log: A segment in which nothing can be read at `offset`.
+        offset: The offset where reading stopped.
+        damage: What is wrong there; None if the segment just ends.
+        damaged_up_to: End of the one damaged batch; None if nothing behind it can be read either.
+        position: Byte position of the damage.
+        tried: All segments in which nothing can be read at `offset`.
     """
 
     log: StoredLog
@@ -80,8 +92,14 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Opens one partition; `read` reads a range of one of its objects; so does `fetch`, into memory
-    that is used again once nobody refers to it. `bound` is where what is wanted ends, if it does.
+    """Opens one partition.
+
+    Attributes:
+        archive: The partition's archive.
+        locator: Finds offsets in segments.
+        read: Reads a range of one of the partition's objects.
+        fetch: As `read`, into reusable memory. The memory is reused once nothing refers to it.
+        bound: End of the wanted records, if any.
     """
 
     archive: PartitionArchive
@@ -91,17 +109,19 @@ class Opener:
     bound: Bound | None = None
 
     def open_at(self, offset: Offset, max_age: float) -> Opening:
-        """Where the offset is read from; a look of at most `max_age` seconds will do.
+        """Find where the offset is read from, in a snapshot that is at most `max_age` seconds old.
 
         Raises:
-            NoArchiveError: there is no archive of the partition.
-            StorageError, ArchiveError, ConfigurationError: as `PartitionArchive.look`.
+            NoArchiveError: There is no archive of the partition.
+            StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.look`.
         """
         return self._open(self.archive.look(max_age), offset)
 
     def look_ahead(self, offset: Offset, waiting_for: Offset, max_age: float) -> Opening:
-        """As `open_at`, for who waits for a transaction to be decided: past the segments whose
-        companions say that it is still open, or that it is decided.
+        """As `open_at`, to find out whether an open transaction is decided.
+
+        Skips the segments whose transaction index and producer snapshot tell that the transaction
+        is still open or decided.
 
         Raises:
             As `open_at`.
@@ -113,17 +133,19 @@ class Opener:
             following = view.after(log.base_offset)
             if following is None or opening.offset > log.base_offset:
                 break
-            found = transactions_of(self.archive.store, log, following)
-            if found is None:
+            transactions = transactions_of(self.archive.store, log, following)
+            if transactions is None:
                 break
-            learnt.append(found)
-            opening = self._open(opening.look, found.below)
-            if not any(one.first_offset <= waiting_for for one in found.still_open):
+            learnt.append(transactions)
+            opening = self._open(opening.look, transactions.below)
+            if not any(
+                transaction.first_offset <= waiting_for for transaction in transactions.still_open
+            ):
                 break
         return replace(opening, learnt=tuple(learnt)) if isinstance(opening, Opened) else opening
 
     def go_on(self, stuck: Stuck) -> Opening:
-        """Who else holds the offset, or what is missing.
+        """Find another segment that holds the offset, or the reason why it is missing.
 
         Raises:
             As `open_at`.
@@ -131,18 +153,18 @@ class Opener:
         noted = self.archive.noted_end(stuck.log)
         if stuck.damage is None and noted is not None and noted > stuck.offset:
             # Compaction has removed the last records of the segment: nothing is missing.
-            look = self.archive.look(float("inf"))
-            return self._open(look, min(noted, self._view(look).until(stuck.offset)))
-        look = self.archive.look(thorough=True)
-        view = self._view(look)
+            snapshot = self.archive.look(float("inf"))
+            return self._open(snapshot, min(noted, self._view(snapshot).until(stuck.offset)))
+        snapshot = self.archive.look(thorough=True)
+        view = self._view(snapshot)
         if stuck.offset >= view.end:
-            return AtEnd(look, stuck.offset)
+            return AtEnd(snapshot, stuck.offset)
         for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
             if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
-                return self._opened(look, view, log, stuck.offset)
+                return self._opened(snapshot, view, log, stuck.offset)
         if stuck.damage is None or not view.has(stuck.log):
-            return self._gap(look, view, stuck.offset)
-        return Halted(look, self._failed(stuck, view, noted))
+            return self._gap(snapshot, view, stuck.offset)
+        return Halted(snapshot, self._failed(stuck, view, noted))
 
     def _open(self, look: ArchiveSnapshot, offset: Offset) -> Opening:
         view = self._view(look)
@@ -205,7 +227,7 @@ class Opener:
         return Failed(self.archive.tp, stuck.offset, damaged)
 
     def _wanted(self, offset: Offset, end: Offset) -> Offset:
-        """Where what is missing from an offset on ends, as far as it is wanted."""
+        """Limit the end of missing offsets to the wanted ones."""
         if self.bound is None or offset >= self.bound.until:
             return end
         return min(end, self.bound.until)
@@ -216,7 +238,7 @@ class Opener:
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterator[StoredLog]:
-    """Who may hold the offset: the highest base first."""
+    """Yield the segments that may hold the offset, by descending base offset."""
     holder = view.holder(offset)
     if holder is not None:
         yield holder

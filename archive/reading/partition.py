@@ -1,7 +1,7 @@
-"""The state of one partition that is read, and what is to be done next for it: no I/O, no threads.
+"""The state of one partition that is read, and its next step. No I/O, no threads.
 
-Its owner holds one lock around every method. The `chain` alone is driven outside of it, by whoever
-takes records.
+The owner holds one lock around every method. Only the `chain` is driven without the lock, by the
+thread that takes records.
 """
 
 from collections import deque
@@ -37,12 +37,12 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 LEAST_RANGE: Final = 64 * 1024
 MOST_UNDER_WAY: Final = 4
-"""Ranges of one partition that are asked for at once."""
+"""Maximum number of concurrent range requests of one partition."""
 
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """See the module; `position` is the next offset that is handed out."""
+    """The state of one partition. `position` is the next offset that the reader returns."""
 
     tp: TopicPartition
     opener: Opener
@@ -50,23 +50,23 @@ class Partition:
     budget: Budget
     position: Offset
     bound: Bound | None = None
-    """Where what is wanted ends; None where it does not."""
+    """End of the wanted records; None if there is no end."""
     stage: Stage = Stage.OPENING
     target: Target = field(default_factory=lambda: Target(Offset(0)))
     due: float = 0.0
     paused: bool = False
     failing: bool = False
-    """The last request has failed: one at a time, until one succeeds."""
+    """The last request failed. Until one succeeds, only one request is made at a time."""
     epoch: int = 0
-    """Rises with everything that makes what was fetched worthless."""
+    """Increases with every event that invalidates fetched ranges."""
     asked: bool = False
-    """A step of this ticket is under way."""
+    """A request for the current `epoch` is in progress."""
     looking: bool = False
     answer: Opening | SidetierError | None = None
     view: ArchiveView | None = None
     looked_at: float = 0.0
     seen: int | None = None
-    """How many changes of the archive are known here."""
+    """How many changes of the archive this partition has processed."""
     ranges: deque[Range] = field(default_factory=deque)
     planned: SegmentPosition | None = None
     """Where the next range begins."""
@@ -74,23 +74,23 @@ class Partition:
     under_way: int = 0
     chain: Chain | None = None
     driven: bool = False
-    """Whoever takes records is at work on the chain, without the lock."""
+    """The thread that takes records is working on the chain, without the lock."""
     chain_bytes: int = 0
     missing: int = 0
-    """Bytes that the chain needs before it can make anything of what it has."""
+    """Bytes that the chain needs before it can process the bytes that it has."""
     transactions: Transactions | None = None
     memo: Found | None = None
-    """A range that was read when its offset was searched for; counts in the budget."""
+    """A range that was read by a search for a timestamp. Counts in the budget."""
     events: deque[Taken] = field(default_factory=deque)
     ended: bool = False
-    """The end was reached, and is to be told when all before it is handed out."""
+    """The end was reached. `ReachedEnd` is returned after all records before it."""
     end_offset: Offset | None = None
-    """Where reading goes on behind the end, None where a transaction is in the way."""
+    """Where reading continues after the end; None if an open transaction blocks it."""
     told_end: Offset | None = None
     limits: dict[Version, int] = field(default_factory=dict)
-    """Of segments that are wanted in part, the byte behind which they are not."""
+    """For segments that are wanted in part: the byte position where the wanted part ends."""
     overruns: bool = False
-    """What lies behind the bound is read: a transaction below it is not decided."""
+    """Batches above the bound are read, because a transaction below it is not decided."""
     served: int = 0
 
     def __post_init__(self) -> None:
@@ -99,11 +99,11 @@ class Partition:
 
     @property
     def until(self) -> Offset | None:
-        """Records from here on are not wanted."""
+        """End of the wanted offsets, exclusive; None if there is no end."""
         return None if self.bound is None else self.bound.until
 
     def restart(self, offset: Offset, now: float) -> None:
-        """Read from this offset on; forget what was fetched, and is known of transactions."""
+        """Read from this offset on. Drop fetched ranges, and the known transactions."""
         self.position = offset
         self.told_end = None
         self.events.clear()
@@ -118,7 +118,9 @@ class Partition:
             self.stop(ReachedEnd(self.tp, offset))
 
     def open_at(self, target: Target, due: float) -> None:
-        """Find the target, and read on from there; what is decided already is still handed out."""
+        """Find the target, and read from there on. Records that are decided already are still
+        returned.
+        """
         self.epoch += 1
         self.asked, self.answer = False, None
         self.ended = False
@@ -128,7 +130,7 @@ class Partition:
         self.planned = None
 
     def stop(self, taken: Taken) -> None:
-        """Hand this out behind all that is decided, and stand still: no end is told behind it."""
+        """Return `taken` after all decided records, then stop. No `ReachedEnd` follows it."""
         self.epoch += 1
         self.asked, self.answer = False, None
         self.ended = False
@@ -139,30 +141,34 @@ class Partition:
         self.events.append(taken)
 
     def note_limit(self, answer: Opening | SidetierError) -> None:
-        """Remember where what is wanted of a segment ends."""
+        """Remember where the wanted part of a segment ends."""
         if isinstance(answer, Opened) and answer.limit is not None:
             version, end = answer.limit
             self.limits[version] = end
 
     def drop_chain(self) -> None:
-        """Forget what was fetched and is not handed out."""
+        """Drop everything that was fetched and not returned."""
         self.chain = None
         self.account()
 
     def drop_ranges(self) -> None:
-        """Forget what was asked for; what is under way is given back when it comes."""
-        for one in self.ranges:
-            one.dropped = True
-            if one.has_come:
-                self.budget.give_back(one.size)
+        """Drop requested ranges. The budget gets the bytes of pending requests back when they
+        end.
+        """
+        for fetched in self.ranges:
+            fetched.dropped = True
+            if fetched.has_come:
+                self.budget.give_back(fetched.size)
         self.ranges.clear()
 
     def pop_range(self) -> Range:
-        """The first one; its bytes count until `account` is called."""
+        """Remove and return the first range. Its bytes count in the budget until the caller gives
+        them back.
+        """
         return self.ranges.popleft()
 
     def account(self) -> None:
-        """Count what the chain refers to now."""
+        """Update the budget with the bytes that the chain refers to now."""
         held = 0 if self.chain is None else self.chain.held_bytes
         self.budget.take(held - self.chain_bytes)
         self.chain_bytes = held
@@ -171,17 +177,17 @@ class Partition:
 
     @property
     def held(self) -> int:
-        """Bytes of the budget that are this partition's."""
-        return self.chain_bytes + sum(one.size for one in self.ranges)
+        """Bytes of the budget that this partition uses."""
+        return self.chain_bytes + sum(fetched.size for fetched in self.ranges)
 
     def is_active(self, now: float) -> bool:
-        """Whether it needs a share of the budget."""
+        """Whether the partition needs a share of the budget."""
         if self.paused or self.stage is Stage.STOPPED:
             return self.chain_bytes > 0
         return self.stage is not Stage.OPENING or self.due <= now or self.chain_bytes > 0
 
     def plan(self, segment_position: SegmentPosition) -> None:
-        """Read from here on; what was asked for stays where it begins just here."""
+        """Read from this position on. Keep requested ranges that begin exactly there."""
         head = self.ranges[0] if self.ranges else None
         if head is not None and (head.log.version, head.start) == (
             segment_position.log.version,
@@ -194,7 +200,7 @@ class Partition:
         self.planned = segment_position
 
     def notice(self, look: ArchiveSnapshot, now: float) -> None:
-        """Take in what a look has shown."""
+        """Process a snapshot of the archive."""
         self.view, self.looked_at = look.view, look.looked_at
         seen = len(look.changes) if self.seen is None else self.seen
         self.seen = len(look.changes)
@@ -208,9 +214,13 @@ class Partition:
             self.restart(self.position, now)
 
     def next_step(self, now: float, share: int, *, may_exceed: bool) -> Step | None:
-        """What is to be done now, with at most so many bytes; None for nothing.
+        """Return what to do now; None for nothing.
 
-        It `may_exceed` its share and the budget by the least that is of use: none waits for ever.
+        Args:
+            now: The reader's clock, in seconds.
+            share: The partition's share of the budget, in bytes.
+            may_exceed: The partition may exceed its share and the budget by the smallest useful
+                range, so that no partition waits for ever.
         """
         if self.paused or self.stage is Stage.STOPPED:
             return None
@@ -236,7 +246,7 @@ class Partition:
         if self.stage is not Stage.READING or self.looking or not old:
             return None
         if self.view is not None and self.view.is_part:
-            return None  # what is read of it is asked for in the version that was seen
+            return None  # each read names the version that was seen, so a change shows anyway
         self.looking = True
         return LookStep()
 
@@ -245,26 +255,26 @@ class Partition:
         segment_position = self._next_segment_position() if self.under_way < most else None
         if segment_position is None or not self._is_wanted(segment_position):
             return None
-        one = self._remembered(segment_position) or self._range_at(
+        next_range = self._remembered(segment_position) or self._range_at(
             segment_position, share, may_exceed=may_exceed
         )
-        if one is None:
+        if next_range is None:
             return None
-        self.budget.take(one.size)
-        self.ranges.append(one)
+        self.budget.take(next_range.size)
+        self.ranges.append(next_range)
         self.planned = SegmentPosition(
-            segment_position.log, max(one.end, 1)
-        )  # of an empty object, too, only once
+            segment_position.log, max(next_range.end, 1)
+        )  # at least 1, so that an empty object is read only once
         self.range_size = min(self.range_size * 2, self.settings.largest_range)
-        if one.size == 0:
-            one.data = b""
-        if one.has_come:
+        if next_range.size == 0:
+            next_range.data = b""
+        if next_range.has_come:
             return None
         self.under_way += 1
-        return FetchStep(one)
+        return FetchStep(next_range)
 
     def remember(self, found: Found | None) -> None:
-        """Keep, or forget, a range that was read already."""
+        """Keep a range that was read already, or drop the kept one."""
         kept = self.memo
         if kept is not None:
             self.budget.give_back(len(kept.data))
@@ -298,11 +308,11 @@ class Partition:
     def _size_at(
         self, segment_position: SegmentPosition, share: int, *, may_exceed: bool
     ) -> int | None:
-        """How many bytes to ask for; None while there is no room for them."""
+        """Return the number of bytes to request; None while the budget has no room for them."""
         left = (
             segment_position.log.size if self.overruns else self._limit(segment_position.log)
         ) - segment_position.position
-        if self.missing and not self.ranges:  # without them nothing can ever be made of the rest
+        if self.missing and not self.ranges:  # no batch can be decoded without them
             wanted = min(max(self.missing, LEAST_RANGE), left)
             if self.budget.fits(wanted):
                 return wanted
@@ -314,7 +324,9 @@ class Partition:
         return min(size, LEAST_RANGE) if may_exceed and not self.ranges else None
 
     def _next_segment_position(self) -> SegmentPosition | None:
-        """Where the next range begins: in the same segment, or the next one."""
+        """Return where the next range begins: in the same segment, or at the start of the
+        next one.
+        """
         segment_position, view = self.planned, self.view
         if segment_position is None or view is None:
             return None
@@ -329,8 +341,8 @@ class Partition:
         return min(self.limits.get(log.version, log.size), log.size)
 
     def _is_wanted(self, segment_position: SegmentPosition) -> bool:
-        """Whether it is to be read now: behind the bound only what cannot be done without, a small
-        range after the other.
+        """Whether to read here now. Above the bound, read only what is needed, in small ranges, one
+        at a time.
         """
         if self.until is None:
             return True
@@ -347,7 +359,7 @@ class Partition:
         return True
 
     def takeable(self) -> bool:
-        """Whether whoever takes records can do something with it."""
+        """Whether the thread that takes records can make progress."""
         if self.paused:
             return False
         chain = self.chain
@@ -358,7 +370,7 @@ class Partition:
         return self.stage is Stage.READING and bool(self.ranges) and self.ranges[0].has_come
 
     def may_yield(self) -> bool:
-        """Whether it is to drop what it holds for a transaction: no room is left to read on."""
+        """Whether to drop batches held for a transaction, because no memory is left to read on."""
         chain = self.chain
         if chain is None or chain.looks_ahead or chain.has_batches or self.ranges:
             return False
@@ -367,11 +379,11 @@ class Partition:
         return chain.blocked_at is not None
 
     def waits(self) -> Iterator[Range]:
-        """The range that whoever takes records waits for."""
+        """Yield the range that the thread that takes records waits for, if any."""
         if self.stage is Stage.READING and self.ranges and not self.ranges[0].has_come:
             yield self.ranges[0]
 
 
 def opened_segment_position(answer: Opening | SidetierError) -> SegmentPosition | None:
-    """Where reading goes on, if it does."""
+    """Return where reading continues, if it does."""
     return answer.segment_position if isinstance(answer, Opened) else None

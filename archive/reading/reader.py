@@ -1,4 +1,4 @@
-"""Many partitions read from their archives, within one bound of memory."""
+"""Read many partitions from their archives, within one memory budget."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -30,16 +30,18 @@ from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline
 
 _INDEX_PART = 8
-"""One part in so many of the memory keeps the indexes read last."""
+"""1/8 of the memory budget is for the cache of indexes."""
 _MOST_FOUND = 4
-"""Ranges that are kept for who reads on where a time was searched for; 4 MiB each at most."""
+"""Number of ranges, of at most 4 MiB each, that are kept for reads that begin at a searched
+timestamp.
+"""
 
 
 class ArchiveReader:
-    """Reads partitions from the store, ahead of who takes the records.
+    """Reads partitions from the store, ahead of the caller of `take`.
 
-    Every method may be called from any thread at any time. `take` hands out each partition's
-    records in order of offsets, each offset once, from where it was assigned or sought.
+    Every method may be called from any thread at any time. `take` returns each partition's records
+    in order of offsets, each offset once, from the offset that was assigned or sought.
     """
 
     def __init__(
@@ -61,14 +63,16 @@ class ArchiveReader:
         self._elsewhere = SettingsCheck(archive)
         lock = threading.RLock()
         self._lock = threading.Condition(lock)
-        """What `take` waits for."""
+        """Wakes `take`."""
         self._work = threading.Condition(lock)
-        """What those who make requests wait for."""
+        """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._found: dict[TopicPartition, Found] = {}
-        """The range in which an offset was found last: read on there, it is not asked for again."""
+        """The range in which a timestamp's offset was found last. A read from there does not fetch
+        it again.
+        """
         self._largest: dict[TopicPartition, Largest] = {}
         self._closed = False
         self._taker = FetchBuffer(self._work, self._observer, clock, self._share)
@@ -83,39 +87,48 @@ class ArchiveReader:
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes of the store's objects that were ever held at once."""
+        """The most bytes of objects that were ever held at once."""
         return self._budget.peak
 
     @property
     def held_memory(self) -> int:
-        """The bytes of the store's objects that are held now, or on their way."""
+        """Bytes of objects that are held now or being fetched."""
         with self._lock:
             return self._budget.used
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
-        """From where to where the archive can be read; None where there is none.
+        """Return the range of offsets that can be read; None if there is no archive.
 
-        A look makes a request or two (the first one a listing: one for every 1,000 objects). With
-        `max_age` a look that is at most so many seconds old will do.
+        A snapshot needs one or two requests. The first one needs a listing: one request per 1,000
+        objects.
+
+        Args:
+            tp: The partition.
+            max_age: A snapshot of up to this age, in seconds, may be used.
 
         Raises:
-            WrongPlaceError: nothing is stored here, but under another number of entropy bits.
-            ArchiveError: what is stored is not what it should be.
-            StorageError: as the port says.
+            WrongPlaceError: Nothing is stored here, but something is under another number of
+                entropy bits.
+            ArchiveError: A stored object is not as it should be.
+            StorageError: As `RemoteStorage` says.
         """
         return self._archive(tp).bounds(max_age)
 
     def where(self, tp: TopicPartition) -> str:
-        """Url and prefix under which the partition is looked for; no request."""
+        """Return the URL and key prefix of the partition. No request."""
         return self._archive(tp).where
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
-        """The offset of the first record with this timestamp or a later one, as Kafka's
-        ListOffsets means it; None where the archive has none, or there is no archive.
+        """Return the offset of the first record with this timestamp or a later one, as ListOffsets
+        does.
 
-        A look, then for each segment below the answer a small request, once: a segment's largest
-        timestamp stands in its time index. Then time index, index, and the range in which the two
-        say that the record lies, up to 4 MiB. Who reads on from there asks for none of it again.
+        Takes a snapshot of the archive. Then it makes one small request, once, for each segment
+        below the answer: the time index has the segment's largest timestamp. Then it reads the time
+        index, the index, and the range that must hold the record, up to 4 MiB. A read from the
+        offset fetches none of it again.
+
+        Returns:
+            None if the archive has no such record, or if there is no archive.
 
         Raises:
             As `bounds`; and DamagedSegmentError, BatchTooLargeError.
@@ -125,14 +138,14 @@ class ArchiveReader:
             known = self._largest.setdefault(tp, {})
         times = SegmentTimes(self._locator, opener.read, known)
         search = TimeSearch(opener, times, self._settings.max_batch_bytes)
-        found = search.first_at(timestamp_ms, self._settings.look_interval)
-        if found is None:
+        record = search.first_at(timestamp_ms, self._settings.look_interval)
+        if record is None:
             return None
         with self._lock:
-            self._found[tp] = found
+            self._found[tp] = record
             while len(self._found) > _MOST_FOUND:
                 del self._found[next(iter(self._found))]
-        return found.offset
+        return record.offset
 
     def assign(
         self,
@@ -142,13 +155,16 @@ class ArchiveReader:
         until: int | None = None,
         extract: Extract | None = None,
     ) -> None:
-        """Read a partition from this offset on; what was fetched of it before is dropped.
+        """Read a partition from this offset on. Records that were fetched of it before are dropped.
 
-        With `until` records from that offset on are not handed out: once all below are, and all
-        transactions among them are decided, `ReachedEnd` tells it, and nothing more is read. What
-        lies behind is fetched only where a transaction is not decided before.
-
-        With an `extract` the archive is not looked at as long as that has what is needed.
+        Args:
+            tp: The partition.
+            offset: First wanted offset.
+            until: End of the wanted offsets, exclusive. `take` returns `ReachedEnd` once all
+                records below are returned and all their transactions are decided; nothing more is
+                read then. Bytes above are fetched only if a transaction below is not decided.
+            extract: A part of the archive. No snapshot of the archive is taken while the extract
+                has everything that is needed.
         """
         if extract is not None:
             self._hand_on(tp, extract)
@@ -161,10 +177,10 @@ class ArchiveReader:
             partition = Partition(
                 tp, opener, self._settings, self._budget, Offset(offset), bound=bound
             )
-            look = opener.archive.latest
-            if extract is not None and look is not None:
+            snapshot = opener.archive.latest
+            if extract is not None and snapshot is not None:
                 partition.seen = 0
-                partition.notice(look, self._clock())
+                partition.notice(snapshot, self._clock())
             partition.restart(Offset(offset), self._clock())
             self._remember(partition)
             self._partitions[tp] = partition
@@ -172,10 +188,10 @@ class ArchiveReader:
             self._work.notify()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from another offset, or the same after a `Gap` or `Failed`.
+        """Continue at another offset, or at the same after a `Gap` or `Failed`.
 
         Raises:
-            KeyError: the partition is not assigned.
+            KeyError: The partition is not assigned.
         """
         with self._lock:
             self._partitions[tp].restart(Offset(offset), self._clock())
@@ -183,14 +199,18 @@ class ArchiveReader:
             self._work.notify()
 
     def unassign(self, tp: TopicPartition) -> None:
-        """Forget a partition: nothing of it comes from `take` any more. No error if unknown."""
+        """Drop a partition: `take` returns nothing more of it. No error if it is not assigned."""
         with self._lock:
             self._forget(tp)
             self._work.notify()
 
     def pause(self, tp: TopicPartition) -> None:
-        """Hand out nothing and fetch nothing until `resume`; what was fetched is dropped, the
-        position is kept. Raises KeyError where it is not assigned.
+        """Return nothing and fetch nothing until `resume`.
+
+        Fetched records are dropped, and the position is kept.
+
+        Raises:
+            KeyError: The partition is not assigned.
         """
         with self._lock:
             partition = self._partitions[tp]
@@ -199,7 +219,7 @@ class ArchiveReader:
             self._work.notify()
 
     def resume(self, tp: TopicPartition) -> None:
-        """Go on after `pause`, or at once after `Failed`; raises KeyError as `pause`."""
+        """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
         with self._lock:
             partition = self._partitions[tp]
             partition.paused = False
@@ -207,32 +227,35 @@ class ArchiveReader:
             self._work.notify()
 
     def position(self, tp: TopicPartition) -> Offset:
-        """The next offset that will be handed out; raises KeyError as `pause`."""
+        """Return the next offset that `take` will return. Raises KeyError as `pause`."""
         with self._lock:
             return self._partitions[tp].position
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
-        """What is there of all partitions, in turn: at most so many records in all.
+        """Return the available results of all partitions, in turn, with at most `max_records`
+        records.
 
-        Waits up to `timeout` seconds for the first; an empty list when nothing came, or `close` was
-        called. At most one `Records` of a partition, and nothing behind its `Gap` or `Failed`. One
-        caller at a time: others wait.
+        Waits up to `timeout` seconds for the first result. Returns an empty list if none arrives,
+        or if `close` is called. Each partition has at most one `Records`, and nothing after its
+        `Gap` or `Failed`. One caller at a time; others wait.
 
         Raises:
-            ValueError: fewer than one record asked for.
+            ValueError: `max_records` is below 1.
         """
         if max_records < 1:
             raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
         end = monotonic() + timeout
         with self._take_lock:
-            found = self._gather(max_records)
-            while not found and self._wait(end - monotonic()):
-                found = self._gather(max_records)
-            return found
+            results = self._gather(max_records)
+            while not results and self._wait(end - monotonic()):
+                results = self._gather(max_records)
+            return results
 
     def close(self) -> None:
-        """End all reading; a `take` that waits returns. May be called twice. Requests that are
-        under way are abandoned after 2 seconds. The stores are closed by who opened them.
+        """End all reading. A waiting `take` returns. May be called twice.
+
+        Requests in progress are abandoned after 2 seconds. The stores stay open: their owner closes
+        them.
         """
         with self._lock:
             self._closed = True
@@ -242,40 +265,42 @@ class ArchiveReader:
         self._workers.close()
 
     def _gather(self, most: int) -> list[Taken]:
-        """What can be handed out without waiting."""
-        found: list[Taken] = []
+        """Return what is available without waiting."""
+        results: list[Taken] = []
         for partition in self._in_turn():
             taken = self._taker.take(partition, most)
             if taken is None:
                 continue
-            found.append(taken)
+            results.append(taken)
             if isinstance(taken, Records):
                 most -= taken.records.num_rows
             if most <= 0:
                 break
-        self._served(found)
-        return found
+        self._served(results)
+        return results
 
     def _in_turn(self) -> list[Partition]:
-        """Those that have something: first the one whose decoded records are not all taken."""
+        """Return the partitions that have something; first the one with decoded records left
+        over.
+        """
         with self._lock:
             if self._workers.died is not None:
                 raise self._workers.died
-            for one in self._partitions.values():
-                one.driven = False  # what has failed there drives it no longer
-            there = [one for one in self._partitions.values() if one.takeable()]
-            return sorted(there, key=_has_no_remainder)
+            for partition in self._partitions.values():
+                partition.driven = False  # a `take` that raised has left it set
+            ready = [partition for partition in self._partitions.values() if partition.takeable()]
+            return sorted(ready, key=_has_no_remainder)
 
     def _served(self, found: Iterable[Taken]) -> None:
-        """Let all others come first the next time."""
+        """Put the served partitions last for the next time."""
         with self._lock:
-            for one in found:
-                partition = self._partitions.pop(one.tp, None)
+            for result in found:
+                partition = self._partitions.pop(result.tp, None)
                 if partition is not None:
-                    self._partitions[one.tp] = partition
+                    self._partitions[result.tp] = partition
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until there may be something; False once it is too late, or closed."""
+        """Wait until there may be a result. Return False after the timeout, or after `close`."""
         end = monotonic() + seconds
         with self._lock:
             while not self._closed and not self._anything():
@@ -286,11 +311,11 @@ class ArchiveReader:
             return not self._closed
 
     def _anything(self) -> bool:
-        """Whether a partition has something; marks what is waited for."""
+        """Whether a partition has something. Marks the ranges that `take` waits for."""
         if self._workers.died is not None:
             return True
         partitions = self._partitions.values()
-        if any(one.takeable() for one in partitions):
+        if any(candidate.takeable() for candidate in partitions):
             return True
         for partition in partitions:
             for waited in partition.waits():
@@ -300,9 +325,11 @@ class ArchiveReader:
         return False
 
     def _share(self) -> int:
-        """What each partition that is read may hold; with the lock held."""
+        """Return the bytes that each active partition may hold. The caller holds the lock."""
         now = self._clock()
-        return self._budget.share(sum(one.is_active(now) for one in self._partitions.values()))
+        return self._budget.share(
+            sum(partition.is_active(now) for partition in self._partitions.values())
+        )
 
     def _archive(self, tp: TopicPartition) -> PartitionArchive:
         with self._lock:
@@ -335,17 +362,17 @@ class ArchiveReader:
         start: int,
         end: int,
     ) -> memoryview:
-        room = self._buffers.take(end - start, self._budget.total - self._budget.used)
+        buffer = self._buffers.take(end - start, self._budget.total - self._budget.used)
         condition = IfMatch(row.etag)
-        count = read_into(store, row.key, start, room, condition=condition, deadline=deadline)
-        return room[:count]
+        count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)
+        return buffer[:count]
 
     def _remember(self, partition: Partition) -> None:
-        """Begin with the range in which the offset was found by its time, if it was."""
-        found = self._found.pop(partition.tp, None)
-        wanted = found is not None and found.offset == partition.position
-        fits = found is not None and self._budget.fits(len(found.data))
-        partition.remember(found if wanted and fits else None)
+        """Begin with the range that the search for a timestamp read, if it found this offset."""
+        memo = self._found.pop(partition.tp, None)
+        wanted = memo is not None and memo.offset == partition.position
+        fits = memo is not None and self._budget.fits(len(memo.data))
+        partition.remember(memo if wanted and fits else None)
 
     def _forget(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)

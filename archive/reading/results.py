@@ -1,4 +1,4 @@
-"""What a reader hands out."""
+"""The results that a reader returns."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ __all__ = ["Failed", "Gap", "GapReason", "ReachedEnd", "Records", "Taken"]
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records in order of offsets; never empty.
+    """Records in order of offsets; at least one.
 
-    `next_offset` is where reading goes on: above the last record's offset by more than one where
-    offsets have no record (markers, aborted and compacted records).
+    `next_offset` is where reading continues. It is above the last record's offset by more than one
+    if the offsets between have no record (markers, aborted and compacted records).
     """
 
     tp: TopicPartition
@@ -26,11 +26,12 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class ReachedEnd:
-    """Nothing more can be handed out now: `next_offset` is where reading goes on when more comes.
+    """Nothing more can be returned now. `next_offset` is where reading continues when more is
+    archived.
 
-    Said once each time the end is reached. Reading committed, it may lie below the archive's next
-    offset: there begins a transaction that is not decided in what is stored. It may also have moved
-    without a record since (`Records.next_offset`).
+    Returned once each time the end is reached. With `read_committed`, `next_offset` may be below
+    the archive's end: at the first offset of a transaction that no stored marker decides. It may
+    also have moved since without a record (`Records.next_offset`).
     """
 
     tp: TopicPartition
@@ -39,10 +40,10 @@ class ReachedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The offsets from `first` up to, not including, `end` are not stored.
+    """The offsets from `first` up to `end`, exclusive, are not stored.
 
-    The partition stands still at `first`: `seek` to `end` steps over. `detail` says the same in
-    words, with the place.
+    The partition stops at `first`: `seek` to `end` to skip them. `detail` says the same in words,
+    with the place.
     """
 
     tp: TopicPartition
@@ -54,13 +55,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reading cannot go on at `next_offset`, which is kept.
+    """Reading cannot continue at `next_offset`. The position is kept.
 
-    Where `error.retry` is True (the store was away for longer than the storage layer tries), the
-    partition tries again by itself after `ReaderSettings.failed_pause`; otherwise it stands still
-    until it is told to `seek`, which may be to the same offset, or `resume`. A
-    `DamagedArchiveError` has the missing offsets: `seek` to its `end` steps over them. After a
-    BatchTooLargeError or an UnsupportedFormatError nothing is missing: the records are stored.
+    If `error.retry` is True (the store was unavailable for longer than the storage layer retries),
+    the partition tries again by itself after `ReaderSettings.failed_pause`. Otherwise it stops
+    until the caller calls `seek`, also to the same offset, or `resume`. A `DamagedArchiveError` has
+    the missing offsets: `seek` to its `end` to skip them. After a BatchTooLargeError or an
+    UnsupportedFormatError nothing is missing: the records are stored.
     """
 
     tp: TopicPartition

@@ -1,4 +1,6 @@
-"""From a timestamp to the offset of a record: the batches behind where the time index points."""
+"""Find the offset of the first record at a timestamp, in the batches that the time index
+points to.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +22,7 @@ _LARGEST_RANGE: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The record's offset, and what was read of the `.log` from its batch on, at byte `start`."""
+    """The record's offset, and the bytes read of the `.log` from its batch on, at byte `start`."""
 
     offset: Offset
     log: StoredLog
@@ -37,20 +39,20 @@ class TimeSearch:
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def first_at(self, timestamp: int, max_age: float) -> Found | None:
-        """The first record of at least this time, in ms; None where there is none.
+        """Find the first record with at least this timestamp, in ms; None if there is none.
 
         Raises:
-            WrongPlaceError, ArchiveError, StorageError: as `PartitionArchive.look`.
-            DamagedSegmentError: a batch that has to be looked into cannot be read.
-            BatchTooLargeError: it is larger, decompressed, than `max_batch_bytes`.
+            WrongPlaceError, ArchiveError, StorageError: As `PartitionArchive.look`.
+            DamagedSegmentError: A batch that must be searched cannot be read.
+            BatchTooLargeError: It is larger, decompressed, than `max_batch_bytes`.
         """
         view = self.opener.archive.look(max_age).view
         if view is None:
             return None
         for log in self.times.not_below(view, timestamp):
-            found = self._in(view, log, timestamp)
-            if found is not None:
-                return found
+            record = self._in(view, log, timestamp)
+            if record is not None:
+                return record
         return None
 
     def _in(self, view: ArchiveView, log: StoredLog, timestamp: int) -> Found | None:
@@ -62,9 +64,9 @@ class TimeSearch:
             end = min(start + size, log.size)
             data = self.opener.read(log.row, start, end)
             for scanned in assembler.feed(data):
-                found = self._first_in(scanned, log.key, timestamp, (first, until))
-                if found is not None:
-                    offset, position = found
+                record_position = self._first_in(scanned, log.key, timestamp, (first, until))
+                if record_position is not None:
+                    offset, position = record_position
                     rest = _from(scanned, position, data, start)
                     self.opener.locator.found(log, offset, position)
                     return Found(offset, log, position, rest)
@@ -76,21 +78,23 @@ class TimeSearch:
         return None
 
     def _extent(self, log: StoredLog, timestamp: int) -> tuple[int, int]:
-        """The first byte to look at, and the size of the range in which the record is, if the
-        indexes say.
+        """Return the first byte to search, and the size of the first range, by the indexes if
+        possible.
         """
         before, behind = self.times.around(log, timestamp)
         locator, read = self.opener.locator, self.opener.read
-        found = None if behind is None else locator.extent(read, log, before, behind)
-        if found is None:
+        extent = None if behind is None else locator.extent(read, log, before, behind)
+        if extent is None:
             return locator.segment_position(read, log, before).position, _FIRST_RANGE
-        start, end = found
+        start, end = extent
         return start, min(max(end - start, _FIRST_RANGE), _LARGEST_RANGE)
 
     def _first_in(
         self, scanned: Scanned, name: str, timestamp: int, span: tuple[Offset, Offset]
     ) -> tuple[Offset, int] | None:
-        """The record's offset, and the byte at which its batch begins."""
+        """Return the record's offset, and the byte position of its batch; None if no record
+        matches.
+        """
         rows = scanned.headers.rows
         first, until = span
         fits = (
@@ -118,8 +122,10 @@ class TimeSearch:
 
 
 def _from(scanned: Scanned, position: int, data: bytes, start: int) -> bytes:
-    """What was read from byte `position` on, where a batch of `scanned` begins, up to the end of
-    the range that began at byte `start`.
+    """Return the bytes that were read from byte `position` on, up to the end of the last range.
+
+    `position` is the first byte of a batch of `scanned`. The last range, `data`, began at byte
+    `start`.
     """
     known = memoryview(scanned.data)
     end = scanned.position + len(known)

@@ -1,4 +1,4 @@
-"""What bounds a reader, and what it shows."""
+"""The limits of a reader, and what it returns."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,35 +15,35 @@ LEAST_MEMORY: Final = MIB
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """How an `ArchiveReader` works.
+    """Settings of an `ArchiveReader`.
 
     Attributes:
-        isolation: what is shown of transactions. Control batches never are.
-        memory_budget: bytes of the store's objects that are held over all partitions, fetched or on
-            their way: the one bound. Where nothing is under way and nothing can be taken, or
-            one partition has long stood still beside others, its next piece is read though there is
-            no room for it, one at a time: the rest of a record batch, however large it is, or 64
-            KiB. So what is waited for always comes. A batch that the end
-            of a range has cut is held twice for a moment, one of each partition. What `take` has
-            handed out does not count, nor what one partition's bytes have been decoded to, 4 MiB or
-            one batch, nor what a search for a timestamp reads, 4 MiB or one batch.
-        fetch_threads: requests that are made at once, over all partitions.
-        first_range: bytes of the first ranged read after a seek; each one after it is twice as
-            large, up to `largest_range`.
-        largest_range: bytes of the largest ranged read.
-        look_interval: seconds that must pass before the end of an archive is looked at again: what
-            is new there is seen at most so much later, at one request per look.
-        most_view_age: seconds after which what is known of an archive is compared with the store
-            while its middle is read, so that a fork or a recreated topic is noticed.
-        failed_pause: seconds that a partition stands still after a failure that may pass; then it
-            goes on where it was, without being asked.
-        max_batch_bytes: bytes of the records of one compressed batch, decompressed: a bound against
-            decompression bombs. A larger batch ends reading with BatchTooLargeError: it is stored,
-            and so never a `Gap`.
-        columns: of `RECORD_SCHEMA`, those that are decoded; None for all. `offset` always is.
+        isolation: Which records of transactions are returned. Control batches never are.
+        memory_budget: Maximum bytes of objects that are held or being fetched, over all partitions.
+            One range at a time may exceed it, so that no partition waits for ever: if no request is
+            in progress and nothing can be taken, or if one partition was idle for long beside
+            others, its next piece is read anyway. That piece is the rest of a record batch, of any
+            size, or 64 KiB. A batch that the end of a range cuts is held twice for a moment, one
+            batch per partition. Not counted are records that `take` has returned, the decoded
+            records of one partition (4 MiB or one batch), and what a search for a timestamp reads
+            (4 MiB or one batch).
+        fetch_threads: Maximum number of concurrent requests, over all partitions.
+        first_range: Bytes of the first ranged read after a seek. Each later one is twice as large,
+            up to `largest_range`.
+        largest_range: Bytes of the largest ranged read.
+        look_interval: Minimum seconds between two checks of an archive's end. New records are seen
+            at most this much later, at one request per check.
+        most_view_age: Seconds after which the snapshot of the archive is compared with the store
+            while its middle is read, so that a divergence or a recreated topic is noticed.
+        failed_pause: Seconds that a partition pauses after a failure that may pass. Then it
+            continues by itself where it was.
+        max_batch_bytes: Maximum bytes of the records of one compressed batch, decompressed: a limit
+            against decompression bombs. A larger batch ends reading with BatchTooLargeError. It is
+            stored, and so never a `Gap`.
+        columns: Columns of `RECORD_SCHEMA` that are decoded; None for all. `offset` always is.
 
     Raises:
-        ConfigurationError: a bound that nothing could work with.
+        ConfigurationError: A limit is out of its range.
     """
 
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -59,7 +59,7 @@ class ReaderSettings:
 
     @property
     def decoded_columns(self) -> tuple[str, ...] | None:
-        """`columns`, and `offset`."""
+        """`columns`, with `offset`."""
         if self.columns is None or "offset" in self.columns:
             return self.columns
         return ("offset", *self.columns)

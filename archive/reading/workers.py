@@ -1,4 +1,4 @@
-"""The threads that make requests, and which partition each of them works for next."""
+"""The threads that make requests, and the choice of the partition that each one serves next."""
 
 import contextlib
 import threading
@@ -18,17 +18,21 @@ _LONGEST_WAIT: Final = 1.0
 _SHORTEST_WAIT: Final = 0.01
 _JOIN_SECONDS: Final = 2.0
 _MOST_ROUNDS: Final = 8
-"""Turns per partition after which one that has waited may exceed the memory."""
+"""Number of steps per partition after which a partition that waited may exceed the memory
+budget.
+"""
 
 
 class Workers:
-    """So many threads; they begin with the first partition.
+    """`count` request threads, which start with the first partition.
 
-    Of those partitions that have something to do the one goes first that has the fewest requests
-    under way, and was served longest ago: none waits for another's. One who finds something to do
-    wakes the next: so none is woken in vain but one.
+    Of the partitions that have something to do, the one with the fewest requests in progress is
+    served first; of equal ones, the one that was served longest ago. So no partition waits for
+    another's requests. A thread that finds work wakes the next one, so at most one thread is woken
+    in vain.
 
-    `conditions`, of one lock, are what they wait for, and what who takes records waits for.
+    `conditions` share one lock: the first wakes the request threads, the second the thread that
+    takes records.
     """
 
     def __init__(
@@ -50,10 +54,10 @@ class Workers:
         self._turn = 0
         self._closed = False
         self.died: BaseException | None = None
-        """What a thread has died of: a mistake in this program."""
+        """The exception that ended a thread: a bug in Sidetier."""
 
     def begin(self) -> None:
-        """Start the threads, if they are not; called with the lock held."""
+        """Start the threads, unless they run. The caller holds the lock."""
         if self._threads or self._closed:
             return
         self._threads = [
@@ -64,7 +68,7 @@ class Workers:
             thread.start()
 
     def close(self) -> None:
-        """End them; one that waits for a store's answer is left behind after 2 seconds."""
+        """End the threads. A thread that still waits for the store after 2 seconds is abandoned."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -77,7 +81,7 @@ class Workers:
         try:
             while (chosen := self._wait()) is not None:
                 self._do(*chosen)
-        except BaseException as error:  # noqa: BLE001  whoever takes records is told
+        except BaseException as error:  # noqa: BLE001 - `take` raises it in its caller's thread
             with self._lock:
                 self.died = error
                 self._ready.notify_all()
@@ -104,12 +108,13 @@ class Workers:
                 partition.served = self._turn
                 return partition, step
             if partition.ranges and partition.ranges[0].has_come:
-                self._ready.notify_all()  # it needed no request
+                self._ready.notify_all()  # the range needed no request
         return None
 
     def _has_waited(self, partition: Partition, partitions: int) -> bool:
-        """Whether it has stood still for so long beside others that it may exceed the memory, as
-        long as no other does.
+        """Whether a partition was idle for so long that it may exceed the memory budget.
+
+        Only one partition at a time may: the budget must not be exceeded already.
         """
         waited = self._turn - partition.served > _MOST_ROUNDS * partitions
         return waited and not _goes_on(partition) and partition.budget.fits(0)
@@ -128,24 +133,26 @@ class Workers:
             self._open(partition, step)
 
     def _fetch(self, partition: Partition, step: FetchStep) -> None:
-        one = step.range
+        byte_range = step.range
         data, error = None, None
         try:
-            data = partition.opener.fetch(one.log.row, one.start, one.end)
+            data = partition.opener.fetch(byte_range.log.row, byte_range.start, byte_range.end)
             self._observer.fetched(partition.tp, len(data))
         except SidetierError as failure:
             error = failure
         with self._lock:
             partition.under_way -= 1
             partition.failing = error is not None and error.retry
-            if one.dropped:
-                partition.budget.give_back(one.size)
+            if byte_range.dropped:
+                partition.budget.give_back(byte_range.size)
             else:
-                one.data, one.error = data, error
+                byte_range.data, byte_range.error = data, error
             self._ready.notify_all()
 
     def _look(self, partition: Partition) -> None:
-        """What fails here is met again by who reads on."""
+        """Take a snapshot. Errors are ignored here: the next read of the partition meets them
+        again.
+        """
         with contextlib.suppress(SidetierError):
             partition.opener.archive.look(partition.settings.most_view_age / 2)
         with self._lock:
@@ -186,7 +193,7 @@ def _asked(opener: Opener, step: OpenStep | GoOnStep) -> Opening:
 
 
 def _goes_on(partition: Partition) -> bool:
-    """Whether it does something by itself, or once records are taken."""
+    """Whether the partition makes progress by itself, or once records are taken."""
     at_work = partition.under_way > 0 or partition.driven
     return at_work or partition.takeable() or partition.may_yield()
 

@@ -1,1 +1,1 @@
-"""What the benchmarks share: inputs, processes to measure, stores, and the form of results."""
+"""Shared code of the benchmarks: inputs, measured processes, stores, and the form of results."""

@@ -1,7 +1,7 @@
 """Appends to the active segments of a log dir at a steady rate, as a broker does.
 
-A script of its own: `appender.py LOG_DIR BASE_OFFSET PARTITIONS APPENDS_PER_SECOND`. It ends at
-SIGTERM, and then prints how many appends a second it made.
+A separate script: `appender.py LOG_DIR BASE_OFFSET PARTITIONS APPENDS_PER_SECOND`. It ends at
+SIGTERM, and prints the number of appends per second.
 """
 
 import os
@@ -17,7 +17,7 @@ _APPEND = os.urandom(200)
 
 
 def main() -> None:
-    """Append until told to stop."""
+    """Append until SIGTERM."""
     log_dir, base, partitions, rate = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     stopping = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

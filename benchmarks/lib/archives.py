@@ -24,13 +24,13 @@ _VERSION = 2
 
 
 def stored(shape: Shape) -> Path:
-    """The root of an archive in the cache, made when it is not there; it is not to be changed."""
+    """Return the root of an archive in the cache, created if missing; it must not be changed."""
     parts = "-".join(str(int(part)) for part in (_VERSION, *astuple(shape)))
     return fetch_once(f"bench-planning-{parts}", lambda folder: _fill(folder, shape)).resolve()
 
 
 def _fill(root: Path, shape: Shape) -> None:
-    """A log dir, stored as a sidecar stores it; files are not synced while that is made."""
+    """Store a log dir as a sidecar stores it, without syncing files."""
     with (
         work_directory() as directory,
         closing(LocalStorage(root)) as store,
@@ -40,10 +40,10 @@ def _fill(root: Path, shape: Shape) -> None:
         for tp in shape.topic_partitions():
             for base in shape.bases:
                 _put(store, log_dir, tp, base)
-            mark = Watermark(
+            watermark = Watermark(
                 BaseOffset(shape.bases[-1]), Offset(shape.next_offset), nonce=uuid4().hex
             )
-            store.put_object(LAYOUT.watermark_key(tp), BytesBody(encode_watermark(mark)))
+            store.put_object(LAYOUT.watermark_key(tp), BytesBody(encode_watermark(watermark)))
 
 
 def _put(store: LocalStorage, log_dir: LogDir, tp: TopicPartition, base: int) -> None:

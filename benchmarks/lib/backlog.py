@@ -25,13 +25,13 @@ _PROPERTIES = {
 
 @contextmanager
 def broker(directory: Path) -> Iterator[KraftCluster]:
-    """A running KRaft broker of its own."""
+    """Yield a running KRaft broker."""
     with KraftCluster(directory, VERSION, properties=_PROPERTIES) as cluster:
         yield cluster
 
 
 def create_topic(cluster: KraftCluster, name: str, partitions: int, segment_bytes: int) -> None:
-    """Create a topic, and wait until it is there."""
+    """Create a topic, and wait until it exists."""
     config = {"segment.bytes": str(segment_bytes)}
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
@@ -43,8 +43,8 @@ def delete_topic(cluster: KraftCluster, name: str) -> None:
     admin.delete_topics([name])[name].result(30)
 
 
-def make_producer(cluster: KraftCluster, **more: Any) -> Producer:  # noqa: ANN401 - librdkafka's own
-    """A producer that waits for all replicas, here one."""
+def make_producer(cluster: KraftCluster, **more: Any) -> Producer:  # noqa: ANN401 - values of librdkafka properties
+    """Return a producer with acks=all; the topics have one replica."""
     settings = {
         "bootstrap.servers": cluster.bootstrap_servers,
         "acks": "all",
@@ -55,21 +55,21 @@ def make_producer(cluster: KraftCluster, **more: Any) -> Producer:  # noqa: ANN4
 
 
 def values(size: int) -> list[bytes]:
-    """Random values, which do not compress."""
+    """Return random values, which do not compress."""
     source = random.Random(size)
     return [source.randbytes(size) for _ in range(_VALUES)]
 
 
 def words(size: int) -> list[bytes]:
-    """Random words of ten letters and digits out of 500: text that compresses to about a third."""
+    """Return texts of 500 random words with ten characters; they compress to about a third."""
     source = random.Random(size)
-    known = [source.randbytes(5).hex() for _ in range(500)]
+    vocabulary = [source.randbytes(5).hex() for _ in range(500)]
     count = size // 11 + 1
-    return [" ".join(source.choices(known, k=count)).encode()[:size] for _ in range(_VALUES)]
+    return [" ".join(source.choices(vocabulary, k=count)).encode()[:size] for _ in range(_VALUES)]
 
 
 def fill(cluster: KraftCluster, topic: str, partitions: int, size: int) -> None:
-    """Produce this many bytes as fast as it goes, 10 KiB a record."""
+    """Produce this many bytes at full speed, in records of 10 KiB."""
     producer = make_producer(cluster, linger_ms=20, batch_size=1 << 20)
     kinds, failures = values(10 << 10), Failures()
     for number in range(size // (10 << 10)):
@@ -90,16 +90,16 @@ def fill(cluster: KraftCluster, topic: str, partitions: int, size: int) -> None:
 
 
 class Failures:
-    """Remembers that a record was not delivered."""
+    """Remembers whether a record was not delivered."""
 
     def __init__(self) -> None:
         self._error: KafkaError | None = None
 
     def note(self, error: KafkaError | None, _: Message) -> None:
-        """A delivery report."""
+        """Check a delivery report (callback)."""
         self._error = self._error or error
 
     def check(self) -> None:
-        """Raises RuntimeError where one was not."""
+        """Raise RuntimeError if a record was not delivered."""
         if self._error is not None:
             raise RuntimeError(f"a record was not delivered: {self._error}")

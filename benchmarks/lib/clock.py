@@ -1,21 +1,21 @@
-"""Time, as the benchmarks read it and let it pass."""
+"""Time for the benchmarks: clocks, and pauses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
-from time import monotonic, time  # noqa: TID251 - their one home here
+from time import monotonic, time  # noqa: TID251 - the only module that may import them
 
 __all__ = ["Stopwatch", "monotonic", "pause", "stopwatch", "wait_until", "wall"]
 
 wall = time
-"""Seconds since 1970."""
+"""Current time, in seconds since 1970."""
 
 _POLL_SECONDS = 0.02
 _never = Event()
 
 
 class Stopwatch:
-    """`seconds` stand still from `stop` on."""
+    """A stopwatch; `seconds` no longer change after `stop`."""
 
     def __init__(self) -> None:
         self._began = monotonic()
@@ -23,17 +23,17 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since its creation, until `stop`."""
         return (monotonic() if self._ended is None else self._ended) - self._began
 
     def stop(self) -> None:
-        """The first call counts."""
+        """Stop. Only the first call has an effect."""
         self._ended = monotonic() if self._ended is None else self._ended
 
 
 @contextmanager
 def stopwatch() -> Iterator[Stopwatch]:
-    """Time a block, up to its end unless it is stopped before."""
+    """Time a block, up to its end or an earlier `stop`."""
     watch = Stopwatch()
     try:
         yield watch
@@ -42,14 +42,14 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 
 def pause(seconds: float) -> None:
-    """Let time pass, for a window in which something is measured."""
+    """Wait for the length of a measured window."""
     _never.wait(seconds)
 
 
 def wait_until(
     condition: Callable[[], object], timeout: float, what: str, poll: float = _POLL_SECONDS
 ) -> float:
-    """Ask again and again until it says yes; returns the seconds that took.
+    """Poll until the condition is true, and return the seconds that this took.
 
     Raises:
         TimeoutError: `timeout` seconds passed.

@@ -1,4 +1,4 @@
-"""How much memory a reader holds, and its process, under a budget; in a process of its own.
+"""Memory of a reader, and growth of its process, under a budget; in a separate process.
 
 python holding.py '{"topic": "t", "end": 1000000, "storage": {...}, "budget": 67108864}'
 """
@@ -22,7 +22,7 @@ _ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes: the budget, the most that the reader held of it, and what the process grew by."""
+    """In bytes: the budget, the reader's peak memory within it, and the growth of the process."""
 
     budget: int
     held: int
@@ -30,7 +30,7 @@ class Held:
 
 
 def hold(topic: str, end: int, storage: dict[str, Any], budget: int) -> Held:
-    """Read everything, as Arrow, and let it go."""
+    """Read everything as Arrow, and discard it."""
     tp = TopicPartition(topic, 0)
     with open_archive("bench", StorageConfig.model_validate(storage)) as archive:
         reader = ArchiveReader(archive, ReaderSettings(memory_budget=budget))
@@ -38,14 +38,14 @@ def hold(topic: str, end: int, storage: dict[str, Any], budget: int) -> Held:
         reader.assign(tp, 0)
         position = 0
         while position < end:
-            for taken in reader.take(_ROWS, _WAIT_SECONDS) or [None]:
-                if not isinstance(taken, Records):
-                    raise TypeError(f"at {position} of {end}: {taken}")
-                position = int(taken.next_offset)
+            for item in reader.take(_ROWS, _WAIT_SECONDS) or [None]:
+                if not isinstance(item, Records):
+                    raise TypeError(f"at {position} of {end}: {item}")
+                position = int(item.next_offset)
         most = peak_resident_bytes(os.getpid())
-        held = reader.peak_memory
+        peak_bytes = reader.peak_memory
         reader.close()
-    return Held(budget, held, max(most - before, 0))
+    return Held(budget, peak_bytes, max(most - before, 0))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Synthetic log dirs: what a broker would have left on the disk, made fast.
+"""Synthetic log dirs with the files that a broker would write, generated fast.
 
-The batches are real (format v2, uncompressed, records of 1 KiB with random values), and so are the
-indexes: an entry for each batch that begins more than 4 KiB behind the last entry's, as Kafka's
-`LogSegment.append` makes them. The records of a batch hold only differences to its header, so a
-few sets of records under ever new headers make a log of any size.
+The batches are real (format v2, uncompressed, records of 1 KiB with random values). The indexes are
+real too: an entry for each batch that begins more than 4 KiB after the last entry's, as Kafka's
+`LogSegment.append` writes them. The records of a batch contain only differences to its header, so a
+few sets of records under new headers make a log of any size.
 """
 
 import os
@@ -26,7 +26,7 @@ _LINEAGE = "0\n1\n0 0\n"
 _RECORD_BYTES = 1024
 _KINDS_OF_BATCHES = 64
 FIRST_TIMESTAMP = 1_700_000_000_000
-"""Of offset 0, in ms; each record is a millisecond later than the one before."""
+"""Timestamp of offset 0, in ms; each record is one millisecond later than the previous one."""
 _INDEX_INTERVAL = 4096
 _INDEX_BYTES = 10 << 20
 _VERSION = 1
@@ -34,9 +34,9 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a log dir is. Every partition has an active segment besides the closed ones.
+    """Size of a log dir. Every partition has an active segment besides the closed ones.
 
-    With `shared`, the closed segments of all partitions are the same files, by hard links.
+    With `shared`, the closed segments of all partitions are the same files, through hard links.
     """
 
     partitions: int
@@ -48,12 +48,12 @@ class Shape:
 
     @property
     def closed_segments(self) -> int:
-        """Of all partitions together."""
+        """Number of closed segments of all partitions together."""
         return self.partitions * self.segments
 
     @property
     def next_offset(self) -> int:
-        """Where the active segment of each partition begins."""
+        """Base offset of the active segment of each partition."""
         return self.segments * self.offsets
 
     @property
@@ -64,11 +64,11 @@ class Shape:
 
     @property
     def bases(self) -> range:
-        """The base offsets of the closed segments of each partition."""
+        """Base offsets of the closed segments of each partition."""
         return range(0, self.next_offset, self.offsets)
 
     def topic_partitions(self) -> Iterator[TopicPartition]:
-        """All partitions."""
+        """Yield all partitions."""
         for number in range(self.partitions):
             yield TopicPartition(f"bench{number % self.topics}", number // self.topics)
 
@@ -81,7 +81,7 @@ class LogDir:
     shape: Shape
 
     def closed_files(self) -> list[Path]:
-        """The files of all closed segments, log and indexes of one after those of another."""
+        """Return the files of all closed segments, segment by segment."""
         return [
             self.path / str(tp) / f"{base:020d}.{kind}"
             for tp in self.shape.topic_partitions()
@@ -90,12 +90,12 @@ class LogDir:
         ]
 
     def closed_bytes(self) -> int:
-        """Their sizes together."""
+        """Return the size of all closed files, in bytes."""
         return sum(path.stat().st_size for path in self.closed_files())
 
 
 def cached_log_dir(shape: Shape) -> LogDir:
-    """A log dir in the cache, made when it is not there. It must not be changed."""
+    """Return a log dir in the cache, created if missing. It must not be changed."""
     parts = (_VERSION, *astuple(shape))
     name = "bench-log-dir-" + "-".join(str(int(part)) for part in parts)
     return LogDir(fetch_once(name, lambda folder: _fill(folder, shape)), shape)
@@ -127,7 +127,7 @@ def _fill(folder: Path, shape: Shape) -> None:
 
 
 def _write_checkpoint(path: Path, shape: Shape) -> None:
-    """All is committed. A checkpoint only counts when it is newer than the segments."""
+    """Write a checkpoint with everything committed. It only counts if newer than the segments."""
     rows = [f"{tp.topic} {tp.partition} {shape.next_offset}" for tp in shape.topic_partitions()]
     path.write_text("\n".join(["0", str(len(rows)), *rows, ""]))
     later = path.stat().st_mtime_ns + 1_000_000_000
@@ -141,7 +141,7 @@ def _link_segment(source: Path, target: Path, base: int) -> None:
 
 
 def _write_active(directory: Path, base: int) -> None:
-    """Empty, with the indexes grown beforehand as the broker does."""
+    """Write an empty active segment, with preallocated indexes as the broker's."""
     for kind, size in (("log", 0), ("index", _INDEX_BYTES), ("timeindex", _INDEX_BYTES - 4)):
         path = directory / f"{base:020d}.{kind}"
         path.touch()
@@ -173,7 +173,7 @@ def _maker(batch_bytes: int) -> "_BatchMaker":
 
 
 class _BatchMaker:
-    """Makes batches of one size; one record a millisecond."""
+    """Creates batches of one size, with one record per millisecond."""
 
     def __init__(self, batch_bytes: int) -> None:
         value = min(_RECORD_BYTES, batch_bytes - 80)
@@ -185,7 +185,7 @@ class _BatchMaker:
         self.size = 61 + len(self._bodies[0])
 
     def make(self, offset: int) -> bytes:
-        """The batch that begins at an offset."""
+        """Return the batch that begins at an offset."""
         timestamp, delta = FIRST_TIMESTAMP + offset, self.records - 1
         covered = struct.pack(
             ">hiqqqhii", 0, delta, timestamp, timestamp + delta, -1, -1, -1, self.records
@@ -198,20 +198,20 @@ def _records(count: int, value_bytes: int, random_source: random.Random) -> byte
     records = bytearray()
     for number in range(count):
         body = bytearray(b"\0")  # attributes
-        body += _varint(number) + _varint(number)  # timestamp and offset, less those of the header
-        body += _varint(-1)  # no key
+        body += _varint(number) + _varint(number)  # deltas of timestamp and offset
+        body += _varint(-1)  # null key
         body += _varint(value_bytes) + random_source.randbytes(value_bytes)
-        body += _varint(0)  # no header
+        body += _varint(0)  # no headers
         records += _varint(len(body)) + body
     return bytes(records)
 
 
 def _varint(number: int) -> bytes:
-    """Zigzag, then seven bits a byte."""
-    left = (number << 1) ^ (number >> 63)
+    """Encode a zigzag varint: seven bits per byte."""
+    remaining = (number << 1) ^ (number >> 63)
     out = bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
+    while remaining > 0x7F:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
     return bytes(out)

@@ -1,4 +1,4 @@
-"""Looking at something from outside, again and again, while something else goes on."""
+"""Repeated observation from outside while something else runs."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ _LOOK_SECONDS = 0.01
 
 
 class Repeated:
-    """Looks every 10 ms, on a thread of its own, until it is told to stop."""
+    """Calls a function every 10 ms on its own thread, until it is stopped."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look

@@ -1,4 +1,4 @@
-"""Source and target of the mirror benchmark: brokers, topics to copy, and a check of each copy."""
+"""Source and target of the mirror benchmark: brokers, topics, and a check of each copy."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PARTITIONS = 4
 RECORD_BYTES = 1024
 _KEY_BYTES = 10
 _MANY_VALUES = 1021
-"""Values repeat behind more than lz4's window of 64 KiB, and in each partition all of them come."""
+"""Number of distinct values. They exceed lz4's window of 64 KiB, and each partition gets all."""
 _SILENCE_SECONDS = 60.0
 _LOOK_BYTES = 16 << 20
 KAFKA_JVM_FLAGS = (
@@ -30,7 +30,7 @@ KAFKA_JVM_FLAGS = (
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-Djava.awt.headless=true",
 )
-"""Those of `kafka-server-start.sh`."""
+"""JVM flags of `kafka-server-start.sh`."""
 _PROPERTIES = {
     "log.retention.check.interval.ms": 300_000,
     "log.segment.delete.delay.ms": 1000,
@@ -51,26 +51,28 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """For tables and as the topic's name."""
+        """Name for tables, and name of the topic."""
         batch = "1m" if self.batch_bytes >= 1_000_000 else f"{self.batch_bytes >> 10}k"
         return f"{batch}-{self.codec}"
 
     @property
     def records(self) -> int:
-        """Of all partitions."""
+        """Number of records in all partitions."""
         return self.size // RECORD_BYTES // PARTITIONS * PARTITIONS
 
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[KraftCluster]:
-    """A running broker, with the heap and the collector of Kafka's own start script."""
-    made = KraftCluster(directory, VERSION, properties=_PROPERTIES, jvm_flags=KAFKA_JVM_FLAGS)
-    with made as running:
+    """Yield a running broker with the heap and garbage collector of Kafka's start script."""
+    kraft_cluster = KraftCluster(
+        directory, VERSION, properties=_PROPERTIES, jvm_flags=KAFKA_JVM_FLAGS
+    )
+    with kraft_cluster as running:
         yield running
 
 
 def admin_of(running: KraftCluster) -> AdminClient:
-    """An admin client."""
+    """Return an admin client."""
     return AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0})
 
 
@@ -84,7 +86,7 @@ def fill(running: KraftCluster, shape: Shape) -> None:
     admin.create_topics([new])[shape.name].result(60)
     producer = make_producer(
         running,
-        enable_idempotence=True,  # without it a batch that is sent again comes behind others
+        enable_idempotence=True,  # otherwise a resent batch could follow later ones
         linger_ms=1000,
         batch_size=shape.batch_bytes,
         batch_num_messages=1_000_000,
@@ -118,7 +120,7 @@ def delete_topics(running: KraftCluster, *names: str) -> None:
 
 
 def mean_batch(running: KraftCluster, topic: str) -> tuple[float, float]:
-    """Bytes and records of the topic's batches, from the beginning of its first log file."""
+    """Return mean bytes and records of the batches in the topic's first log file."""
     path = running.log_dirs(1)[0] / f"{topic}-0" / f"{0:020d}.log"
     with path.open("rb") as log:
         rows = scan_headers(log.read(_LOOK_BYTES)).rows
@@ -126,16 +128,16 @@ def mean_batch(running: KraftCluster, topic: str) -> tuple[float, float]:
 
 
 def has_records(running: KraftCluster, topic: str) -> bool:
-    """Whether a partition of the topic has bytes on the disk."""
+    """Return whether a partition of the topic has bytes on the disk."""
     logs = running.log_dirs(1)[0].glob(f"{topic}-[0-9]*/*.log")
     return any(path.stat().st_size for path in logs)
 
 
 def check_copy(running: KraftCluster, topic: str, shape: Shape) -> None:
-    """Consume a topic with read_committed: it must have each record once, and in order.
+    """Consume a topic with read_committed, and check that it has each record once, in order.
 
     Raises:
-        RuntimeError: it has not.
+        RuntimeError: It has not.
     """
     values = _values()
     for partition in range(PARTITIONS):
@@ -158,7 +160,7 @@ def check_copy(running: KraftCluster, topic: str, shape: Shape) -> None:
 
 
 def _consumed(running: KraftCluster, topic: str, partition: int) -> Iterator[Any]:
-    """All records of a partition that are committed now."""
+    """Yield all records of a partition that are committed now."""
     consumer = Consumer(
         {
             "bootstrap.servers": running.bootstrap_servers,

@@ -1,4 +1,4 @@
-"""What copies topics in the mirror benchmark: `sidetier mirror` and MirrorMaker 2."""
+"""The contenders of the mirror benchmark: `sidetier mirror` and MirrorMaker 2."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ _MIRROR_MAKER_JVM_FLAGS = (
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-Djava.awt.headless=true",
 )
-"""Those of `connect-mirror-maker.sh`."""
+"""JVM flags of `connect-mirror-maker.sh`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """One copy, from the moment when a quarter of the records was committed to the last commit.
+    """One copy, from the commit of a quarter of the records to the last commit.
 
-    `size` counts keys and values that were copied meanwhile. `start_seconds` is from the start of
-    the process to its first record on the target. CPU time is in seconds.
+    Attributes:
+        size: Bytes of keys and values that were copied in this time.
+        start_seconds: Seconds from the start of the process to its first record on the target.
     """
 
     size: int
@@ -69,17 +70,17 @@ class Copied:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Of keys and values."""
+        """MB/s of keys and values."""
         return self.size / self.seconds / 1e6
 
     @property
     def cpu_per_gib(self) -> float:
-        """Of the copying process."""
+        """CPU seconds of the copying process per GiB."""
         return self.cpu_seconds * _GIB / self.size
 
     @property
     def brokers_cpu_per_gib(self) -> float:
-        """Of both brokers."""
+        """CPU seconds of both brokers per GiB."""
         return (self.source_cpu_seconds + self.target_cpu_seconds) * _GIB / self.size
 
 
@@ -87,9 +88,9 @@ class Contender(ABC):
     """A process that copies one topic; leaving the context ends it."""
 
     name: str
-    """For tables."""
+    """Name in tables."""
     topic: str
-    """The copy's name on the target."""
+    """Name of the copy on the target."""
 
     def __init__(self, process: ManagedProcess) -> None:
         self.process = process
@@ -103,11 +104,11 @@ class Contender(ABC):
 
     @abstractmethod
     def committed(self) -> int:
-        """How many source records are copied and committed."""
+        """Return the number of source records that are copied and committed."""
 
 
 class SidetierMirror(Contender):
-    """`sidetier mirror`; the progress is that of its group on the target."""
+    """`sidetier mirror`. Its group on the target shows the progress."""
 
     def __init__(self, directory: Path, pair: Pair, shape: Shape, run: str, delivery: str) -> None:
         self.name = f"mirror, {delivery}"
@@ -117,7 +118,7 @@ class SidetierMirror(Contender):
             {
                 "bootstrap.servers": pair.target.bootstrap_servers,
                 "group.id": f"sidetier-mirror-{run}",
-                "isolation.level": "read_uncommitted",  # does not wait for what is under way
+                "isolation.level": "read_uncommitted",  # do not wait for open transactions
                 "log_level": 0,
             }
         )
@@ -143,16 +144,19 @@ class SidetierMirror(Contender):
     def committed(self) -> int:
         """See the base class."""
         pause(_POLL_SECONDS)
-        return sum(max(one.offset, 0) for one in self._group.committed(self._copies, 30))
+        return sum(
+            max(committed_offset.offset, 0)
+            for committed_offset in self._group.committed(self._copies, 30)
+        )
 
 
 class MirrorMaker(Contender):
-    """MirrorMaker 2 in dedicated mode with exactly-once; the progress is in its offsets topic."""
+    """MirrorMaker 2 in dedicated mode with exactly-once. Its offsets topic shows the progress."""
 
     name = "MirrorMaker 2, exactly-once"
 
     def __init__(self, directory: Path, pair: Pair, shape: Shape, run: str) -> None:
-        self.topic = f"{run}.{shape.name}"  # the policy of names that it has by default
+        self.topic = f"{run}.{shape.name}"  # default naming policy
         home = directory / run
         home.mkdir(parents=True)
         config = home / "mm2.properties"
@@ -181,8 +185,10 @@ class MirrorMaker(Contender):
 
 
 def _mirror_maker_properties(pair: Pair, shape: Shape, run: str) -> dict[str, str]:
-    """Settings for throughput: tasks for all partitions, the source's batch size and codec,
-    fetches as large as those of `sidetier mirror`, and a transaction each second like it.
+    """Return settings for throughput.
+
+    One task for each partition, the source's batch size and codec, fetches as large as those of
+    `sidetier mirror`, and like it a transaction each second.
     """
     flow = f"{run}->target"
     return {
@@ -262,7 +268,7 @@ class _OffsetsTopic:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How much was committed at a time, and the processor seconds of contender, source, target."""
+    """Committed records at a time, and CPU seconds of contender, source and target."""
 
     committed: int
     at: float
@@ -273,22 +279,22 @@ def copy_once(contender: Contender, pair: Pair, shape: Shape) -> Copied:
     """Run a contender until the whole topic is copied.
 
     Raises:
-        RuntimeError: it ended before.
-        TimeoutError: it takes longer than a quarter of an hour.
+        RuntimeError: It ended before.
+        TimeoutError: It takes longer than a quarter of an hour.
     """
     began = monotonic()
     memory = 0
     with contender:
         pids = [
             contender.process.pid,
-            *(one.process_of(1).pid for one in (pair.source, pair.target)),
+            *(kafka_cluster.process_of(1).pid for kafka_cluster in (pair.source, pair.target)),
         ]
         while not has_records(pair.target, contender.topic):
             _check(contender, began)
         first, first_cpu = monotonic(), cpu_seconds(pids[0])
         start: _Look | None = None
         while True:
-            # A process that has ended keeps its processor time until it is waited for.
+            # An ended process keeps its CPU time until it is waited for.
             ended = has_ended(pids[0])
             if not ended:
                 memory = peak_resident_bytes(pids[0])
@@ -318,7 +324,7 @@ def copy_once(contender: Contender, pair: Pair, shape: Shape) -> Copied:
 
 
 def _check(contender: Contender, began: float) -> None:
-    """Let a moment pass while the contender starts."""
+    """Wait a moment while the contender starts, and check that it runs."""
     pause(_POLL_SECONDS)
     if has_ended(contender.process.pid):
         raise RuntimeError(f"{contender.name} has ended:\n{contender.process.log_tail()}")

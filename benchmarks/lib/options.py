@@ -1,4 +1,4 @@
-"""The options that every benchmark has."""
+"""Options of every benchmark."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from sidetier.sandbox.cache import cache_root
 
 
 def benchmark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--quick`, `--runs`, `--record`, `--json`."""
+    """Add `--quick`, `--runs`, `--record` and `--json`."""
     options = [
         click.option("--quick", is_flag=True, help="Small and short: does it run at all?"),
         click.option("--runs", type=click.IntRange(1), help="How often each is measured."),
@@ -26,7 +26,7 @@ def benchmark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def work_directory(root: Path | None = None) -> Iterator[Path]:
-    """An empty directory, on the cache's file system unless told where; removed at the end."""
+    """Yield an empty directory, by default on the cache's file system; removed at the end."""
     root = root or cache_root()
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=root) as name:

@@ -1,8 +1,8 @@
-"""Fetches objects into files by ranged GETs of boto3 and does nothing else: a restore's limit.
+"""Downloads objects into files with ranged GETs of boto3 only: a restore's upper limit.
 
-A script of its own: `plain_fetch.py DIRECTORY RANGE_BYTES AT_ONCE BUCKET ENDPOINT REGION`, with
-lines of key and size on its standard input, and the credentials in BENCH_ACCESS_KEY and
-BENCH_SECRET_KEY. Each file is durable when it ends.
+A separate script: `plain_fetch.py DIRECTORY RANGE_BYTES AT_ONCE BUCKET ENDPOINT REGION`, with lines
+of key and size on its standard input, and the credentials in BENCH_ACCESS_KEY and BENCH_SECRET_KEY.
+Each file is durable when it ends.
 """
 
 import os
@@ -18,7 +18,7 @@ _FILES_AT_ONCE = 4
 
 
 def main() -> None:
-    """Fetch every object."""
+    """Download every object."""
     directory, range_bytes, at_once = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     bucket, endpoint, region = sys.argv[4:7]
     client: Any = boto3.client(
@@ -49,7 +49,7 @@ def main() -> None:
 
     with ThreadPoolExecutor(at_once) as readers, ThreadPoolExecutor(_FILES_AT_ONCE) as files:
         numbered = [(number, key, size) for number, (key, size) in enumerate(objects)]
-        for _ in files.map(lambda one: fetch_whole(*one), numbered):
+        for _ in files.map(lambda row: fetch_whole(*row), numbered):
             """Let errors show."""
 
 

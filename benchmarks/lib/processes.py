@@ -1,21 +1,21 @@
-"""What the kernel says of a process: processor time and memory."""
+"""The kernel's figures of a process: CPU time and memory."""
 
 import os
 import re
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_USER, _SYSTEM = 11, 12  # of /proc/PID/stat, counted behind the command's closing parenthesis
+_USER, _SYSTEM = 11, 12  # fields of /proc/PID/stat after the command's closing parenthesis
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads so far, in steps of 10 ms."""
+    """Return user and system time of all threads so far, in steps of 10 ms."""
     fields = _stat(pid)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended that nobody has waited for yet."""
+    """Return whether a process has ended that was not waited for yet."""
     return _stat(pid)[0] == "Z"
 
 
@@ -24,19 +24,19 @@ def _stat(pid: int) -> list[str]:
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most memory that the process has ever had resident (VmHWM)."""
+    """Return the peak resident memory of the process (VmHWM)."""
     return _status_bytes(pid, "VmHWM")
 
 
 LEAST_PRIORITY = 19
-"""Of niceness, for what shall give way to everything else."""
+"""Niceness of processes that yield to everything else."""
 
 
 def give_way(pid: int) -> None:
-    """Let everything else come before the session of this process, which was started with `nice`.
+    """Lower the priority of the session of process `pid`, which was started with `nice`.
 
-    Where the kernel schedules by session (autogroup), niceness counts within the session alone, and
-    the session has one of its own. In service, a service manager's CPU weight does this.
+    If the kernel schedules by session (autogroup), niceness counts only within the session, and the
+    session has a niceness of its own. In production a service manager's CPU weight does this.
     """
     group = Path(f"/proc/{pid}/autogroup")
     if group.exists():
@@ -44,7 +44,7 @@ def give_way(pid: int) -> None:
 
 
 def machine() -> str:
-    """The machine's shape in one line."""
+    """Return the machine's CPU and memory in one line."""
     cpus = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     memory = re.findall(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     system = os.uname()
@@ -54,7 +54,7 @@ def machine() -> str:
 
 
 def _status_bytes(pid: int, name: str) -> int:
-    found = re.search(rf"{name}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    if found is None:
+    match = re.search(rf"{name}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    if match is None:
         raise ProcessLookupError(f"process {pid} has no {name}: it has ended")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024

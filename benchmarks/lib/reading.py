@@ -1,8 +1,8 @@
-"""One way of reading a topic, in a process of its own, so that its processor time is its own.
+"""One way of reading a topic, in a separate process with its own CPU time.
 
     python reading.py '{"side": "store", "method": "poll", "config": {...}, ...}'
 
-prints what it found as JSON.
+prints its result as JSON.
 """
 
 import json
@@ -26,9 +26,9 @@ _ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What to read, and how.
+    """The topic to read, and the method.
 
-    `side` is kafka or store, `method` poll, consume or arrow; `end` is one past the last offset
+    `side` is kafka or store, `method` is poll, consume or arrow. `end` is one past the last offset
     that is read of partition 0.
     """
 
@@ -41,10 +41,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What came of it: bytes of values, seconds, and bytes of memory.
+    """Result: bytes of values, seconds, and bytes of memory.
 
-    `first_seconds` is from before the consumer is made to its first record; the rest is from there
-    to the last one.
+    `first_seconds` is the time from before the creation of the consumer to its first record. The
+    other time is from there to the last record.
     """
 
     first_seconds: float
@@ -57,22 +57,22 @@ class Read:
 
     @property
     def records_per_second(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.records / self.seconds
 
     @property
     def megabytes_per_second(self) -> float:
-        """MB of values a second."""
+        """MB of values per second."""
         return self.size / self.seconds / 1e6
 
     @property
     def cpu_per_gib(self) -> float:
-        """Processor seconds, user and system, per GiB of values."""
+        """CPU seconds, user and system, per GiB of values."""
         return self.cpu_seconds / self.size * (1 << 30)
 
 
 def read(reading: Reading) -> Read:
-    """Read it all."""
+    """Read everything."""
     before, began = resident(), monotonic()
     tiered = reading.side == "store"
     make: Any = TieredConsumer if tiered else confluent_kafka.Consumer
@@ -87,7 +87,7 @@ def read(reading: Reading) -> Read:
     return Read(first - began, records, size, seconds, cpu, before, most)
 
 
-def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of two kinds
+def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of two consumer classes
     records = size = 0
     while True:
         message = consumer.poll(_WAIT_SECONDS)
@@ -137,7 +137,7 @@ def _nothing() -> list[Any]:
 
 
 def resident() -> int:
-    """Bytes that are resident now."""
+    """Return the current resident memory, in bytes."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123
         return int(statm.read().split()[1]) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""The form of results: a table for people, JSON for programs, a section of RESULTS.md to keep."""
+"""Form of results: a table for people, JSON for programs, a section of RESULTS.md."""
 
 import json
 import os
@@ -38,19 +38,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Of one value at least."""
-        known = list(values)
-        return cls(min(known), median(known), max(known))
+        """Compute the spread of at least one value."""
+        measured = list(values)
+        return cls(min(measured), median(measured), max(measured))
 
     def text(self, digits: int = 2) -> str:
-        """For a table."""
+        """Return the text for a table."""
         low, middle, high = (f"{x:.{digits}f}" for x in (self.low, self.middle, self.high))
         return f"{low} / **{middle}** / {high}"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What must hold: `value` is at most `limit`, or at least, with `at_least`."""
+    """A target: `value` must be at most `limit`, or at least `limit` with `at_least`."""
 
     what: str
     value: float
@@ -59,13 +59,13 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether it holds."""
+        """Whether the value meets the target."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 @dataclass(slots=True)
 class Report:
-    """What a benchmark found. `raw` has every single figure, in a form that JSON can hold."""
+    """Result of a benchmark. `raw` has every figure, in a form that JSON can hold."""
 
     name: str
     title: str
@@ -80,7 +80,7 @@ class Report:
         self._tables.append("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
 
     def finish(self, *, record: bool, json_path: Path | None) -> int:
-        """Print it, keep it where that is wanted; the exit code is 1 when a target is missed."""
+        """Print the report and store it if requested; return 1 if a target is missed, else 0."""
         self.table(
             ["what is asked", "measured", "limit", "met"],
             [
@@ -104,12 +104,12 @@ class Report:
         return 0 if all(target.met for target in self.targets) else 1
 
     def _section(self) -> str:
-        where = f"`{_command()}`, {_date()}, {machine()}, Python {sys.version.split()[0]}."
+        environment = f"`{_command()}`, {_date()}, {machine()}, Python {sys.version.split()[0]}."
         if _LOAD > _QUIET:
-            where += (
+            environment += (
                 f" **The machine was busy**: its load average was {_LOAD:.0f} before the start."
             )
-        return "\n\n".join([f"## {self.title}", where, self.how, *self._tables]) + "\n"
+        return "\n\n".join([f"## {self.title}", environment, self.how, *self._tables]) + "\n"
 
     def _json(self) -> str:
         whole = {
@@ -125,9 +125,13 @@ class Report:
 
 
 def _command() -> str:
-    given = [option for option in sys.argv[1:] if option != "--record"]
-    places = {at + 1 for at, option in enumerate(given) if option == "--json"}
-    options = [one for at, one in enumerate(given) if at not in places and one != "--json"]
+    arguments = [option for option in sys.argv[1:] if option != "--record"]
+    places = {at + 1 for at, option in enumerate(arguments) if option == "--json"}
+    options = [
+        argument
+        for at, argument in enumerate(arguments)
+        if at not in places and argument != "--json"
+    ]
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])
 
 

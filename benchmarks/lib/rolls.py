@@ -1,4 +1,4 @@
-"""From roll to stored, as it is seen from outside: traffic at a steady rate, and an observer."""
+"""Time from roll to stored, measured from outside: traffic at a steady rate, and an observer."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Segment = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is produced to a topic that is there."""
+    """Traffic that is produced to an existing topic."""
 
     topic: str
     partitions: int = 8
@@ -35,19 +35,19 @@ class Traffic:
 
 @dataclass(slots=True)
 class Seen:
-    """Moments, in monotonic seconds."""
+    """Observed moments, in monotonic seconds."""
 
     rolled: dict[Segment, float] = field(default_factory=dict)
     stored: dict[Segment, float] = field(default_factory=dict)
 
     def is_stored(self, until: float) -> bool:
-        """Everything that was rolled before `until`."""
+        """Return whether everything that was rolled before `until` is stored."""
         due = [segment for segment, rolled in list(self.rolled.items()) if rolled <= until]
         return all(segment in self.stored for segment in due)
 
 
 class Observer:
-    """Looks at the log dir and at the store's directory."""
+    """Observes the log dir and the store's directory."""
 
     def __init__(self, log_dir: Path, store: RealStore, traffic: Traffic) -> None:
         self._log_dir = log_dir
@@ -58,31 +58,31 @@ class Observer:
         self.seen = Seen()
 
     def look(self) -> None:
-        """Once at every partition."""
+        """Observe every partition once."""
         for partition in self._bases:
             self._look_for_rolls(partition)
             self._look_for_stored(partition)
 
     def _look_for_rolls(self, partition: int) -> None:
         names = (self._log_dir / f"{self._topic}-{partition}").glob("*.log")
-        bases, now = sorted(int(path.stem) for path in names), monotonic()
+        bases, moment = sorted(int(path.stem) for path in names), monotonic()
         for closed, _ in pairwise(bases):
-            self.seen.rolled.setdefault((partition, closed), now)
+            self.seen.rolled.setdefault((partition, closed), moment)
         self._bases[partition] = bases
 
     def _look_for_stored(self, partition: int) -> None:
         done = self._store.stored_up_to(TopicPartition(self._topic, partition))
         if done == self._done[partition]:
             return
-        self._done[partition], now = done, monotonic()
+        self._done[partition], moment = done, monotonic()
         for closed, after in pairwise(self._bases[partition]):
             if after <= done:
-                self.seen.stored.setdefault((partition, closed), now)
+                self.seen.stored.setdefault((partition, closed), moment)
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One segment's, in seconds."""
+    """Times of one segment, in seconds."""
 
     partition: int
     base_offset: int
@@ -91,7 +91,7 @@ class Passage:
 
     @property
     def excess(self) -> float:
-        """What the upload does not explain."""
+        """Seconds that the upload does not account for."""
         return self.rolled_to_stored - self.upload
 
 
@@ -103,11 +103,10 @@ def observe(
     bootstrap: str,
     seconds: float,
 ) -> list[Passage]:
-    """Produce for a while beside a sidecar that is ready; what was rolled in the last 5 s is left
-    out.
+    """Produce for a while beside a ready sidecar. Segments rolled in the last 5 s are left out.
 
     Raises:
-        RuntimeError: a segment was not stored although there was time.
+        RuntimeError: A segment was not stored although there was time.
     """
     rate = traffic.rate_bytes // traffic.value_bytes
     arguments = [bootstrap, traffic.topic, traffic.partitions, rate, traffic.value_bytes]
@@ -134,17 +133,17 @@ def observe(
 
 
 def _passages(seen: Seen, uploads: Mapping[Segment, float], until: float) -> list[Passage]:
-    """Of every segment that was rolled before `until`."""
-    found = []
+    """Return the passage of every segment that was rolled before `until`."""
+    passages = []
     for segment, rolled in sorted(seen.rolled.items()):
         if rolled > until:
             continue
         if segment not in seen.stored or segment not in uploads:
             raise RuntimeError(f"partition and base {segment}: rolled, but never seen stored")
-        found.append(Passage(*segment, seen.stored[segment] - rolled, uploads[segment]))
-    return found
+        passages.append(Passage(*segment, seen.stored[segment] - rolled, uploads[segment]))
+    return passages
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Of two values at least."""
+    """Return a percentile of at least two values."""
     return quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -2,7 +2,7 @@
 
     python seeking.py '{"topic": "t", "end": 1000000, "storage": {...}, "seeks": 20}'
 
-prints a list of JSON objects, in a process of its own.
+runs in a separate process, and prints a list of JSON objects.
 """
 
 import json
@@ -30,8 +30,9 @@ _ONE_AT_A_TIME = ReaderSettings(fetch_threads=1)
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """One seek: what it went by, seconds to the first record, and the requests it took (their
-    operations, in order) up to the range that holds it: what is read ahead is left out.
+    """One seek: its kind, seconds to the first record, and requests.
+
+    `requests` are operations in order, up to the range that holds the record, without read-ahead.
     """
 
     kind: str
@@ -40,9 +41,9 @@ class Seek:
 
 
 class Requests(NullReadingObserver):
-    """Notes what is answered; a `RequestObserver`, and one of the reader.
+    """Records answered requests; a `RequestObserver` of the store, and one of the reader.
 
-    `needed` are those that were answered by the time that a range was taken last.
+    `needed` are the requests that were answered when a range was last taken.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Requests(NullReadingObserver):
             self.answered.append(operation)
 
     def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
-        """With one thread, the next range has just been asked for, at most."""
+        """Record a prefetch: with one thread, at most the next range has been requested."""
         del tp, hit
         with self._lock:
             self.needed = list(self.answered)
@@ -67,8 +68,8 @@ class Requests(NullReadingObserver):
 
 
 def seeks(topic: str, end: int, storage: dict[str, Any], count: int) -> list[Seek]:
-    """So many of each kind, each by a reader that has looked at the archive and at nothing else."""
-    requests, dice, found = Requests(), random.Random(count), []
+    """Run `count` seeks of each kind, each with a new reader that has only listed the archive."""
+    requests, dice, results = Requests(), random.Random(count), []
     tp = TopicPartition(topic, 0)
     config = StorageConfig.model_validate(storage)
     with open_archive("bench", config, observer=requests) as archive:
@@ -78,8 +79,8 @@ def seeks(topic: str, end: int, storage: dict[str, Any], count: int) -> list[See
                 wanted = at if kind == "offset" else stamp
                 seconds = _seek(archive, tp, kind, wanted, ReaderSettings())
                 _seek(archive, tp, kind, wanted, _ONE_AT_A_TIME, requests)
-                found.append(Seek(kind, seconds, requests.needed))
-    return found
+                results.append(Seek(kind, seconds, requests.needed))
+    return results
 
 
 def _seek(
@@ -90,7 +91,7 @@ def _seek(
     settings: ReaderSettings,
     requests: Requests | None = None,
 ) -> float:
-    """Seconds from the seek to the first record; its requests are noted."""
+    """Return the seconds from the seek to the first record, and record its requests."""
     reader = ArchiveReader(archive, settings, requests)
     try:
         reader.bounds(tp)
@@ -108,7 +109,7 @@ def _seek(
 
 
 def _places(dice: random.Random, end: int, count: int) -> list[int]:
-    """Offsets in the middle half."""
+    """Return offsets in the middle half."""
     return [dice.randrange(end // 4, end * 3 // 4) for _ in range(count)]
 
 
@@ -121,15 +122,15 @@ def _timestamp(archive: ArchiveAccess, tp: TopicPartition, offset: int) -> int:
 
 
 def _first(reader: ArchiveReader, tp: TopicPartition, offset: int | None) -> tuple[int, int]:
-    """Offset and timestamp of the first record from an offset on."""
+    """Return offset and timestamp of the first record from an offset on."""
     if offset is None:
         raise RuntimeError("no record has that timestamp")
     reader.assign(tp, offset)
-    for taken in reader.take(1, _WAIT_SECONDS):
-        if isinstance(taken, Records):
-            row = taken.records.slice(0, 1).to_pylist()[0]
+    for item in reader.take(1, _WAIT_SECONDS):
+        if isinstance(item, Records):
+            row = item.records.slice(0, 1).to_pylist()[0]
             return row["offset"], row["timestamp"]
-        raise RuntimeError(f"{taken}")
+        raise RuntimeError(f"{item}")
     raise TimeoutError(f"nothing came in {_WAIT_SECONDS:g} s")
 
 

@@ -1,4 +1,4 @@
-"""`sidetier run` as a process of its own, to be measured from outside."""
+"""`sidetier run` as a separate process, measured from outside."""
 
 import http.client
 import json
@@ -19,14 +19,16 @@ CLUSTER = "bench"
 
 
 _BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Modules are compiled once, as in the image, and not at each start."""
+"""Environment that lets Python write compiled modules: they are compiled once, as in the image, and
+not at each start.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the sidecar is told: where its files lie, the log dirs, the store, and what else.
+    """Inputs of the sidecar: directory of its files, log dirs, store, other settings.
 
-    `program` takes the place of the installed command, for a sidecar that is tampered with.
+    `program` replaces the installed command, for a modified sidecar.
     """
 
     directory: Path
@@ -76,16 +78,16 @@ class Sidecar:
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time since it was started."""
+        """User and system time since its start."""
         return processes.cpu_seconds(self.process.pid)
 
     @property
     def peak_resident_bytes(self) -> int:
-        """The most it has ever had resident."""
+        """Peak resident memory, in bytes."""
         return processes.peak_resident_bytes(self.process.pid)
 
     def events(self, *names: str) -> Iterator[dict[str, Any]]:
-        """The lines of its log with these names."""
+        """Yield its log events with these names."""
         with self.log.open() as lines:
             for line in lines:
                 if any(f'"{name}"' in line for name in names) and line.endswith("}\n"):
@@ -96,7 +98,7 @@ class Sidecar:
     def wait_until(
         self, condition: Callable[[], object], timeout: float, what: str, poll: float = 0.02
     ) -> float:
-        """As `clock.wait_until`, and an error at once when the sidecar has ended."""
+        """Wait like `clock.wait_until`, but raise an error as soon as the sidecar has ended."""
 
         def holds() -> object:
             if not self.process.running:
@@ -106,11 +108,11 @@ class Sidecar:
         return wait_until(holds, timeout, f"{what} ({self.log})", poll)
 
     def wait_until_ready(self, timeout: float) -> float:
-        """Until `/readyz` says yes; returns the seconds from this call on."""
+        """Wait until `/readyz` answers ready, and return the seconds since this call."""
         return self.wait_until(self._is_ready, timeout, "the sidecar is ready")
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """`/metrics`: the value of each sample by its name and labels."""
+        """Return the value of each sample of `/metrics`, by name and labels."""
         _, text = self._get("/metrics")
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value

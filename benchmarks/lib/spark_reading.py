@@ -1,7 +1,7 @@
-"""Reads on Spark, in a session of their own: `python spark_reading.py '{"master": ..., ...}'`.
+"""Reads on Spark in a separate session: `python spark_reading.py '{"master": ..., ...}'`.
 
-Writes what it found as JSON to where it is told. What it counts as processor time is that of all
-processes of its kernel session: the driver, the JVM, and Python's workers.
+Writes its result as JSON to the given file. CPU time is that of all processes in its kernel
+session: the driver, the JVM, and Python workers.
 """
 
 import json
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 _WARM_UPS = 2
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SESSION, _TIMES = 3, slice(11, 15)  # of /proc/PID/stat, behind the command's closing parenthesis
+# fields of /proc/PID/stat after the command's closing parenthesis
+_SESSION, _TIMES = 3, slice(11, 15)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkRead:
-    """One way to read, once."""
+    """One way to read, run once."""
 
     way: str
     topic: str
@@ -37,21 +38,21 @@ class SparkRead:
 
 
 def main() -> None:
-    """Every way of every topic, to warm up, then in turns."""
-    asked = json.loads(sys.argv[1])
-    spark = _session(asked)
+    """Read every topic in every way, first to warm up and then in alternating order."""
+    parameters = json.loads(sys.argv[1])
+    spark = _session(parameters)
     register(spark)
-    found = []
-    for number in range(asked["runs"] + _WARM_UPS):
-        for topic, end in asked["topics"].items():
-            sinks = asked["sinks_of"][topic]
-            ways = [(side, sink) for sink in sinks for side in asked["sides"]]
+    results = []
+    for number in range(parameters["runs"] + _WARM_UPS):
+        for topic, end in parameters["topics"].items():
+            sinks = parameters["sinks_of"][topic]
+            ways = [(side, sink) for sink in sinks for side in parameters["sides"]]
             for side, sink in ways if number % 2 else reversed(ways):
-                frame = _frame(spark, asked, side, topic, end, sink)
-                one = _timed(frame, f"{side} {sink}", topic, sink, asked["output"])
+                frame = _frame(spark, parameters, side, topic, end, sink)
+                spark_read = _timed(frame, f"{side} {sink}", topic, sink, parameters["output"])
                 if number >= _WARM_UPS:
-                    found.append(asdict(one))
-    Path(asked["found"]).write_text(json.dumps(found))
+                    results.append(asdict(spark_read))
+    Path(parameters["found"]).write_text(json.dumps(results))
     spark.stop()
 
 
@@ -91,13 +92,13 @@ def _timed(frame: "DataFrame", way: str, topic: str, sink: str, output: str) -> 
     else:
         frame.write.format("noop").mode("overwrite").save()
     seconds = monotonic() - started
-    found = SparkRead(way, topic, seconds, _cpu_seconds() - cpu)
-    print(f"{topic} {way}: {seconds:.1f} s, {found.cpu_seconds:.1f} CPU s", flush=True)
-    return found
+    spark_read = SparkRead(way, topic, seconds, _cpu_seconds() - cpu)
+    print(f"{topic} {way}: {seconds:.1f} s, {spark_read.cpu_seconds:.1f} CPU s", flush=True)
+    return spark_read
 
 
 def _cpu_seconds() -> float:
-    """Of this kernel session, of children too that have ended and were waited for."""
+    """Return the CPU seconds of this kernel session, with ended children that were waited for."""
     own, ticks = os.getsid(0), 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile

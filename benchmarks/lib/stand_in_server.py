@@ -1,12 +1,11 @@
-"""A stand-in for an S3 server: it answers late, counts what it is asked, and throws data away.
+"""A stand-in for an S3 server: it delays answers, counts requests, and discards data.
 
-A script of its own: `stand_in_server.py PORT DELAY_SECONDS`. Bodies up to 64 KiB are kept, of
-larger ones the size alone. Requests are decided when they are answered, one after the other, so
-conditional writes are as strict as those of a real store. Neither signatures nor checksums are
-looked at.
+A separate script: `stand_in_server.py PORT DELAY_SECONDS`. It stores bodies up to 64 KiB, and only
+the size of larger ones. It decides requests when it answers them, one after the other, so
+conditional writes are as strict as on a real store. It checks neither signatures nor checksums.
 
-`GET /-/counts` tells of the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS`
-changes the delay; `POST /-/clear` removes all objects. These three neither count nor wait.
+`GET /-/counts` returns the requests since the last `POST /-/reset`; `POST /-/delay?SECONDS` changes
+the delay; `POST /-/clear` removes all objects. These requests are neither counted nor delayed.
 """
 
 import asyncio
@@ -47,12 +46,12 @@ class _Request:
 
     @property
     def key(self) -> str:
-        """Without the bucket; empty for the bucket itself."""
+        """Key without the bucket; empty for the bucket itself."""
         return unquote(self.path).lstrip("/").partition("/")[2]
 
     @property
     def kind(self) -> str:
-        """What is counted: the method and the kind of object."""
+        """Category for the counts: the method and the kind of object."""
         if self.method == "GET" and not self.key:
             return "list"
         name = self.key.rpartition("/")[2]
@@ -66,11 +65,11 @@ class _Answer:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     size: int | None = None
-    """What a HEAD says of a body that it does not bring."""
+    """Size that the answer to HEAD reports, without a body."""
 
 
 class Objects:
-    """The buckets of a store, all in one."""
+    """The objects of all buckets together."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _Stored] = {}
@@ -78,12 +77,12 @@ class Objects:
         self._etags = count(1)
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all objects."""
         self._objects.clear()
         self._sorted.clear()
 
     def answer(self, request: _Request) -> _Answer:
-        """Carry a request out."""
+        """Execute a request."""
         if not request.key:
             return self._list(request) if request.method == "GET" else _Answer(200)
         handlers: dict[str, Callable[[_Request], _Answer]] = {
@@ -96,47 +95,47 @@ class Objects:
         return handler(request) if handler else _Answer(501)
 
     def _put(self, request: _Request) -> _Answer:
-        there = self._objects.get(request.key)
-        if not _condition_holds(request.headers, there):
-            missing = there is None
+        stored = self._objects.get(request.key)
+        if not _condition_holds(request.headers, stored):
+            missing = stored is None
             return _error(404, "NoSuchKey") if missing else _error(412, "PreconditionFailed")
         if "x-amz-copy-source" in request.headers or request.query:
             return _error(501, "NotImplemented")
-        if there is None:
+        if stored is None:
             insort(self._sorted, request.key)
         etag = f'"{next(self._etags):032x}"'
         data = bytes(request.kept) if request.size <= _KEPT_BYTES else None
-        kept = {
+        headers = {
             name: value
             for name, value in request.headers.items()
             if name.startswith(("x-amz-meta-", "x-amz-checksum-"))
         }
-        self._objects[request.key] = _Stored(etag, request.size, data, kept)
+        self._objects[request.key] = _Stored(etag, request.size, data, headers)
         return _Answer(200, headers={"ETag": etag})
 
     def _get(self, request: _Request) -> _Answer:
-        there = self._objects.get(request.key)
-        if there is None:
+        stored = self._objects.get(request.key)
+        if stored is None:
             return _error(404, "NoSuchKey")
-        if there.data is None:
+        if stored.data is None:
             return _error(501, "NotKept")
-        headers = _headers_of(there)
+        headers = _headers_of(stored)
         wanted = request.headers.get("range")
         if wanted is None:
-            return _Answer(200, there.data, headers)
+            return _Answer(200, stored.data, headers)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, end = int(first), int(last) + 1 if last else there.size
-        if start >= there.size:
+        start, end = int(first), int(last) + 1 if last else stored.size
+        if start >= stored.size:
             return _error(416, "InvalidRange")
-        end = min(end, there.size)
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{there.size}"
-        return _Answer(206, there.data[start:end], headers)
+        end = min(end, stored.size)
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size}"
+        return _Answer(206, stored.data[start:end], headers)
 
     def _head(self, request: _Request) -> _Answer:
-        there = self._objects.get(request.key)
-        if there is None:
+        stored = self._objects.get(request.key)
+        if stored is None:
             return _Answer(404)
-        return _Answer(200, headers=_headers_of(there), size=there.size)
+        return _Answer(200, headers=_headers_of(stored), size=stored.size)
 
     def _delete(self, request: _Request) -> _Answer:
         if self._objects.pop(request.key, None) is not None:
@@ -188,7 +187,7 @@ def _page(rows: list[tuple[str, _Stored]], *, more: bool) -> _Answer:
 
 
 class Server:
-    """The store, its delay, and what it has counted."""
+    """The store, its delay, and its counts."""
 
     def __init__(self, delay: float) -> None:
         self.objects = Objects()
@@ -197,7 +196,7 @@ class Server:
         self.body_bytes = 0
 
     def handle(self, request: _Request, send: Callable[[bytes], None]) -> None:
-        """Answer a request, late."""
+        """Answer a request after the delay."""
         if request.path.startswith("/-/"):
             send(_encode(request, self._control(request)))
             return
@@ -242,7 +241,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the type checker
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,9 +1,9 @@
-"""Produces at a steady rate in a process of its own, and tells how long acknowledgements took.
+"""Produces at a steady rate in a separate process, and reports the time to each acknowledgement.
 
-`steady.py BOOTSTRAP TOPIC PARTITIONS RECORDS_PER_SECOND VALUE_BYTES`: runs until SIGTERM. Each line
-of its output is one acknowledgement: the monotonic second in which the record was due, and the
-seconds from then on. Latency counts from when a record was *due*: a producer that is held up, and
-sends late, does not make the late records look quick.
+`steady.py BOOTSTRAP TOPIC PARTITIONS RECORDS_PER_SECOND VALUE_BYTES` runs until SIGTERM. Each line
+of its output is one acknowledgement: the monotonic second in which the record was *due*, and the
+seconds from then. Latency counts from the due time, so that late records of a producer that was
+held up do not look fast.
 """
 
 import random
@@ -20,7 +20,7 @@ _VALUES = 64
 
 
 def main() -> None:
-    """Produce until told to stop."""
+    """Produce until SIGTERM."""
     bootstrap, topic, (partitions, rate, size) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:6])
     stopping = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

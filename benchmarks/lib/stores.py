@@ -1,4 +1,4 @@
-"""Where the sidecar stores things while it is measured: versitygw, or the stand-in."""
+"""Stores for a measured sidecar: versitygw, a directory, or the stand-in."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ LAYOUT = ArchiveLayout(CLUSTER, 5)
 
 @dataclass(frozen=True, slots=True)
 class RealStore:
-    """A bucket of versitygw, which keeps each object as a file."""
+    """A bucket of versitygw, which stores each object as a file."""
 
     server: S3Server
     authority: Path | None
@@ -53,7 +53,7 @@ class RealStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The keys, for the sidecar."""
+        """Environment variables with the keys, for the sidecar."""
         return {
             "BENCH_ACCESS_KEY": self.server.access_key,
             "BENCH_SECRET_KEY": self.server.secret_key,
@@ -61,11 +61,11 @@ class RealStore:
 
     @property
     def bucket(self) -> Path:
-        """The directory that holds the bucket's objects."""
+        """Directory of the bucket's objects."""
         return self.server.directory / "buckets" / BUCKET
 
-    def client(self) -> Any:  # noqa: ANN401 - boto3 makes its classes at run time
-        """A client of the server."""
+    def client(self) -> Any:  # noqa: ANN401 - boto3 creates its classes at run time
+        """Return a client of the server."""
         return boto3.client(
             "s3",
             endpoint_url=self.server.endpoint_url,
@@ -82,20 +82,20 @@ class RealStore:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def stored_up_to(self, tp: TopicPartition) -> Offset:
-        """The watermark's next offset; 0 without one, or while it is being written."""
+        """Return the archive end offset; 0 without `offset.wm`, or while it is being written."""
         return _stored_up_to(self.bucket, tp)
 
     def holds_all_of(self, log_dir: LogDir) -> bool:
-        """The watermark of each partition covers every closed segment."""
+        """Return whether the archive end of each partition covers every closed segment."""
         shape = log_dir.shape
         return all(self.stored_up_to(tp) >= shape.next_offset for tp in shape.topic_partitions())
 
     def holds_any_segment(self) -> bool:
-        """A file of a segment is stored."""
+        """Return whether a file of a segment is stored."""
         return next(self.bucket.rglob("*index"), None) is not None
 
     def check_objects(self, log_dir: LogDir) -> None:
-        """Raises RuntimeError unless every closed file is stored with its size."""
+        """Raise RuntimeError unless every closed file is stored with its size."""
         for path in log_dir.closed_files():
             prefix = next(
                 LAYOUT.partition_prefix(tp)
@@ -120,11 +120,11 @@ class FileStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing."""
+        """Environment variables: none."""
         return {}
 
     def stored_up_to(self, tp: TopicPartition) -> Offset:
-        """As `RealStore.stored_up_to`."""
+        """Return the archive end offset like `RealStore.stored_up_to`."""
         return _stored_up_to(self.directory, tp)
 
 
@@ -138,7 +138,7 @@ def _stored_up_to(directory: Path, tp: TopicPartition) -> Offset:
 
 @contextmanager
 def real_store(directory: Path, *, https: bool = False) -> Iterator[RealStore]:
-    """A running versitygw with an empty bucket."""
+    """Yield a running versitygw with an empty bucket."""
     certificate, authority = _certificate(directory) if https else (None, None)
     with S3Server(directory, certificate=certificate) as server:
         store = RealStore(server, authority)
@@ -158,7 +158,7 @@ def _certificate(directory: Path) -> tuple[TlsCertificate, Path]:
 
 
 class StandIn:
-    """The stand-in of `stand_in_server`, in a process of its own."""
+    """The `stand_in_server` in a separate process."""
 
     def __init__(self, directory: Path, delay: float = 0.0, *, gives_way: bool = False) -> None:
         self._port = free_port()
@@ -189,22 +189,22 @@ class StandIn:
         self.process.kill()
 
     def counts(self) -> dict[str, int]:
-        """Requests by kind since the last reset."""
+        """Return the requests by kind since the last reset."""
         answer: dict[str, dict[str, int]] = json.loads(self._ask("GET", "/-/counts"))
         return answer["requests"]
 
     def received_bytes(self) -> int:
-        """Bytes of bodies since the last reset, also of those that are still arriving."""
+        """Return the bytes of bodies since the last reset, unfinished ones included."""
         received: int = json.loads(self._ask("GET", "/-/counts"))["body_bytes"]
         return received
 
     @property
     def url(self) -> str:
-        """Of the bucket."""
+        """URL of the bucket."""
         return f"http://{HOST}:{self._port}/{BUCKET}"
 
     def reset(self) -> None:
-        """Count from 0 on."""
+        """Reset the counts to 0."""
         self._ask("POST", "/-/reset")
 
     def clear(self) -> None:
@@ -212,7 +212,7 @@ class StandIn:
         self._ask("POST", "/-/clear")
 
     def set_delay(self, seconds: float) -> None:
-        """From now on."""
+        """Set the delay of later requests."""
         self._ask("POST", f"/-/delay?{seconds}")
 
     def put_all(self, objects: Iterator[tuple[str, bytes]]) -> None:

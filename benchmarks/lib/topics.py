@@ -17,16 +17,19 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
 _KEY_BYTES = 10
 _MORE = 1.05
-"""So much more is produced than a topic shall have stored: the last segment stays active."""
+"""Factor of the produced bytes over the bytes to store: the last segment stays active and is not
+stored.
+"""
 _STORED_TIMEOUT = 180.0
 _LOOK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A topic of one partition: bytes of a record (key and value), of a batch, of a segment, and of
-    all records, before the producer compresses them. With a codec the values are words, and random
-    bytes otherwise.
+    """A topic of one partition.
+
+    Bytes of a record (key and value), of a batch, of a segment, and of all records, before the
+    producer compresses them. With a codec the values are words, and random bytes otherwise.
     """
 
     record: int
@@ -37,13 +40,13 @@ class Shape:
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Name of the topic."""
         codec = "" if self.codec == "none" else f"-{self.codec}"
         return f"r{self.record}-b{self.batch >> 10}k{codec}"
 
 
 def write(cluster: KraftCluster, shape: Shape) -> None:
-    """Create the topic, and fill it as fast as it goes; timestamps rise with the offsets."""
+    """Create the topic and fill it at full speed; timestamps rise with the offsets."""
     config = {"segment.bytes": str(shape.segment), "max.message.bytes": str(4 << 20)}
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.create_topics([NewTopic(shape.topic, 1, 1, config=config)])[shape.topic].result(30)
@@ -73,7 +76,7 @@ def write(cluster: KraftCluster, shape: Shape) -> None:
 
 
 def closed_end(cluster: KraftCluster, topic: str) -> int:
-    """One past the last offset of the closed segments."""
+    """Return one past the last offset of the closed segments."""
     directory = cluster.log_dirs(1)[0] / f"{topic}-0"
     return max(int(path.stem) for path in directory.glob("*.log"))
 
@@ -84,7 +87,7 @@ def store(
     shapes: Sequence[Shape],
     directory: Path,
 ) -> dict[str, int]:
-    """Let the sidecar store every closed segment; the next offset of each topic's archive."""
+    """Let the sidecar store every closed segment, and return each topic's archive end offset."""
     topics = [shape.topic for shape in shapes]
     more = {
         "broker": {"bootstrap_servers": cluster.bootstrap_servers},
@@ -107,7 +110,7 @@ def store(
 
 
 def mean_batch(real: RealStore, topic: str) -> tuple[float, float]:
-    """Bytes and records of a stored batch, as the producer has made them."""
+    """Return mean bytes and records of a stored batch, as the producer built them."""
     path = real.bucket / LAYOUT.object_key(TopicPartition(topic, 0), BaseOffset(0), FileKind.LOG)
     with path.open("rb") as log:
         rows = scan_headers(log.read(_LOOK_BYTES)).rows

@@ -1,10 +1,10 @@
-"""`sidetier` with safety taken out from outside, to be measured beside itself as it is.
+"""`sidetier` with safety checks removed from outside, for comparison with the unmodified one.
 
-A script of its own: `unchecked_sidecar.py WITHOUT` and then the arguments of `sidetier`. WITHOUT
-names what goes, with commas between: `lineage`, `conditions`, or `nothing`. The product has no
-switch for either, and must have none: here its functions are replaced by ones that accept
-everything, and its stores by ones that forget conditions. A name that is no longer where it was is
-an error: else the benchmark would measure nothing, and not notice.
+A separate script: `unchecked_sidecar.py WITHOUT`, followed by the arguments of `sidetier`. WITHOUT
+is a comma-separated list of the removed checks: `lineage`, `conditions`, or `nothing`. The product
+has no switch for either, and must have none. The script replaces its functions by ones that accept
+everything, and its stores by ones that ignore conditions. A function that is no longer at its place
+is an error; otherwise the benchmark would measure an unmodified sidecar without notice.
 """
 
 import sys
@@ -23,25 +23,25 @@ NOTHING: Final = "nothing"
 
 
 class Unconditional:
-    """A store whose puts and copies are made whatever is there."""
+    """A store whose puts and copies are unconditional."""
 
     def __init__(self, store: RemoteStorage) -> None:
         self._store = store
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the store has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the store
         return getattr(self._store, name)
 
     def put_object(self, *arguments: Any, **options: Any) -> str:  # noqa: ANN401 - passed on
-        """As the port says, without the condition."""
+        """Put the object without the condition."""
         return self._store.put_object(*arguments, **{**options, "condition": None})
 
     def copy_object(self, *arguments: Any, **options: Any) -> str:  # noqa: ANN401 - passed on
-        """As the port says, without the condition."""
+        """Copy the object without the condition."""
         return self._store.copy_object(*arguments, **{**options, "condition": None})
 
 
 def forget_conditions() -> None:
-    """Every store that the daemon writes to."""
+    """Remove the conditions from every store that the daemon writes to."""
     stores = import_module("sidetier.cli.stores")
     real_open = stores.open_storage
     _replace(
@@ -51,8 +51,10 @@ def forget_conditions() -> None:
 
 
 def forget_epoch_history() -> None:
-    """Batches are not compared with `leader-epoch-checkpoint`, the log not with the archive, what
-    is stored already not with the log, and no lineage is stored.
+    """Remove all checks of epoch history.
+
+    Batches are not compared with `leader-epoch-checkpoint`, nor the log with the archive, nor
+    stored objects with the log, and no epoch history is stored.
     """
     _replace("sidetier.uploader.sending.verify:_check_epoch_history", lambda *_: NO_EPOCHS)
     _replace("sidetier.uploader.archive.history:read_history", lambda *_: LocalHistory(NO_EPOCHS))
@@ -82,7 +84,7 @@ TAKEN_OUT: Final = {
 
 
 def run() -> None:
-    """Take out what is named, and be `sidetier` from then on."""
+    """Remove the named checks, and run `sidetier`."""
     for name in sys.argv.pop(1).split(","):
         TAKEN_OUT[name]()
     sys.argv[0] = "sidetier"

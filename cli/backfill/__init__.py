@@ -1,1 +1,1 @@
-"""`sidetier backfill`: what is to be done, doing it, and what came of it."""
+"""`sidetier backfill`: plan, run and result."""

@@ -1,4 +1,4 @@
-"""One backfill from its surroundings: what is in the log dirs, who is asked, where it goes."""
+"""Plan and run one backfill: read the log dirs, ask the broker, store what is missing."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,12 +34,12 @@ from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions
 
 
 class Scope:
-    """The configuration as a single run wants it."""
+    """The loaded configuration, with the changes that a single run needs."""
 
     def __init__(self, loaded: LoadedConfig, *, offline: bool, assume_committed: bool) -> None:
         config = loaded.config
         changes: dict[str, object] = {
-            # `latest` would leave out what a backfill is for
+            # `latest` would leave out the old segments, which a backfill is for
             "uploader": config.uploader.model_copy(update={"offset_reset": "earliest"})
         }
         if offline:
@@ -51,7 +51,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be looked at, and then stored."""
+    """The partitions of the log dirs, and the broker's answers about their topics."""
 
     scope: Scope
     identity: MetaProperties
@@ -59,8 +59,11 @@ class Job:
     topic_configs: Mapping[str, TopicConfig | None]
 
     def survey(self, *, read_only: bool) -> BackfillPlan:
-        """The plan. With `read_only` not even a store's directory is made, and a store that does
-        not answer is given up after seconds.
+        """Plan the backfill.
+
+        Args:
+            read_only: Do not even create a store's directory, and give up after seconds on a store
+                that does not answer.
         """
         config = with_short_timeouts(self.scope.config) if read_only else self.scope.config
         with (
@@ -80,11 +83,11 @@ class Job:
             return survey(ground)
 
     def run(self, plan: BackfillPlan) -> Outcome:
-        """Do what the plan says."""
+        """Store what the plan names."""
         if not plan.work:
             return no_run(plan)
         config, loaded = self.scope.config, self.scope.loaded
-        leads = StaticSettings(tuple(one.topic_partition for one in plan.work))
+        leads = StaticSettings(tuple(partition.topic_partition for partition in plan.work))
         assumed = AssumedCommitted(self.found.directories) if self.scope.assume_committed else None
         metrics = Metrics(create_registry(), config.http.max_partition_series)
         with (
@@ -110,7 +113,7 @@ class Job:
 
 
 class _Stores:
-    """Opens the stores that are looked at; checks once that what lies there is ours."""
+    """Opens stores for the survey, and checks the layout note of each store once."""
 
     def __init__(self, archive: ArchiveAccess, kafka_id: str | None, *, read_only: bool) -> None:
         self._archive = archive
@@ -119,7 +122,7 @@ class _Stores:
         self._checked: set[int] = set()
 
     def of(self, topic: str) -> RemoteStorage | None:
-        """The store of a topic; None where opening it would make it."""
+        """Return the store of a topic; None if opening it would create its directory."""
         root = file_root(self._archive.provider.endpoint(topic).url)
         if self._read_only and root is not None and not (root.is_dir() and any(root.iterdir())):
             return None
@@ -133,53 +136,55 @@ class _Stores:
 
 
 def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) -> Job:
-    """Look at the machine and ask the broker; nothing is written.
+    """Read the log dirs and ask the broker for topic configurations; write nothing.
 
     Raises:
-        ConfigurationError: a log dir is wrong, or what is named does not lie in one.
-        LeadershipUnavailableError: the broker is configured and does not answer.
+        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one.
+        LeadershipUnavailableError: A broker is configured and does not answer.
     """
     config = scope.config
     identity = identify(config, scope.loaded.origins)
-    found = _wanted(config, identity, topics, partitions)
-    names = sorted({tp.topic for tp in found.directories})
-    return Job(scope, identity, found, _topic_configs(config, names))
+    selected = _wanted(config, identity, topics, partitions)
+    names = sorted({tp.topic for tp in selected.directories})
+    return Job(scope, identity, selected, _topic_configs(config, names))
 
 
 def _wanted(
     config: Config, identity: MetaProperties, topics: tuple[str, ...], partitions: tuple[str, ...]
 ) -> LogDirPartitions:
-    """The partitions to look at, and what cannot be looked at.
+    """Return the selected partitions, and those of them and the log dirs that cannot be read.
 
     Raises:
-        ConfigurationError: a named topic or partition is not in the log dirs, or is excluded.
+        ConfigurationError: A named topic or partition is not in the log dirs, or is excluded.
     """
-    found = find_partitions(map(str, config.log_dirs), lambda _: True, identity)
-    there = [*found.directories, *found.refused]
-    selected = {tp for tp in there if config.topics.selects(tp.topic)}
+    on_disk = find_partitions(map(str, config.log_dirs), lambda _: True, identity)
+    every_partition = [*on_disk.directories, *on_disk.refused]
+    selected = {tp for tp in every_partition if config.topics.selects(tp.topic)}
     if topics or partitions:
-        known = {tp.topic for tp in there} | {str(tp) for tp in there}
-        chosen = {tp.topic for tp in selected} | {str(tp) for tp in selected}
-        where = ", ".join(map(str, config.log_dirs))
+        names_on_disk = {tp.topic for tp in every_partition} | {str(tp) for tp in every_partition}
+        selected_names = {tp.topic for tp in selected} | {str(tp) for tp in selected}
+        log_dirs = ", ".join(map(str, config.log_dirs))
         problems = [
             f"{name} is left out by topics.include, topics.exclude or topics.internal"
-            if name in known
-            else "; ".join([f"{name} is not in the log dirs {where}", *found.unreadable.values()])
+            if name in names_on_disk
+            else "; ".join(
+                [f"{name} is not in the log dirs {log_dirs}", *on_disk.unreadable.values()]
+            )
             for name in (*topics, *partitions)
-            if name not in chosen
+            if name not in selected_names
         ]
         if problems:
             raise ConfigurationError("\n".join(problems))
         selected = {tp for tp in selected if tp.topic in topics or str(tp) in partitions}
     return LogDirPartitions(
-        {tp: directory for tp, directory in found.directories.items() if tp in selected},
-        {tp: reason for tp, reason in found.refused.items() if tp in selected},
-        found.unreadable,
+        {tp: directory for tp, directory in on_disk.directories.items() if tp in selected},
+        {tp: reason for tp, reason in on_disk.refused.items() if tp in selected},
+        on_disk.unreadable,
     )
 
 
 def _topic_configs(config: Config, topics: list[str]) -> Mapping[str, TopicConfig | None]:
-    """What the broker says of the topics; nothing where none is configured."""
+    """Return the broker's configurations of the topics; empty if no broker is configured."""
     source = topic_config_source(config)
     if source is None or not topics:
         return {}

@@ -1,4 +1,4 @@
-"""What a backfill has to do with each partition: pure values, before anything is written."""
+"""Plan of a backfill: pure values, made before anything is written."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,8 +11,12 @@ from sidetier.uploader.state.plan import PlannedSegment, plan
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A closed segment that is not stored: its end, its size in bytes, and whether its records are
-    known to be committed.
+    """A closed segment that is not archived.
+
+    Attributes:
+        next_offset: End offset, exclusive.
+        size: Bytes of its `.log`.
+        committed: Whether its records are known to be committed.
     """
 
     base_offset: BaseOffset
@@ -23,12 +27,19 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition of the log dirs.
+    """Plan of one partition of the log dirs.
 
-    `log_start` and `closed_end` bound what lies on the disk in closed segments; `next_offset` is
-    where the archive goes on, None where there is none yet. `present` counts the due segments whose
-    `.log` lies on the store already, above the watermark: they are compared, and not sent again.
-    `refused` says why the topic must not be archived, `problem` why its archive cannot be read.
+    Attributes:
+        log_start: Base offset of the first closed segment on disk; None without one.
+        closed_end: End of the closed segments on disk, exclusive.
+        next_offset: Archive end offset; None if there is no archive yet.
+        due: Segments to store, in rising order.
+        gaps: Offsets whose records were deleted before they were archived.
+        stored_segments: Closed segments on disk that this plan does not store.
+        present: Due segments whose `.log` is on the store already, above the archive end. The
+            upload compares them and does not send them again.
+        refused: Why the topic must not be archived.
+        problem: Why the partition's directory or archive cannot be read.
     """
 
     topic_partition: TopicPartition
@@ -44,33 +55,33 @@ class PartitionPlan:
 
     @property
     def size(self) -> int:
-        """Bytes of the `.log`s that are due."""
+        """Size of the due `.log` files, in bytes."""
         return sum(due.size for due in self.due)
 
     @property
     def uncommitted(self) -> int:
-        """Due segments that are not known to be committed."""
+        """Number of due segments that are not known to be committed."""
         return sum(not due.committed for due in self.due)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is to be stored or recorded, and may be."""
+        """Whether there are segments to store or gaps to record, and the topic allows it."""
         return bool(self.due or self.gaps) and self.refused is None
 
     @property
     def target(self) -> Offset:
-        """The next offset of the archive when everything is done."""
+        """Archive end offset once everything is done."""
         ends = [due.next_offset for due in self.due[-1:]] + [gap.end for gap in self.gaps[-1:]]
         return max(ends, default=self.next_offset or Offset(0))
 
     @property
     def findings(self) -> bool:
-        """Whether something that lies on the disk, or did, will not be stored."""
+        """Whether records that are or were on the disk will not be stored."""
         blocked = self.refused is not None and bool(self.due)
         return blocked or self.problem is not None or bool(self.gaps) or self.uncommitted > 0
 
     def done(self, next_offset: Offset | None) -> tuple[int, int]:
-        """How many of the due segments, and of their bytes, lie below an archive's next offset."""
+        """Return the number of due segments, and of their bytes, below an archive end offset."""
         ends = [due.next_offset for due in self.due]
         count = 0 if next_offset is None else bisect_right(ends, next_offset)
         return count, sum(due.size for due in self.due[:count])
@@ -78,8 +89,11 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """Every partition that was asked for, sorted; and a line for each log dir that cannot be read,
-    whose partitions are not known.
+    """Plan of all selected partitions.
+
+    Attributes:
+        partitions: Sorted by topic and partition.
+        unreadable: One line for each log dir that cannot be read; its partitions are not known.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -87,29 +101,29 @@ class BackfillPlan:
 
     @property
     def work(self) -> tuple[PartitionPlan, ...]:
-        """Those with something to do."""
-        return tuple(one for one in self.partitions if one.has_work)
+        """Partitions with something to do."""
+        return tuple(partition for partition in self.partitions if partition.has_work)
 
     @property
     def segments(self) -> int:
-        """Segments to store."""
-        return sum(len(one.due) for one in self.work)
+        """Number of segments to store."""
+        return sum(len(partition.due) for partition in self.work)
 
     @property
     def size(self) -> int:
         """Bytes to store, without indexes."""
-        return sum(one.size for one in self.work)
+        return sum(partition.size for partition in self.work)
 
     @property
     def findings(self) -> bool:
         """Whether something will not be stored."""
-        return bool(self.unreadable) or any(one.findings for one in self.partitions)
+        return bool(self.unreadable) or any(partition.findings for partition in self.partitions)
 
 
 def plan_all(
     next_offset: Offset, segments: Sequence[ClosedSegment], active: BaseOffset | None
 ) -> tuple[list[PlannedSegment], list[OffsetRange]]:
-    """What is to be stored after `next_offset`, over every gap, and those gaps."""
+    """Return the segments to store from `next_offset` on, across all gaps, and these gaps."""
     planned: list[PlannedSegment] = []
     gaps: list[OffsetRange] = []
     while True:

@@ -1,4 +1,4 @@
-"""How far a backfill is: a bar with rate and time left on a terminal, else a line now and then."""
+"""Progress of a backfill: a bar on a terminal, otherwise a line every five seconds."""
 
 import sys
 from collections.abc import Iterator
@@ -11,28 +11,33 @@ from sidetier.cli.arguments import age_text, size_text
 
 _LINE_SECONDS: Final = 5.0
 _ENOUGH_SECONDS: Final = 1.0
-"""Before that a rate says nothing."""
+"""Time before which a rate is meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Segments and bytes."""
+    """Number of segments, and their size in bytes."""
 
     segments: int = 0
     size: int = 0
 
 
 class Progress(Protocol):
-    """Is told how much is done."""
+    """Shows how much is done."""
 
     def update(self, done: Amount, held: int) -> None:
-        """So much is stored now, below the watermarks; `held` partitions are held by errors."""
+        """Show the progress.
+
+        Args:
+            done: Due segments below the archive ends.
+            held: Number of partitions that wait after an error.
+        """
         ...
 
 
 @contextmanager
 def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Progress on standard error, or on the stream."""
+    """Yield a progress display that writes to `stream`; None means standard error."""
     target = stream if stream is not None else sys.stderr
     if not target.isatty():
         yield Lines(total, target)
@@ -43,7 +48,7 @@ def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
 
 @dataclass(slots=True)
 class Lines:
-    """A line every five seconds, for logs; at once when something begins to be held."""
+    """Writes a line every five seconds, and at once when more partitions fail or all is done."""
 
     total: Amount
     stream: TextIO
@@ -54,8 +59,8 @@ class Lines:
     def update(self, done: Amount, held: int) -> None:
         """See `Progress`."""
         now = monotonic()
-        news = held > self.held or done == self.total
-        if now - self.last < _LINE_SECONDS and not news:
+        is_news = held > self.held or done == self.total
+        if now - self.last < _LINE_SECONDS and not is_news:
             return
         self.last, self.held = now, held
         line = progress_line(done, self.total, now - self.started)
@@ -64,7 +69,7 @@ class Lines:
 
 
 def progress_line(done: Amount, total: Amount, seconds: float) -> str:
-    """How much is done, how fast it goes, and how long it will take."""
+    """Return the share that is done, the rate, and the remaining time."""
     share = 100 * done.size // total.size if total.size else 100
     text = f"{share}%: {done.segments} of {total.segments} segments, "
     text += f"{size_text(done.size)} of {size_text(total.size)}"
@@ -75,13 +80,13 @@ def progress_line(done: Amount, total: Amount, seconds: float) -> str:
 
 
 def held_text(held: int) -> str:
-    """What is said of partitions that do not get on."""
+    """Return a note about partitions that wait after an error; empty if there are none."""
     return f", {held} held by an error, tried again" if held else ""
 
 
 @contextmanager
 def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
-    from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         DownloadColumn,
@@ -103,7 +108,7 @@ def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
 
         class _Bar:
             def update(self, done: Amount, held: int) -> None:
-                said = f", {held} held" if held else ""
-                drawn.update(task, completed=done.size, segments=done.segments, held=said)
+                held_note = f", {held} held" if held else ""
+                drawn.update(task, completed=done.size, segments=done.segments, held=held_note)
 
         yield _Bar()

@@ -1,4 +1,4 @@
-"""Does what a plan says, with the daemon, and tells what came of it."""
+"""Run a backfill plan with the daemon, and collect the result."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,8 +14,9 @@ from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.led_partitions import latest_epoch
 
 PATIENCE_SECONDS: Final = 6.0
-"""With nothing under way for so long, what is left is given up: it was tried four times, and a
-broker has written its checkpoint meanwhile (every 5 s)."""
+"""The run ends after this time without anything under way. By then the daemon has tried every
+remaining segment four times, and a broker has written its checkpoint, which it does every 5 s.
+"""
 _LOOK_SECONDS: Final = 0.2
 _HIGHEST: Final = Offset(2**63 - 1)
 _NOTHING: Final[Mapping[TopicPartition, PartitionStatus]] = {}
@@ -23,7 +24,7 @@ _NOTHING: Final[Mapping[TopicPartition, PartitionStatus]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PartitionOutcome:
-    """What came of one partition; `why` tells where something is left."""
+    """Result of one partition; `why` is the reason if something is left."""
 
     plan: PartitionPlan
     next_offset: Offset | None
@@ -33,13 +34,13 @@ class PartitionOutcome:
 
     @property
     def left(self) -> int:
-        """Due segments that do not lie below the watermark."""
+        """Number of due segments that are not below the archive end."""
         return len(self.plan.due) - self.stored.segments
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a backfill; `unreadable` has a line for each log dir that could not be read."""
+    """Result of a backfill; `unreadable` has a line for each log dir that could not be read."""
 
     partitions: tuple[PartitionOutcome, ...]
     interrupted: bool = False
@@ -50,11 +51,14 @@ class Outcome:
         """Whether anything was not stored."""
         if self.unreadable:
             return True
-        return any(one.left or one.gap_records or one.why for one in self.partitions)
+        return any(
+            partition.left or partition.gap_records or partition.why
+            for partition in self.partitions
+        )
 
 
 class AssumedCommitted:
-    """A HighWatermarkSource by decree: all that lies in closed segments counts as committed."""
+    """HighWatermarkSource that takes every closed segment as committed (--assume-committed)."""
 
     def __init__(self, directories: Mapping[TopicPartition, str]) -> None:
         self._directories = directories
@@ -62,7 +66,7 @@ class AssumedCommitted:
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, HighWatermark]:
-        """The highest there can be, in the epoch that the partition's directory tells."""
+        """Return the highest possible offset, in the latest epoch of the partition's directory."""
         return {
             tp: HighWatermark(_HIGHEST, latest_epoch(self._directories[tp]))
             for tp in partitions
@@ -70,11 +74,11 @@ class AssumedCommitted:
         }
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no connection is open."""
 
 
 class Backfill:
-    """One run; `stop` ends it early, and in good order."""
+    """One run; `stop` ends it early and lets requests under way finish."""
 
     def __init__(self, plan: BackfillPlan, daemon: Daemon, progress: Progress) -> None:
         self._plan = plan
@@ -83,18 +87,18 @@ class Backfill:
         self._interrupted = False
 
     def stop(self) -> None:
-        """End early: what is under way may finish; from any thread or a signal handler."""
+        """End early; what is under way may finish. Callable from any thread and signal handler."""
         self._interrupted = True
         self._daemon.stop()
 
     def run(self) -> Outcome:
-        """Store what is due; returns when that is done, or nothing more can be done.
+        """Store the due segments; return when all are stored, or nothing more can be done.
 
-        What a running broker rolls meanwhile is not waited for.
+        Segments that a running broker closes meanwhile are not waited for.
 
         Raises:
-            ConfigurationError: it can never work as it is configured.
-            DaemonDiedError: a thread died.
+            ConfigurationError: The configuration can never work.
+            DaemonDiedError: A thread died.
         """
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
             running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
@@ -105,20 +109,20 @@ class Backfill:
         return self._outcome()
 
     def _look(self) -> None:
-        """Tell how far it is; end when everything that was planned is done."""
+        """Report the progress; stop the daemon when everything planned is done."""
         statuses = _by_partition(self._daemon.status.snapshot())
-        done = [one.done(_next_offset(one, statuses)) for one in self._plan.work]
+        done = [partition.done(_next_offset(partition, statuses)) for partition in self._plan.work]
         segments, sizes = sum(count for count, _ in done), sum(size for _, size in done)
         held = sum(status.last_error is not None for status in statuses.values())
         self._progress.update(Amount(segments, sizes), held)
-        if all(_is_done(one, statuses) for one in self._plan.work):
+        if all(_is_done(partition, statuses) for partition in self._plan.work):
             self._daemon.stop()
 
     def _outcome(self) -> Outcome:
         statuses = _by_partition(self._daemon.status.snapshot())
-        outcomes = tuple(_outcome(one, statuses) for one in self._plan.partitions)
-        left = any(one.left for one in outcomes)
-        return Outcome(outcomes, self._interrupted and left, self._plan.unreadable)
+        outcomes = tuple(_outcome(partition, statuses) for partition in self._plan.partitions)
+        is_incomplete = any(partition.left for partition in outcomes)
+        return Outcome(outcomes, self._interrupted and is_incomplete, self._plan.unreadable)
 
 
 def _by_partition(snapshot: StatusSnapshot) -> Mapping[TopicPartition, PartitionStatus]:
@@ -129,7 +133,7 @@ def _next_offset(
     one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
 ) -> Offset | None:
     status = statuses.get(one.topic_partition)
-    # A new archive has a next offset before anything is stored: that of its first segment.
+    # A new archive has an end before anything is stored: the base offset of its first segment.
     return one.next_offset if status is None or status.next_offset is None else status.next_offset
 
 
@@ -156,6 +160,6 @@ def _outcome(
 
 
 def no_run(plan: BackfillPlan) -> Outcome:
-    """What comes of a plan that leaves nothing to do."""
-    outcomes = tuple(_outcome(one, _NOTHING) for one in plan.partitions)
+    """Return the result of a plan without work."""
+    outcomes = tuple(_outcome(partition, _NOTHING) for partition in plan.partitions)
     return Outcome(outcomes, unreadable=plan.unreadable)

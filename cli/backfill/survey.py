@@ -1,4 +1,4 @@
-"""Looks at the log dirs and the store, and writes nothing: what would a backfill do?"""
+"""Plan a backfill from the log dirs and the store, without writing anything."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,15 +27,15 @@ from sidetier.uploader.state.plan import PlannedSegment, available
 from sidetier.uploader.watching.disk import LogDirPartitions, list_names
 
 _AT_ONCE: Final = 16
-"""Partitions whose archives are read at the same time."""
+"""Number of archives that are read in parallel."""
 
 StoreOf = Callable[[str], RemoteStorage | None]
-"""The store of a topic; None where there is none yet, and nothing can be stored in it."""
+"""Returns the store of a topic; None if it does not exist yet, so nothing is stored in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What is surveyed: what was found in the log dirs, and whom to ask about it."""
+    """What is surveyed: the partitions of the log dirs, and the sources to ask about them."""
 
     config: Config
     layout: ArchiveLayout
@@ -48,7 +48,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class _OnDisk:
-    """One partition's directory, as it was listed."""
+    """Listing of one partition's directory."""
 
     tp: TopicPartition
     directory: str
@@ -58,35 +58,35 @@ class _OnDisk:
 
 
 def survey(ground: Ground) -> BackfillPlan:
-    """What is to be done with each partition.
+    """Plan each partition.
 
-    Costs on the store: a request for each partition with a closed segment, and a listing of what
-    lies above the watermark where anything is due.
+    The store gets one request for each partition with a closed segment, and a listing above the
+    archive end for each partition with due segments.
 
     Raises:
-        StorageError: the store refuses, or does not answer.
+        StorageError: The store refuses, or does not answer.
     """
-    looked = [_look(tp, directory) for tp, directory in ground.found.directories.items()]
-    on_disk = [one for one in looked if isinstance(one, _OnDisk)]
-    unread = [one for one in looked if isinstance(one, PartitionPlan)]
+    listed = [_look(tp, directory) for tp, directory in ground.found.directories.items()]
+    on_disk = [entry for entry in listed if isinstance(entry, _OnDisk)]
+    unread = [entry for entry in listed if isinstance(entry, PartitionPlan)]
     unread += [PartitionPlan(tp, problem=why) for tp, why in ground.found.refused.items()]
     gate = _gate(ground, on_disk)
     with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
-        read = list(pool.map(lambda found: _read_archive(ground, found), on_disk))
+        read = list(pool.map(lambda partition: _read_archive(ground, partition), on_disk))
         cleaner = CleanerCheckpoints(monotonic)
         planned = [
-            _plan(ground, found, archive, gate, cleaner)
+            _plan(ground, partition, archive, gate, cleaner)
             if isinstance(archive, ArchiveState)
             else archive
-            for found, archive in zip(on_disk, read, strict=True)
+            for partition, archive in zip(on_disk, read, strict=True)
         ]
-        plans = [*pool.map(lambda one: _with_present(ground, one), planned), *unread]
+        plans = [*pool.map(lambda entry: _with_present(ground, entry), planned), *unread]
     plans.sort(key=lambda plan: plan.topic_partition)
     return BackfillPlan(tuple(plans), tuple(ground.found.unreadable.values()))
 
 
 def _look(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
-    """A plan already, where the directory cannot be read."""
+    """List the directory; return a finished plan if it cannot be read."""
     try:
         listing = read_listing(list_names(directory))
     except OSError as error:
@@ -97,18 +97,22 @@ def _look(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
 def _gate(ground: Ground, on_disk: Sequence[_OnDisk]) -> CommittedGate:
     config = ground.config.uploader.high_watermark
     gate = CommittedGate(monotonic, use_checkpoint=config.checkpoint)
-    wanted = [found.tp for found in on_disk if found.segments]
-    if ground.high_watermarks is not None and wanted:
+    partitions = [partition.tp for partition in on_disk if partition.segments]
+    if ground.high_watermarks is not None and partitions:
         try:
             asked_at = monotonic()
-            gate.learn(ground.high_watermarks.high_watermarks(wanted), asked_at)
+            gate.learn(ground.high_watermarks.high_watermarks(partitions), asked_at)
         except LeadershipError:
-            return gate  # the checkpoint may do; what it does not cover shows as not committed
+            # the broker's checkpoint may suffice; segments above it show as not committed
+            return gate
     return gate
 
 
 def _read_archive(ground: Ground, found: _OnDisk) -> ArchiveState | PartitionPlan:
-    """The archive; a plan already, where it cannot be read or need not be."""
+    """Return the state of the archive; a finished plan if it cannot be read.
+
+    The state is empty if there is no store yet, or no closed segment to compare with.
+    """
     store = ground.store_of(found.tp.topic)
     if store is None or not found.segments:
         return ArchiveState()
@@ -135,8 +139,8 @@ def _plan(
     after = start if archive.next_offset is None else archive.next_offset
     planned, gaps = plan_all(after, segments, found.listing.active)
     if gaps and ground.config.uploader.on_gap == "halt":
-        planned = [one for one in planned if one.start < gaps[0].start]
-    due = [_due(found, one, gate) for one in planned]
+        planned = [segment for segment in planned if segment.start < gaps[0].start]
+    due = [_due(found, segment, gate) for segment in planned]
     config = ground.topic_configs.get(found.tp.topic) or TopicConfig(
         compacted=cleaner.has_cleaned(str(Path(found.directory).parent), found.tp, start)
     )
@@ -146,7 +150,7 @@ def _plan(
         log_start=start,
         closed_end=_closed_end(found),
         next_offset=archive.next_offset,
-        due=tuple(one for one in due if one is not None),
+        due=tuple(segment for segment in due if segment is not None),
         gaps=tuple(gaps),
         stored_segments=len(segments) - len(planned),
         refused=refusal_of(found.tp.topic, config, refuse_compacted=refuse_compacted),
@@ -164,7 +168,7 @@ def _due(found: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | 
     try:
         status = Path(found.directory, name).stat()
     except OSError:
-        return None  # retention was quicker
+        return None  # the broker has deleted it since the listing
     end = Offset(segment.next_base or planned.start)
     closed = Closed(
         found.tp,
@@ -185,11 +189,11 @@ def _with_present(ground: Ground, one: PartitionPlan) -> PartitionPlan:
 
 
 def _logs_above(store: RemoteStorage, layout: ArchiveLayout, one: PartitionPlan) -> set[BaseOffset]:
-    """Base offsets of the `.log`s that lie on the store from the first due segment on."""
+    """Return the base offsets of stored `.log`s from the first due segment on."""
     prefix = layout.partition_prefix(one.topic_partition)
     first = one.due[0].base_offset if one.due else BaseOffset(0)
     start = f"{prefix}{first:020d}"  # sorts before every file of that segment
     parsed = (
         parse_object_key(r.key, prefix) for r in store.list_objects(prefix, start_after=start)
     )
-    return {found[0] for found in parsed if found is not None and found[1] is FileKind.LOG}
+    return {parts[0] for parts in parsed if parts is not None and parts[1] is FileKind.LOG}

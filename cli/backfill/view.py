@@ -1,4 +1,4 @@
-"""What `sidetier backfill` shows: the plan of a dry run, or what came of a run."""
+"""Output of `sidetier backfill`: the plan of a dry run, or the result of a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,78 +18,88 @@ UNCOMMITTED_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A dry run's."""
+    """Output of a dry run."""
 
     plan: BackfillPlan
 
     def as_json(self) -> object:
-        """A mapping per partition, sizes in bytes."""
+        """Return one mapping per partition, sizes in bytes."""
         return {
             "dry_run": True,
             "segments": self.plan.segments,
             "size_bytes": self.plan.size,
             "unreadable_log_dirs": list(self.plan.unreadable),
-            "partitions": [_plan_fields(one) for one in self.plan.partitions],
+            "partitions": [_plan_fields(partition) for partition in self.plan.partitions],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition that has a closed segment, or cannot be read."""
-        shown = [one for one in self.plan.partitions if one.log_start is not None or one.problem]
+        """Return a row for each partition that has a closed segment or cannot be read."""
+        shown = [
+            partition
+            for partition in self.plan.partitions
+            if partition.log_start is not None or partition.problem
+        ]
         columns = ("PARTITION", "ON DISK", "ARCHIVED UP TO", "TO STORE", "SIZE")
         total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
         footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
         idle = len(self.plan.partitions) - len(shown)
         if idle:
             footer += f"; {idle} without a closed segment are left out"
-        if any(one.uncommitted for one in self.plan.partitions):
+        if any(partition.uncommitted for partition in self.plan.partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         notes = [f"{p.topic_partition}: {'; '.join(_notes(p))}" for p in shown if _notes(p)]
         footer = "\n".join([*most_lines(notes), *self.plan.unreadable, footer])
         if not shown:
             return (Table((), footer=footer),)
-        return (Table(columns, [_plan_cells(one) for one in shown], footer=footer),)
+        return (Table(columns, [_plan_cells(partition) for partition in shown], footer=footer),)
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeResult:
-    """A run's."""
+    """Output of a run."""
 
     outcome: Outcome
 
     def as_json(self) -> object:
-        """A mapping per partition, sizes in bytes."""
+        """Return one mapping per partition, sizes in bytes."""
         return {
             "dry_run": False,
             "interrupted": self.outcome.interrupted,
-            "segments": sum(one.stored.segments for one in self.outcome.partitions),
-            "size_bytes": sum(one.stored.size for one in self.outcome.partitions),
-            "left": sum(one.left for one in self.outcome.partitions),
+            "segments": sum(partition.stored.segments for partition in self.outcome.partitions),
+            "size_bytes": sum(partition.stored.size for partition in self.outcome.partitions),
+            "left": sum(partition.left for partition in self.outcome.partitions),
             "unreadable_log_dirs": list(self.outcome.unreadable),
-            "partitions": [_outcome_fields(one) for one in self.outcome.partitions],
+            "partitions": [_outcome_fields(partition) for partition in self.outcome.partitions],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition with something stored, or something left."""
-        every = self.outcome.partitions
-        shown = [one for one in every if one.plan.due or one.gap_records or one.why]
-        shown.sort(key=lambda one: not (one.left or one.gap_records or one.why))
+        """Return a row for each partition with segments to store, a gap or a problem."""
+        partitions = self.outcome.partitions
+        shown = [
+            partition
+            for partition in partitions
+            if partition.plan.due or partition.gap_records or partition.why
+        ]
+        shown.sort(
+            key=lambda partition: not (partition.left or partition.gap_records or partition.why)
+        )
         columns = ("PARTITION", "STORED", "SIZE", "ARCHIVED UP TO", "LEFT")
         problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
-        segments = sum(one.stored.segments for one in every)
-        footer = f"{segments} segments, {size_text(sum(o.stored.size for o in every))} stored"
-        idle = len(every) - len(shown)
+        segments = sum(partition.stored.segments for partition in partitions)
+        footer = f"{segments} segments, {size_text(sum(o.stored.size for o in partitions))} stored"
+        idle = len(partitions) - len(shown)
         footer += f"; {idle} partitions had nothing to store" if idle else ""
-        left = sum(one.left for one in every)
+        left = sum(partition.left for partition in partitions)
         if left:
             footer += f"; {left} segments are left"
         if self.outcome.interrupted:
             footer += "\ninterrupted: run it again, and it goes on where it ended"
-        elif any(one.left and one.plan.uncommitted for one in every):
+        elif any(partition.left and partition.plan.uncommitted for partition in partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
         if not shown:
             return (Table((), footer=footer),)
-        return (Table(columns, [_outcome_cells(one) for one in shown], footer=footer),)
+        return (Table(columns, [_outcome_cells(partition) for partition in shown], footer=footer),)
 
 
 def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:

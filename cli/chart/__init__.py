@@ -1,1 +1,1 @@
-"""What of the Helm chart is made from code: `make docs` writes it, a test holds it equal."""
+"""Files of the Helm chart that `make docs` generates; a test checks that they are current."""

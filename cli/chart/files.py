@@ -1,4 +1,4 @@
-"""Write the files of the chart that are made from code: `make docs`."""
+"""Write the generated files of the Helm chart: `make docs`."""
 
 import json
 import sys
@@ -30,17 +30,17 @@ FILES: Final[Mapping[str, Callable[[Path], str]]] = {
     "files/dashboard.json": lambda _: _json(dashboard()),
     "README.md": with_table,
 }
-"""Paths in the chart; each is made of the code, and of what else stands in the chart."""
+"""Path in the chart, and a function that returns the content from the chart's directory."""
 
 
 def write_files(chart: Path) -> None:
-    """Write every file into the chart."""
+    """Write every generated file into the chart."""
     for name, made in FILES.items():
         (chart / name).write_text(made(chart), encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The chart's folder is the one argument."""
+    """Write the files; the only argument is the chart's directory."""
     write_files(Path(arguments[0]))
 
 

@@ -1,7 +1,7 @@
-"""The JSON schema of the chart's values: the configuration's own, and what Kubernetes needs.
+"""JSON schema of the chart's values: the configuration's schema, and what Kubernetes needs.
 
-Draft 7, which every Helm 3 reads. What Kubernetes itself describes (resources, affinity and the
-like) is only said to be a mapping or a list: the API server checks it.
+It is draft 7, which every Helm 3 reads. Values that Kubernetes itself defines (resources, affinity
+and the like) are only checked to be a mapping or a list: the API server checks the rest.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ _MAPPINGS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
 _WORDS: Final[Schema] = {"type": "array", "items": _NAME}
 _LABELS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
 _LABEL_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
-"""Of objects and volumes: a DNS label, as the API server wants it."""
+"""Name of an object or volume: a DNS label, as the API server requires."""
 _SHORT_NAME: Final[Schema] = {
     "type": "string",
     "pattern": "^([a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?)?$",
 }
-"""Leaves room for what is added to it; longer ones would be cut."""
+"""Name with room for the suffixes that the chart adds; a longer one would be cut."""
 _PATH: Final[Schema] = {"type": "string", "pattern": "^/"}
 _DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$"}
 _PROBE: Final[Schema] = {
@@ -34,7 +34,7 @@ _PROBE: Final[Schema] = {
     "description": "A Kubernetes probe; without an action of its own it asks the sidecar.",
 }
 
-# Variables whose names say that they hold a secret, and not where one is.
+# Names of variables that hold a secret; `_PLACE_NAME` excepts names of where a secret is.
 _SECRET_NAME: Final = "SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|USER_INFO"  # noqa: S105 -- a pattern of names
 _PLACE_NAME: Final = "_(FILE|PATH|DIR|URI|URL|NAME)$"
 _VARIABLE: Final[Schema] = {
@@ -57,10 +57,10 @@ _VARIABLE: Final[Schema] = {
 
 
 def values_schema() -> Schema:
-    """The schema of `values.yaml` and of what is laid over it."""
+    """Return the schema of `values.yaml` and of the values that override it."""
     config = json_schema()
     definitions = config.pop("$defs")
-    for key in ("$schema", "title", "required"):  # what is required, the templates ask for by name
+    for key in ("$schema", "title", "required"):  # the templates ask for required values by name
         config.pop(key, None)
     return {
         "$schema": _DRAFT,
@@ -101,7 +101,7 @@ def values_schema() -> Schema:
 
 
 def _part(**properties: Schema) -> Schema:
-    """A mapping with these keys and no others."""
+    """Return the schema of a mapping with these keys and no others."""
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -111,7 +111,7 @@ def _log_dir_volume() -> Schema:
 
 
 def _broker_jobs(**more: Schema) -> Schema:
-    """A Job for each of the brokers."""
+    """Return the schema of one Job for each broker."""
     broker = _part(name=_LABEL_NAME, claims=_LABELS, nodeSelector=_LABELS)
     return _part(
         enabled=_SWITCH,
@@ -128,7 +128,7 @@ def _drill() -> Schema:
         schedule=_NAME,
         timeZone=_TEXT,
         args=_WORDS,
-        image={"allOf": [_image()]},  # laid over that of the sidecar: no key has a default here
+        image={"allOf": [_image()]},  # merged over the sidecar's image: no key has a default here
         extraEnv={"type": "array", "items": _VARIABLE},
         volume=_MAPPING,
         resources=_MAPPING,
@@ -155,7 +155,7 @@ def _mirror() -> Schema:
 
 
 def _client() -> Schema:
-    """Properties of a Kafka client in librdkafka's names."""
+    """Return the schema of a Kafka client's properties, in librdkafka's names."""
     return {
         "type": "object",
         "additionalProperties": {"type": ["string", "integer", "boolean"]},
@@ -248,8 +248,8 @@ def _alert(thresholds: Iterable[str]) -> Schema:
     names = list(thresholds)
     if names:
         threshold = {"type": "integer", "minimum": 1}
-        found = _part(**dict.fromkeys(names, threshold))
-        alert["properties"]["thresholds"] = {**found, "required": names}
+        thresholds_schema = _part(**dict.fromkeys(names, threshold))
+        alert["properties"]["thresholds"] = {**thresholds_schema, "required": names}
     return alert
 
 

@@ -1,7 +1,7 @@
-"""The table of values in the chart's README, from the comments of values.yaml.
+"""Table of values in the chart's README, made from the comments of values.yaml.
 
-A comment that begins with `# -- ` tells of the key below it, as helm-docs has it; it may run on
-over further comment lines. Keys without one are not shown, nor is what stands below them.
+A comment that begins with `# -- ` describes the key below it, as in helm-docs. It may continue on
+further comment lines. A key without such a comment is not shown.
 """
 
 import json
@@ -21,17 +21,17 @@ _INDENT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One key that is told of."""
+    """One key and its description."""
 
     path: tuple[str, ...]
     help: str
 
 
 def with_table(chart: Path) -> str:
-    """The chart's README with the table as it should be.
+    """Return the chart's README with the current table.
 
     Raises:
-        ValueError: the README has no place for it.
+        ValueError: The README lacks a marker of the table.
     """
     readme = (chart / "README.md").read_text(encoding="utf-8")
     before, begin, rest = readme.partition(BEGIN)
@@ -53,7 +53,7 @@ def _table(text: str) -> str:
 
 
 def told(text: str) -> Iterator[Value]:
-    """Every key of values.yaml that a comment tells of, in order."""
+    """Yield every key of values.yaml that a comment describes, in order."""
     path: list[str] = []
     help_lines: list[str] = []
     for line in text.splitlines():

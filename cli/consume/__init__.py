@@ -1,1 +1,1 @@
-"""What `sidetier consume` is made of: places, two sources, forms of output, and the loop."""
+"""`sidetier consume`: positions, two record sources, output formats, and the read loop."""

@@ -1,4 +1,4 @@
-"""A delimiter as shells let people write it. Pure."""
+"""Escape sequences in delimiters of the command line."""
 
 from typing import Final
 
@@ -7,10 +7,11 @@ _HEX_DIGITS: Final = 2
 
 
 def unescaped(text: str) -> bytes:
-    r"""The bytes that are meant: \n, \t, \r, \0, a doubled backslash and \xHH are one each.
+    r"""Return the bytes of a delimiter: \n, \t, \r, \0, a doubled backslash and \xHH are one byte
+    each.
 
     Raises:
-        ValueError: a backslash is followed by something else.
+        ValueError: Anything else follows a backslash.
     """
     result, rest = b"", text
     while rest:

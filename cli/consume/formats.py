@@ -1,4 +1,4 @@
-"""What is written of records to standard output."""
+"""Output formats of records on standard output."""
 
 import base64
 import json
@@ -11,22 +11,26 @@ from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
 from sidetier.segments.offsets import TopicPartition
 
 _KINDS: Final = ("create", "log_append")
-"""By the value of `TimestampType`."""
+"""Indexed by the value of `TimestampType`."""
 
 Shown = str | dict[str, str] | None
 Show = Callable[[bytes | None], Shown]
 
 
 class Writer(Protocol):
-    """Takes records in order."""
+    """Writes records, in the order of the calls."""
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
-        """Write these; raises BrokenPipeError when nobody reads any more."""
+        """Write the records.
+
+        Raises:
+            BrokenPipeError: The program that reads the output has closed it.
+        """
         ...
 
 
 class JsonLines:
-    """A JSON object per record and line."""
+    """Writes each record as one line with a JSON object."""
 
     def __init__(self, stream: BinaryIO, show: Show) -> None:
         self._stream = stream
@@ -60,7 +64,8 @@ class JsonLines:
             "key": self._show(key),
             "value": self._show(value),
             "headers": [
-                {"key": one["key"], "value": self._show(one["value"])} for one in headers or ()
+                {"key": header["key"], "value": self._show(header["value"])}
+                for header in headers or ()
             ],
         }
 
@@ -69,7 +74,7 @@ _JSON_COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value",
 
 
 class RawValues:
-    """Values as they are, each with the delimiter behind it; of a null only the delimiter."""
+    """Writes values as they are, each followed by the delimiter; a null is the delimiter alone."""
 
     def __init__(self, stream: BinaryIO, delimiter: bytes) -> None:
         self._stream = stream
@@ -83,14 +88,14 @@ class RawValues:
 
 
 class Nothing:
-    """Nothing of the records themselves: they are counted elsewhere."""
+    """Writes nothing: with `--count` the read loop only counts records."""
 
     def write(self, tp: TopicPartition, records: pa.RecordBatch) -> None:
         """See `Writer`."""
 
 
 def writer_of(request: Request, stream: BinaryIO) -> Writer:
-    """The form that was asked for."""
+    """Return the writer of the requested format."""
     if request.form is RecordFormat.COUNT:
         return Nothing()
     if request.form is RecordFormat.RAW:
@@ -100,7 +105,7 @@ def writer_of(request: Request, stream: BinaryIO) -> Writer:
 
 
 def as_text(data: bytes | None) -> Shown:
-    """Text where it is some; bytes that are no UTF-8 as `{"base64": "..."}`, so nothing is lost."""
+    """Return UTF-8 text; other bytes as `{"base64": "..."}`, so that nothing is lost."""
     if data is None:
         return None
     try:
@@ -110,5 +115,5 @@ def as_text(data: bytes | None) -> Shown:
 
 
 def as_base64(data: bytes | None) -> Shown:
-    """Base64, whatever it is."""
+    """Return the bytes as base64; None for a null."""
     return None if data is None else base64.b64encode(data).decode()

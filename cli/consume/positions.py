@@ -1,4 +1,4 @@
-"""Where to begin and where to end: what people write, and the offset that it means. Pure."""
+"""Start and end positions of the command line, and the offsets that they mean."""
 
 import re
 from collections.abc import Callable
@@ -19,20 +19,20 @@ FORMS: Final = (
 
 
 class PlaceKind(Enum):
-    """What a place's number is."""
+    """Meaning of a place's number."""
 
     BEGINNING = auto()
     END = auto()
     OFFSET = auto()
     BEFORE_END = auto()
-    """So many offsets before the end."""
+    """Number of offsets before the end."""
     TIME = auto()
     """Milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in every partition; `number` as its kind has it."""
+    """A position in every partition; `kind` says what `number` means."""
 
     kind: PlaceKind
     number: int = 0
@@ -43,10 +43,10 @@ END: Final = Place(PlaceKind.END)
 
 
 def parse_place(text: str) -> Place:
-    """What somebody means.
+    """Parse a position.
 
     Raises:
-        ValueError: it is none of `FORMS`.
+        ValueError: The text has none of the `FORMS`.
     """
     word = text.strip()
     if word.lower() in ("beginning", "end"):
@@ -63,10 +63,10 @@ def parse_place(text: str) -> Place:
 
 
 def offset_of(place: Place, bounds: OffsetRange, at_time: Callable[[int], int | None]) -> int:
-    """The offset that a place is in a partition with these bounds.
+    """Return the offset of a place in a partition with these bounds.
 
-    `at_time` is asked for the first record with a timestamp (ms) or a later one: where there is
-    none, the place is the end.
+    `at_time` returns the offset of the first record with a timestamp (ms) or a later one. If it
+    returns None, the place is the end of the partition.
     """
     if place.kind is PlaceKind.BEGINNING:
         return bounds.start
@@ -74,14 +74,14 @@ def offset_of(place: Place, bounds: OffsetRange, at_time: Callable[[int], int | 
         return place.number
     if place.kind is PlaceKind.BEFORE_END:
         return max(bounds.start, bounds.end - place.number)
-    found = at_time(place.number) if place.kind is PlaceKind.TIME else None
-    return bounds.end if found is None else found
+    offset = at_time(place.number) if place.kind is PlaceKind.TIME else None
+    return bounds.end if offset is None else offset
 
 
 def is_above(begin: Place, end: Place) -> bool:
-    """Whether no record can be between the two places, whatever a partition holds.
+    """Return whether the range between the two places is empty in every possible partition.
 
-    False where that depends on the partition: an offset and a time, for example.
+    False if that depends on the partition: for an offset and a time, for example.
     """
     if begin.kind is end.kind is PlaceKind.BEFORE_END:
         return begin.number < end.number
@@ -97,7 +97,7 @@ def _bounded(number: int, text: str) -> int:
 
 
 def _milliseconds(text: str) -> int:
-    """ISO 8601; without a zone it is UTC, as every time that Kafka stores."""
+    """Parse ISO 8601. A time without a zone is UTC, as all times that Kafka stores."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

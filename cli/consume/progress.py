@@ -1,4 +1,4 @@
-"""How far reading is, for somebody who looks on: on a terminal only."""
+"""Progress bar of `sidetier consume`, on a terminal only."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,20 +6,20 @@ from contextlib import contextmanager
 from typing import TextIO
 
 Update = Callable[[int, int], None]
-"""Is told how many offsets are behind us, and how many records that were."""
+"""Called with the number of offsets that were passed, and of records that were read."""
 
 
 @contextmanager
 def shown(total: int | None, *, wanted: bool, stream: TextIO | None = None) -> Iterator[Update]:
-    """A bar on standard error, or nothing: where that is no terminal, or it is not `wanted`.
+    """Show a bar on standard error; nothing if it is not a terminal, or the bar is not `wanted`.
 
-    `total` is how many offsets there are; None where there is no end.
+    `total` is the number of offsets to read; None if there is no end.
     """
     target = stream if stream is not None else sys.stderr
     if not wanted or not target.isatty():
         yield lambda _done, _records: None
         return
-    from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         Progress,

@@ -1,4 +1,4 @@
-"""The loop: records from a source to a writer, until every partition is at its end."""
+"""Read loop: takes records from a source and writes them, until every partition is at its end."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,15 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Course:
-    """One partition: where reading began, where it is, and where it ends (None: nowhere)."""
+    """Range and position of one partition.
+
+    Attributes:
+        first: First offset to read.
+        end: End offset, exclusive; None to read on without an end.
+        position: Next offset to read.
+        records: Records that were written.
+        missing: Offsets that were stepped over because their records are lost.
+    """
 
     tp: TopicPartition
     first: int
@@ -39,22 +47,24 @@ class Course:
 
     @property
     def is_done(self) -> bool:
-        """Nothing more is wanted."""
+        """Whether the partition is at its end."""
         return self.end is not None and self.position >= self.end
 
 
 def plan(source: Bounded, request: Request, now_ms: int) -> list[Course]:
-    """Where each partition begins and ends; what was asked for is turned into offsets.
+    """Return the range of each partition, with the requested places resolved to offsets.
 
     Raises:
-        ConfigurationError: the topic or a partition does not exist; or the range that was asked for
-            begins in the future, or is beyond the end or empty in every partition.
+        ConfigurationError: The topic or a partition does not exist. Or the requested range begins
+            in the future, or is beyond the end or empty in every partition.
     """
     begin = request.begin
     if begin.kind is PlaceKind.TIME and begin.number > now_ms:
         raise ConfigurationError("--from is in the future")
     numbers = request.partitions or source.partitions()
-    planned = [_course(source, request, TopicPartition(request.topic, one)) for one in numbers]
+    planned = [
+        _course(source, request, TopicPartition(request.topic, number)) for number in numbers
+    ]
     problems = [problem for _, problem in planned if problem is not None]
     if planned and len(problems) == len(planned):
         raise ConfigurationError("\n".join(problems[:_MOST_LINES]))
@@ -64,7 +74,7 @@ def plan(source: Bounded, request: Request, now_ms: int) -> list[Course]:
 
 
 def _course(source: Bounded, request: Request, tp: TopicPartition) -> tuple[Course, str | None]:
-    """The course, and why no record can be on it whatever has been written meanwhile."""
+    """Return the course, and a problem if it begins beyond the partition's end or above `--to`."""
     bounds: OffsetRange = source.bounds(tp)
 
     def at_time(timestamp: int) -> int | None:
@@ -73,23 +83,23 @@ def _course(source: Bounded, request: Request, tp: TopicPartition) -> tuple[Cour
     first = offset_of(request.begin, bounds, at_time)
     if request.follow:
         return Course(tp, first, None, first), None
-    wanted = offset_of(request.end, bounds, at_time)
-    end = min(wanted, bounds.end)
+    requested_end = offset_of(request.end, bounds, at_time)
+    end = min(requested_end, bounds.end)
     problem = None
     if first > bounds.end:
         problem = f"{tp}: --from is offset {first}, beyond the end, offset {bounds.end} (exclusive)"
-    elif first > wanted:
-        problem = f"{tp}: --from is offset {first}, above --to, offset {wanted}"
+    elif first > requested_end:
+        problem = f"{tp}: --from is offset {first}, above --to, offset {requested_end}"
     return Course(tp, first, max(first, end), first), problem
 
 
 def say(text: str) -> None:
-    """A word beside the records."""
+    """Print a message to standard error."""
     click.echo(f"sidetier: {text}", err=True)
 
 
 class Reading:
-    """Reads the courses to their ends; `update` hears how far it is, `tell` what is wrong."""
+    """Reads all courses to their ends; `tell` receives warnings."""
 
     def __init__(
         self,
@@ -109,23 +119,23 @@ class Reading:
 
     @property
     def total(self) -> int | None:
-        """How many offsets there are to be read; None where there is no end."""
+        """Number of offsets to read; None if there is no end."""
         if self._request.follow:
             return None
         return sum((course.end or 0) - course.first for course in self.courses.values())
 
     @property
     def records(self) -> int:
-        """How many were written."""
+        """Number of records that were written."""
         return sum(course.records for course in self.courses.values())
 
     @property
     def has_gaps(self) -> bool:
-        """Whether offsets were stepped over that should be there."""
+        """Whether offsets were stepped over that should have records."""
         return any(course.missing for course in self.courses.values()) or self._source.skipped > 0
 
     def result(self, topic: str) -> CountResult:
-        """What was read."""
+        """Return the counts of each partition."""
         rows = sorted(self.courses.values(), key=lambda course: course.tp)
         return CountResult(
             topic,
@@ -136,11 +146,13 @@ class Reading:
         )
 
     def run(self, update: Update) -> None:
-        """Read until nothing is wanted any more.
+        """Read until every course is at its end, or the record limit is reached.
+
+        `update` is called with the progress after each batch.
 
         Raises:
-            SidetierError: reading cannot go on; for a gap the text says how it can.
-            BrokenPipeError: nobody reads what is written.
+            SidetierError: Reading cannot go on; for a gap, the text says how it can.
+            BrokenPipeError: The program that reads the output has closed it.
         """
         starts = {c.tp: c.first for c in self.courses.values() if not c.is_done}
         if not starts or self._left == 0:

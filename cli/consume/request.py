@@ -1,4 +1,4 @@
-"""What was asked for on the command line."""
+"""Options of one `sidetier consume` call."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,21 +8,21 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 
 
 class RecordFormat(StrEnum):
-    """What is written of records."""
+    """What is written for records."""
 
     JSON = "json"
-    """A JSON object per line."""
+    """One JSON object per line."""
     RAW = "raw"
-    """Values, each with a delimiter behind it."""
+    """Values, each followed by a delimiter."""
     COUNT = "count"
-    """How many there are."""
+    """The number of records alone."""
 
 
 class TextEncoding(StrEnum):
-    """How keys and values stand in JSON."""
+    """Encoding of keys and values in JSON."""
 
     UTF_8 = "utf-8"
-    """As text; what is none, as `{"base64": "..."}`."""
+    """Text; bytes that are not UTF-8 as `{"base64": "..."}`."""
     BASE64 = "base64"
 
 
@@ -30,8 +30,10 @@ class TextEncoding(StrEnum):
 class Request:
     """One call of `sidetier consume`.
 
-    `partitions` is empty for all that there are; `limit` is in records over all of them; with
-    `follow` there is no end.
+    Attributes:
+        partitions: Empty for all partitions of the topic.
+        limit: Maximum number of records over all partitions; None for no limit.
+        follow: Read on without an end.
     """
 
     topic: str

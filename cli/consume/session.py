@@ -1,6 +1,6 @@
 """One call of `sidetier consume`, from the configuration to the exit code.
 
-Needs what the extra `consumer` installs.
+Needs the packages of the extra `consumer`.
 """
 
 import sys
@@ -22,11 +22,11 @@ STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
 
 
 def consume(config: Config, request: Request, output: OutputFormat) -> int:
-    """Write the records that were asked for to standard output; the exit code.
+    """Write the requested records to standard output, and return the exit code.
 
     Raises:
-        SidetierError: they cannot be read, or not all of them.
-        BrokenPipeError: nobody reads what is written.
+        SidetierError: Some or all of the records cannot be read.
+        BrokenPipeError: The program that reads the output has closed it.
     """
     with _open(config, request) as source:
         reading = Reading(
@@ -36,7 +36,7 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
             writer_of(request, sys.stdout.buffer),
         )
         code = exits.OK
-        # Records on a terminal show by themselves how far it is, and a bar would tear them.
+        # On a terminal the records themselves show the progress; a bar would break their lines.
         wanted = request.form is RecordFormat.COUNT or not sys.stdout.isatty()
         try:
             with shown(reading.total, wanted=wanted) as update:

@@ -1,4 +1,4 @@
-"""From where records come: the port that the store alone, and Kafka with it, both fill."""
+"""Port for sources of records. One adapter reads the store alone, the other one Kafka with it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,20 +8,20 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Bounded(Protocol):
-    """Some partitions of one topic, and what can be read of them. Every method raises SidetierError
-    when its side does not answer or refuses.
+    """Partitions of one topic, and their readable offsets. Every method raises SidetierError when
+    the source refuses or does not answer.
     """
 
     def partitions(self) -> Sequence[int]:
-        """The topic's partitions, rising; raises where there are none."""
+        """Return the topic's partition numbers in rising order; raise if there are none."""
         ...
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """What can be read of a partition now; raises where nothing can be."""
+        """Return the offsets of a partition that are readable now; raise if there are none."""
         ...
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
-        """The first record with this timestamp or a later one; None where there is none."""
+        """Return the offset of the first record with this timestamp or a later one, or None."""
         ...
 
 
@@ -29,22 +29,22 @@ class Source(Bounded, Protocol):
     """Reads partitions of one topic."""
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
-        """Read these partitions, each from an offset on."""
+        """Start reading these partitions, each at the given offset."""
         ...
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on elsewhere."""
+        """Continue a partition at another offset."""
         ...
 
     def finish(self, tp: TopicPartition) -> None:
-        """Nothing more is wanted of a partition; a little may still come."""
+        """Stop reading a partition; `take` may still return a few of its records."""
         ...
 
     def take(self, most: int, timeout: float) -> list[Taken]:
-        """At most so many records; waits up to `timeout` seconds for the first."""
+        """Return at most `most` records; wait up to `timeout` seconds for the first."""
         ...
 
     @property
     def skipped(self) -> int:
-        """Offsets that were stepped over by the source itself, without a word in `take`."""
+        """Number of offsets that the source stepped over without reporting them in `take`."""
         ...

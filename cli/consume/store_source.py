@@ -1,4 +1,4 @@
-"""Records from the store alone: no broker is asked, none is needed."""
+"""Records from the store alone, without a broker."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +26,10 @@ _COLUMNS: Final = {
 
 
 class StoreSource:
-    """One topic of an archive."""
+    """Reads one topic of an archive."""
 
     skipped = 0
-    """Every gap is told by `take`."""
+    """Always 0: `take` reports every gap."""
 
     def __init__(self, archive: ArchiveAccess, reader: ArchiveReader, topic: str) -> None:
         self._archive = archive
@@ -37,27 +37,29 @@ class StoreSource:
         self._topic = topic
 
     def partitions(self) -> Sequence[int]:
-        """See `Source`: a listing under each entropy prefix, many at once."""
+        """See `Source`. Sends a listing for each entropy prefix, in parallel."""
         store, layout = self._archive.store(self._topic), self._archive.layout
 
         def listed(prefix: str) -> list[int]:
-            found = list_partitions(store, layout, prefix, self._topic)
-            return [one.topic_partition.partition for one in found]
+            partitions = list_partitions(store, layout, prefix, self._topic)
+            return [partition.topic_partition.partition for partition in partitions]
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="list") as pool:
-            found = [
-                one for some in pool.map(listed, cluster_prefixes(store, layout)) for one in some
+            partitions = [
+                partition
+                for batch in pool.map(listed, cluster_prefixes(store, layout))
+                for partition in batch
             ]
-        if not found:
+        if not partitions:
             self._refuse()
-        return sorted(found)
+        return sorted(partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Source`."""
-        found = self._reader.bounds(tp)
-        if found is None:
+        bounds = self._reader.bounds(tp)
+        if bounds is None:
             self._refuse(tp.partition)
-        return OffsetRange(found.start_offset, found.next_offset)
+        return OffsetRange(bounds.start_offset, bounds.next_offset)
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Source`."""
@@ -81,7 +83,7 @@ class StoreSource:
         return self._reader.take(most, timeout)
 
     def _refuse(self, partition: int | None = None) -> NoReturn:
-        """Nothing is archived where these settings look; other entropy bits are reported first."""
+        """Raise: nothing is archived under these settings. Wrong entropy bits are named first."""
         layout, url = self._archive.layout, self._archive.url(self._topic)
         store = self._archive.store(self._topic)
         note = read_note(store, layout)
@@ -92,10 +94,10 @@ class StoreSource:
 
 @contextmanager
 def open_store(config: Config, request: Request) -> Iterator[StoreSource]:
-    """The archive of a topic, closed at the end.
+    """Open the archive of a topic, and close it at the end.
 
     Raises:
-        ConfigurationError: there is no such directory, or a secret cannot be read.
+        ConfigurationError: The directory does not exist, or a secret cannot be read.
     """
     require_directory(config.storage.target(request.topic).url)
     settings = ReaderSettings(

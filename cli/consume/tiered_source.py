@@ -1,4 +1,4 @@
-"""Records from Kafka, or from Kafka and the store as one log: through a `TieredConsumer`."""
+"""Records from Kafka, or from Kafka and the store as one log, through a `TieredConsumer`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,11 +36,11 @@ _NO_SUCH_PARTITION: Final = frozenset(
     }
 )
 _MOST: Final = 500
-"""Messages that are taken at once."""
+"""Maximum number of messages in one call of `consume`."""
 
 
 class TieredSource:
-    """One topic, by a consumer that is assigned by hand."""
+    """Reads one topic with a consumer whose partitions are assigned manually."""
 
     def __init__(
         self, consumer: TieredConsumer, topic: str, servers: str, registry: CollectorRegistry
@@ -58,10 +58,10 @@ class TieredSource:
     def partitions(self) -> Sequence[int]:
         """See `Source`."""
         with _translated(f"{self._servers} tells no metadata"):
-            told = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
-        if told is None or not told.partitions:
+            metadata = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
+        if metadata is None or not metadata.partitions:
             raise ConfigurationError(f"there is no topic {self._topic} at {self._servers}")
-        return sorted(told.partitions)
+        return sorted(metadata.partitions)
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Source`."""
@@ -71,12 +71,12 @@ class TieredSource:
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Source`."""
-        asked = [_named(tp, timestamp_ms)]
+        queries = [_named(tp, timestamp_ms)]
         with _translated(f"the offsets of {tp} cannot be told"):
-            [found] = self._consumer.offsets_for_times(asked, timeout=_ASK_SECONDS)
-        if found.error is not None:
-            raise LeadershipUnavailableError(f"the offsets of {tp} cannot be told: {found.error}")
-        return None if found.offset < 0 else int(found.offset)
+            [answer] = self._consumer.offsets_for_times(queries, timeout=_ASK_SECONDS)
+        if answer.error is not None:
+            raise LeadershipUnavailableError(f"the offsets of {tp} cannot be told: {answer.error}")
+        return None if answer.offset < 0 else int(answer.offset)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
         """See `Source`."""
@@ -93,24 +93,24 @@ class TieredSource:
     def take(self, most: int, timeout: float) -> list[Taken]:
         """See `Source`."""
         taken: list[Taken] = []
-        run: list[Message] = []
+        messages: list[Message] = []
         for message in self._consumer.consume(min(most, _MOST), timeout):
             error = message.error()
             if error is None:
-                run.append(message)
+                messages.append(message)
                 continue
-            taken += _records(run)
-            run = []
+            taken += _records(messages)
+            messages = []
             taken.append(_news(message, error))
-        return taken + _records(run)
+        return taken + _records(messages)
 
 
 @contextmanager
 def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
-    """A consumer in the mode that was asked for, closed at the end.
+    """Open a consumer in the requested mode, and close it at the end.
 
     Raises:
-        ConfigurationError: no broker is configured or given, or a setting is wrong.
+        ConfigurationError: No broker is configured or given, or a setting is wrong.
     """
     patient = config if request.follow else with_short_timeouts(config)
     client = dict(patient.broker.client_properties())
@@ -123,7 +123,7 @@ def open_tiered(config: Config, request: Request) -> Iterator[TieredSource]:
     registry = CollectorRegistry()
     settings = read_settings(
         {
-            "group.id": "sidetier-consume",  # librdkafka wants one; nothing joins it or commits
+            "group.id": "sidetier-consume",  # librdkafka requires one; nothing joins it or commits
             "client.id": "sidetier-consume",
             "log_level": 0,
             **client,
@@ -174,11 +174,11 @@ def _said(error: KafkaException) -> str:
 
 
 def _records(run: Sequence[Message]) -> list[Taken]:
-    found: list[Taken] = []
+    batches: list[Taken] = []
     for topic, partition, records in batches_of(run):
         last = records.column("offset")[-1].as_py()
-        found.append(Records(TopicPartition(topic, partition), records, Offset(last + 1)))
-    return found
+        batches.append(Records(TopicPartition(topic, partition), records, Offset(last + 1)))
+    return batches
 
 
 def _news(message: Message, error: KafkaError) -> Taken:

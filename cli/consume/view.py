@@ -1,4 +1,4 @@
-"""What `sidetier consume --count` shows."""
+"""Output of `sidetier consume --count`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,10 +8,14 @@ from sidetier.cli.output import Table
 
 @dataclass(frozen=True, slots=True)
 class PartitionCount:
-    """What was read of one partition: from an offset up to, not including, another.
+    """What was read of one partition.
 
-    Offsets without a record (transaction markers, aborted and compacted records) lie among them;
-    `missing_offsets` are those that are lost.
+    Attributes:
+        from_offset: First offset that was read.
+        next_offset: End of the range that was read, exclusive.
+        records: Less than the number of offsets if some have no record: transaction markers,
+            aborted and compacted records.
+        missing_offsets: Offsets whose records are lost.
     """
 
     partition: int
@@ -23,31 +27,39 @@ class PartitionCount:
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """All partitions, rising."""
+    """Counts of all partitions, in rising order."""
 
     topic: str
     partitions: Sequence[PartitionCount]
 
     @property
     def records(self) -> int:
-        """Over all of them."""
-        return sum(one.records for one in self.partitions)
+        """Number of records in all partitions."""
+        return sum(partition.records for partition in self.partitions)
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all counts."""
         return {
             "topic": self.topic,
             "records": self.records,
-            "partitions": [asdict(one) for one in self.partitions],
+            "partitions": [asdict(partition) for partition in self.partitions],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row each; a last column where something is missing."""
+        """Return a row for each partition, with a last column if offsets are missing."""
         columns = ("PARTITION", "FROM", "NEXT OFFSET", "RECORDS", "MISSING")
         rows = [
-            (one.partition, one.from_offset, one.next_offset, one.records, one.missing_offsets)
-            for one in self.partitions
+            (
+                partition.partition,
+                partition.from_offset,
+                partition.next_offset,
+                partition.records,
+                partition.missing_offsets,
+            )
+            for partition in self.partitions
         ]
-        width = len(columns) - (0 if any(one.missing_offsets for one in self.partitions) else 1)
+        width = len(columns) - (
+            0 if any(partition.missing_offsets for partition in self.partitions) else 1
+        )
         footer = f"{self.records} records of {self.topic}"
         return (Table(columns[:width], [row[:width] for row in rows], footer=footer),)

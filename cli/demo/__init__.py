@@ -1,1 +1,1 @@
-"""`sidetier demo`: a real broker and a sidecar on this machine, and the proof of what is stored."""
+"""`sidetier demo`: a real broker and a sidecar on this machine, and a check of the archive."""

@@ -1,7 +1,8 @@
-"""Counts archived records by minute, on Spark, with no broker: `python -m ... CONFIG TOPIC RESULT`.
+"""Count archived records by minute with Spark, without a broker.
 
-A program of its own, since a Spark session is a JVM with much to say. The result is JSON:
-milliseconds since 1970 at which a minute begins, and how many records are of it.
+Usage: `python -m ... CONFIG TOPIC RESULT`. This is a program of its own, because a Spark session
+starts a JVM that prints a lot. The result is a JSON object: milliseconds since 1970 at which a
+minute begins, and the number of records in it.
 """
 
 import json
@@ -15,11 +16,11 @@ from pyspark.sql.functions import col, unix_millis, window
 from sidetier.spark import read
 
 JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""For one that lives some seconds: it compiles once, and quickly."""
+"""Options of a JVM that runs for seconds: it compiles each method once, and quickly."""
 
 
 def main() -> None:
-    """Count, and write the result; it is there whole, or not at all."""
+    """Count the records, and write the result file atomically."""
     config, topic, result = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     spark = (
         SparkSession.builder.appName("sidetier demo")

@@ -1,4 +1,4 @@
-"""What tiering did during the demo, as a picture."""
+"""Picture of the demo: what the broker and the store held over time."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,13 +22,14 @@ _MB: Final = 1_000_000
 def draw(
     samples: Sequence[Sample], counts: Mapping[datetime, int] | None, topic: str, file: Path
 ) -> None:
-    """Write a PNG: records and bytes on the broker and on the store over time, each deletion
-    marked, and below, what Spark has counted by minute, in UTC, where it has.
+    """Write a PNG: records and bytes on the broker and on the store over time, with each deletion.
+
+    With `counts`, a third chart shows the records that Spark has counted in each minute, in UTC.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: The file cannot be written.
     """
-    import matplotlib as mpl  # noqa: PLC0415 -- of the extra `demo`, and slow to import
+    import matplotlib as mpl  # noqa: PLC0415 -- part of the extra `demo`, and slow to import
 
     mpl.use("Agg")  # a demo on a server has no screen
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -51,15 +52,15 @@ def draw(
 
 
 def _draw_records(axes: "Axes", samples: Sequence[Sample], topic: str) -> None:
-    seconds = [one.seconds for one in samples]
-    on_broker = [one.held.on_broker for one in samples]
-    archived = [one.held.archived for one in samples]
-    produced = [one.held.produced for one in samples]
+    seconds = [sample.seconds for sample in samples]
+    on_broker = [sample.held.on_broker for sample in samples]
+    archived = [sample.held.archived for sample in samples]
+    produced = [sample.held.produced for sample in samples]
     axes.plot(seconds, produced, color=_GREY, linestyle=":", label="produced")
     axes.plot(seconds, archived, color=_STORE, linewidth=2, label="on the store")
     axes.fill_between(seconds, on_broker, color=_BROKER, alpha=0.25, linewidth=0)
     axes.plot(seconds, on_broker, color=_BROKER, linewidth=2, label="on the broker")
-    pinned = [one.held.pinned for one in samples]
+    pinned = [sample.held.pinned for sample in samples]
     axes.plot(
         seconds,
         pinned,
@@ -69,8 +70,8 @@ def _draw_records(axes: "Axes", samples: Sequence[Sample], topic: str) -> None:
     )
     gone = deletions(samples)
     axes.scatter(
-        [one.seconds for one in gone],
-        [one.held.on_broker for one in gone],
+        [sample.seconds for sample in gone],
+        [sample.held.on_broker for sample in gone],
         marker="v",
         color=_BROKER,
         zorder=3,
@@ -89,11 +90,15 @@ def _draw_records(axes: "Axes", samples: Sequence[Sample], topic: str) -> None:
 
 
 def _draw_bytes(axes: "Axes", samples: Sequence[Sample]) -> None:
-    seconds = [one.seconds for one in samples]
-    axes.plot(seconds, [one.held.store_bytes / _MB for one in samples], color=_STORE, linewidth=2)
-    axes.plot(seconds, [one.held.broker_bytes / _MB for one in samples], color=_BROKER, linewidth=2)
-    for one in deletions(samples):
-        axes.axvline(one.seconds, color=_BROKER, linewidth=0.6, alpha=0.5)
+    seconds = [sample.seconds for sample in samples]
+    axes.plot(
+        seconds, [sample.held.store_bytes / _MB for sample in samples], color=_STORE, linewidth=2
+    )
+    axes.plot(
+        seconds, [sample.held.broker_bytes / _MB for sample in samples], color=_BROKER, linewidth=2
+    )
+    for sample in deletions(samples):
+        axes.axvline(sample.seconds, color=_BROKER, linewidth=0.6, alpha=0.5)
     axes.set_ylabel("MB of segments")
     axes.set_xlabel("seconds since the producer started")
 

@@ -1,4 +1,4 @@
-"""Plays the demo: produce, let the broker delete, read everything back from the store."""
+"""Run the demo: produce, let the broker delete, read everything back from the store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -43,10 +43,13 @@ _RECORD_BYTES: Final = _VALUE_BYTES + 15
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is played, and where: broker, sidecar and store lie below the directory.
+    """Settings of a demo run. The files of broker, sidecar and store are below `directory`.
 
-    The records are of the hour before `end`, in ms since 1970; a `picture` is drawn where one is
-    asked for: what broker and store held over time, and what Spark counts on the store.
+    Attributes:
+        size: Bytes to produce.
+        end: End of the hour that the records' timestamps are in, in ms since 1970.
+        picture: PNG to draw of what broker and store held over time, and of what Spark counts on
+            the store; None for none.
     """
 
     directory: Path
@@ -58,37 +61,37 @@ class Script:
 
     @property
     def store(self) -> Path:
-        """Where segments are archived."""
+        """Directory of the archive."""
         return self.directory / "store"
 
     @property
     def records(self) -> int:
-        """How many are produced."""
+        """Number of records to produce."""
         return self.size // _RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it."""
+    """Result of the demo."""
 
     proofs: tuple[PartitionProof, ...]
     seconds: float
     counted: int | None = None
-    """Records that Spark has found on the store; None where it was not asked."""
+    """Records that Spark has found on the store; None if Spark did not run."""
 
     @property
     def sound(self) -> bool:
-        """Whether every record is where it should be."""
-        found = sum(proof.found for proof in self.proofs)
-        return all(proof.sound for proof in self.proofs) and self.counted in {None, found}
+        """Whether every record is stored as it was produced, and Spark has counted all of them."""
+        records = sum(proof.found for proof in self.proofs)
+        return all(proof.sound for proof in self.proofs) and self.counted in {None, records}
 
 
 def play(script: Script, story: Story) -> Played:
-    """The whole demo; whatever happens, no process is left.
+    """Run the whole demo; no process is left, whatever happens.
 
     Raises:
-        SandboxError: Java is missing, Kafka cannot be fetched, or a server ended.
-        DemoFailedError: the stage was not what it should be.
+        SandboxError: Java is missing, Kafka cannot be downloaded, or a server ended.
+        DemoFailedError: A part of the demo failed; the text says which.
     """
     story.say(
         "Kafka keeps records for seconds here; the sidecar archives each segment when it closes."
@@ -101,7 +104,7 @@ def play(script: Script, story: Story) -> Played:
 
 
 class _Stage:
-    """One performance."""
+    """One run of the demo."""
 
     def __init__(self, script: Script, story: Story, cluster: KraftCluster) -> None:
         self._script = script
@@ -116,7 +119,7 @@ class _Stage:
         self._layout = ArchiveLayout(CLUSTER_NAME, bits)
 
     def play(self) -> Played:
-        """Act by act."""
+        """Run the acts in order."""
         self._story.tell("Broker", f"Kafka {KAFKA_4_3} (KRaft) answers on {self._bootstrap}")
         self._topic.create()
         self._story.tell(
@@ -138,7 +141,7 @@ class _Stage:
         return Played(proofs, self._story.seconds, counted)
 
     def _watched(self) -> AbstractContextManager[list[Sample]]:
-        """Samples of what broker and store hold, where a picture is asked for."""
+        """Sample what broker and store hold, if a picture is requested."""
         return nullcontext([]) if self._script.picture is None else sampled(self._held)
 
     def _held(self) -> Held:
@@ -148,7 +151,9 @@ class _Stage:
             produced=sum(log.end for log in bounds.values()),
             deleted=sum(log.start for log in bounds.values()),
             archived=sum(archived.values()),
-            pinned=sum(max(log.start - archived[one], 0) for one, log in bounds.items()),
+            pinned=sum(
+                max(log.start - archived[partition], 0) for partition, log in bounds.items()
+            ),
             broker_bytes=segment_bytes(self._log_dirs, f"{TOPIC}-*/*.log"),
             store_bytes=segment_bytes([self._script.store], f"**/{TOPIC}-*/*.log"),
         )
@@ -179,7 +184,7 @@ class _Stage:
         return f"{self._ledger.count:,} of {self._script.records:,}; {stored} segments stored"
 
     def _let_the_broker_forget(self) -> Mapping[int, LogOffsets]:
-        """Until the broker has deleted every record, and the archive has them all."""
+        """Wait until the broker has deleted every record, and the archive has all of them."""
         latest: dict[int, LogOffsets] = {}
         with self._story.act("Retention", "waiting for the broker to delete its segments") as act:
 
@@ -197,11 +202,11 @@ class _Stage:
         return latest
 
     def _is_forgotten(self, log: Mapping[int, LogOffsets], act: Act) -> bool:
-        gone = sum(one.start for one in log.values())
+        gone = sum(bounds.start for bounds in log.values())
         act.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
         return all(
-            one.start == one.end and self._next_offset(number) >= one.end
-            for number, one in log.items()
+            bounds.start == bounds.end and self._next_offset(number) >= bounds.end
+            for number, bounds in log.items()
         )
 
     def _next_offset(self, number: int) -> int:
@@ -225,15 +230,15 @@ class _Stage:
                 produced = self._ledger.records.get(number, {})
                 proofs.append(prove(self._store, self._layout, tp, produced, log[number]))
                 act.now(f"{sum(proof.found for proof in proofs):,} records read back")
-        found, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
+        read_back, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
         self._story.tell(
             "Proof",
-            f"{found:,} of {expected:,} archived records read back from the store",
+            f"{read_back:,} of {expected:,} archived records read back from the store",
         )
         return tuple(proofs)
 
     def _draw(self, picture: Path, samples: Sequence[Sample]) -> int | None:
-        """How many records Spark has counted; None where this machine cannot run it."""
+        """Draw the picture; return Spark's record count, None if Spark cannot run here."""
         counts = self._counted()
         missing = what_is_missing("matplotlib")
         if missing is not None or not samples:

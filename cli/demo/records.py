@@ -1,4 +1,4 @@
-"""The demo's records: a seed decides them, and what was acknowledged is written down."""
+"""Records of the demo, made from a seed, and a ledger of those that the broker acknowledged."""
 
 import math
 import random
@@ -28,10 +28,12 @@ class Order:
 def orders(
     seed: int, count: int, partitions: int, value_bytes: int = 1000, *, end: int = HOUR
 ) -> Iterator[Order]:
-    """`count` orders of invented customers, of the hour before `end` (ms since 1970), in the order
-    of their timestamps; the same arguments give the same orders.
+    """Yield `count` orders of invented customers, by rising timestamp.
+
+    The timestamps are in the hour before `end` (ms since 1970). The same arguments give the same
+    orders.
     """
-    generator = random.Random(seed)  # noqa: S311 -- to produce the same again
+    generator = random.Random(seed)  # noqa: S311 -- the same seed must give the same orders
     for number in range(count):
         merchant = generator.choice(_MERCHANTS)
         head = f'{{"order":{number},"merchant":"{merchant}","cents":{generator.randrange(10**6)},'
@@ -42,43 +44,44 @@ def orders(
 
 
 def _moment(part: float) -> float:
-    """Where in the hour this part of the orders is reached: it rises, faster and slower by turns,
-    so that a picture of the hour has something to show.
+    """Return the share of the hour at which this share of the orders is reached.
+
+    It rises faster and slower by turns, so that a picture of the hour has something to show.
     """
     return part + _WAVE * math.sin(2 * math.pi * _WAVES * part) / (2 * math.pi * _WAVES)
 
 
 def digest(offset: int, key: bytes | None, value: bytes | None) -> bytes:
-    """A checksum over a record's offset, key and value."""
-    told = blake2b(offset.to_bytes(8), digest_size=_DIGEST_BYTES)
+    """Return a checksum of a record's offset, key and value."""
+    hasher = blake2b(offset.to_bytes(8), digest_size=_DIGEST_BYTES)
     for part in (key, value):
-        told.update(b"\xff" * 8 if part is None else len(part).to_bytes(8))
-        told.update(part or b"")
-    return told.digest()
+        hasher.update(b"\xff" * 8 if part is None else len(part).to_bytes(8))
+        hasher.update(part or b"")
+    return hasher.digest()
 
 
 def combined(digests: Iterator[bytes]) -> str:
-    """One checksum over those of many records, in the order of their offsets."""
-    told = blake2b(digest_size=_DIGEST_BYTES)
-    for one in digests:
-        told.update(one)
-    return told.hexdigest()
+    """Return one checksum over the digests of many records, which come in offset order."""
+    hasher = blake2b(digest_size=_DIGEST_BYTES)
+    for record_digest in digests:
+        hasher.update(record_digest)
+    return hasher.hexdigest()
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What the broker has acknowledged: each record's checksum, by partition and offset."""
+    """Checksums of the records that the broker has acknowledged, by partition and offset."""
 
     size: int = 0
     records: dict[int, dict[int, bytes]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def note(self, partition: int, offset: int, key: bytes, value: bytes) -> None:
-        """One more record."""
+        """Add an acknowledged record."""
         self.size += len(key) + len(value)
         self.records.setdefault(partition, {})[offset] = digest(offset, key, value)
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return sum(map(len, self.records.values()))

@@ -1,4 +1,4 @@
-"""The demo's last act: Spark counts the archived records by minute."""
+"""Last act of the demo: Spark counts the archived records by minute."""
 
 import importlib.util
 import json
@@ -17,15 +17,15 @@ _NEEDED: Final = ("pyspark", "pyarrow", "numpy", "cramjam")
 
 
 def what_is_missing(*packages: str) -> str | None:
-    """Which of these packages are not installed, and what to do; None where all are."""
-    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    if not lacking:
+    """Return which packages are not installed, and how to install them; None if all are."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if not missing:
         return None
-    return f"{', '.join(lacking)} not installed: pip install 'sidetier[demo]', or `make demo`"
+    return f"{', '.join(missing)} not installed: pip install 'sidetier[demo]', or `make demo`"
 
 
 def why_no_spark() -> str | None:
-    """Why Spark cannot be shown on this machine, and what to do; None where it can."""
+    """Return why Spark cannot run on this machine, and what to do; None if it can."""
     missing = what_is_missing(*_NEEDED)
     if missing is not None:
         return missing
@@ -37,11 +37,12 @@ def why_no_spark() -> str | None:
 
 
 def count_by_minute(config: Path, topic: str, directory: Path) -> Mapping[datetime, int]:
-    """How many archived records are of each minute, by its beginning in UTC; what Spark says goes
-    to `spark.log` in the directory.
+    """Return the number of archived records in each minute, by its beginning in UTC.
+
+    Spark's output goes to `spark.log` in the directory.
 
     Raises:
-        ServerDiedError, ServerTimeoutError: Spark has failed; the text has the end of its log.
+        ServerDiedError, ServerTimeoutError: Spark failed; the text has the end of its log.
     """
     directory.mkdir(parents=True, exist_ok=True)
     result = directory / "minutes.json"

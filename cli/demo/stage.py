@@ -1,4 +1,4 @@
-"""The demo's stage: a real broker, a topic of short memory, the sidecar beside it, a producer."""
+"""Parts of the demo: a topic with short retention, the sidecar, and a producer."""
 
 import json
 import sys
@@ -33,28 +33,28 @@ _ANSWER_SECONDS: Final = 30.0
 _START_SECONDS: Final = 60.0
 _FLUSH_SECONDS: Final = 60.0
 _ERRORS_ONLY: Final = 3
-"""librdkafka's log level."""
+"""Log level of librdkafka."""
 
 
 class DemoFailedError(SidetierError):
-    """The demo could not be played; the text says which part failed."""
+    """The demo could not be completed; the text says which part failed."""
 
 
 class Topic:
-    """The topic whose segments the broker deletes after seconds."""
+    """The demo's topic, whose segments the broker deletes after seconds."""
 
     def __init__(self, bootstrap: str, partitions: int) -> None:
-        """The broker must answer already; nothing is made yet."""
+        """Connect to a running broker; the topic is not created yet."""
         self.partitions = partitions
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _ERRORS_ONLY})
 
     def create(self) -> None:
-        """Make it; returns when the broker has."""
+        """Create the topic, and wait until the broker has done so."""
         topic = NewTopic(TOPIC, self.partitions, 1, config=dict(_TOPIC_SETTINGS))
         self._admin.create_topics([topic])[TOPIC].result(_ANSWER_SECONDS)
 
     def bounds(self) -> dict[int, LogOffsets]:
-        """Where the broker's copy of each partition begins and ends now."""
+        """Return the broker's log start and end offset of each partition now."""
         tps = [TopicPartition(TOPIC, number) for number in range(self.partitions)]
         starts, ends = (
             all_offsets(self._admin, tps, end, _ANSWER_SECONDS) for end in (End.START, End.LATEST)
@@ -81,21 +81,29 @@ class Sidecar:
         self.process = ManagedProcess(Command("the sidecar", line, self._log))
 
     def start(self) -> None:
-        """Start it; returns once it works. Raises ServerDiedError with the tail of its log."""
+        """Start the sidecar, and wait until it has started.
+
+        Raises:
+            ServerDiedError: The sidecar ended; the text has the end of its log.
+        """
         self.process.start()
         self.process.wait_until(lambda: self.url is not None, _START_SECONDS)
 
     @property
     def url(self) -> str | None:
-        """Where its pages are; None until it serves them."""
+        """URL of its HTTP server; None until the server is up."""
         return next((str(e["url"]) for e in self._events() if e["event"] == "daemon.started"), None)
 
     def count(self, event: str) -> int:
-        """How often it has logged an event."""
+        """Return how often the sidecar has logged an event."""
         return sum(entry["event"] == event for entry in self._events())
 
     def stop(self) -> None:
-        """SIGTERM; raises DemoFailedError unless it ends in good order."""
+        """Send SIGTERM, and wait for the end.
+
+        Raises:
+            DemoFailedError: The exit code is not 0.
+        """
         self.process.stop()
         if self.process.returncode != 0:
             raise DemoFailedError(
@@ -111,7 +119,7 @@ class Sidecar:
 
 
 class PacedProducer:
-    """Produces at a steady rate, so that one can watch; the ledger gets what is acknowledged."""
+    """Produces at a steady rate, so that a user can watch; the ledger gets what is acknowledged."""
 
     def __init__(self, bootstrap: str, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -129,10 +137,10 @@ class PacedProducer:
     def produce(
         self, records: Iterator[Order], bytes_per_second: int, tick: Callable[[], None]
     ) -> None:
-        """Produce all of them; `tick` is called now and then.
+        """Produce all records; call `tick` at every 200th.
 
         Raises:
-            DemoFailedError: a record was not acknowledged.
+            DemoFailedError: A record was not acknowledged.
         """
         started, sent = monotonic(), 0
         for number, order in enumerate(records):

@@ -1,4 +1,4 @@
-"""Tells what happens while the demo plays: a line for each act, and how far the present one is."""
+"""Output while the demo runs: a line for each act, and the progress of the current one."""
 
 import sys
 from collections.abc import Iterator
@@ -11,15 +11,17 @@ _TITLE_WIDTH: Final = 10
 
 
 class Act(Protocol):
-    """One act, while it plays."""
+    """One act while it runs."""
 
     def now(self, text: str) -> None:
-        """How far it is."""
+        """Show the progress."""
         ...
 
 
 class Story:
-    """Acts one after the other. On a terminal the present one moves; else a line now and then."""
+    """Prints acts one after the other. On a terminal the line of the current act is updated in
+    place; otherwise a new line is printed every five seconds.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         from rich.console import Console  # noqa: PLC0415 -- `--help` needs no rich
@@ -31,25 +33,25 @@ class Story:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the story began."""
         return monotonic() - self._started
 
     def tell(self, title: str, text: str) -> None:
-        """A line that stays."""
+        """Print a line with time and title."""
         from rich.text import Text  # noqa: PLC0415
 
-        shown = Text(f"{self.seconds:5.1f} s  ", style="dim")
-        shown.append(f"{title:<{_TITLE_WIDTH}} ", style="bold")
-        shown.append(text)
-        self._console.print(shown)
+        line = Text(f"{self.seconds:5.1f} s  ", style="dim")
+        line.append(f"{title:<{_TITLE_WIDTH}} ", style="bold")
+        line.append(text)
+        self._console.print(line)
 
     def say(self, text: str = "") -> None:
-        """A line of its own."""
+        """Print a line without time and title."""
         self._console.print(text)
 
     @contextmanager
     def act(self, title: str, text: str) -> Iterator[Act]:
-        """Something that takes a while; whoever plays it tells its end."""
+        """Show the progress of an act that takes a while; the caller prints its result."""
         if not self._moves:
             yield _Lines(self, title, text)
             return
@@ -63,7 +65,7 @@ class Story:
 
 
 class _Lines:
-    """For logs: the beginning, and a line every five seconds."""
+    """Progress for logs: a line at the beginning, then at most one every five seconds."""
 
     def __init__(self, story: Story, title: str, text: str) -> None:
         self._story = story

@@ -1,4 +1,4 @@
-"""What the broker and the store hold while the demo runs, a few times a second."""
+"""Samples of what the broker and the store hold while the demo runs, four per second."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,16 @@ _INTERVAL_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held at one moment, over all partitions.
+    """What broker and store hold at one moment, over all partitions.
 
     Attributes:
-        produced: records that the broker has ever had.
-        deleted: records that it has deleted since.
-        archived: records below the archive ends.
-        pinned: records that the broker has deleted and that are not archived yet: the sidecar holds
+        produced: Records that the broker has ever had.
+        deleted: Records that the broker has deleted.
+        archived: Records below the archive ends.
+        pinned: Records that the broker has deleted and that are not archived yet: the sidecar holds
             their files open.
-        broker_bytes: of its segments that are not marked for deletion.
-        store_bytes: of stored segments.
+        broker_bytes: Size of the broker's segments that are not marked for deletion.
+        store_bytes: Size of the stored segments.
     """
 
     produced: int
@@ -45,14 +45,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was held so many seconds after the first sample."""
+    """What was held; `seconds` is the time since sampling began."""
 
     seconds: float
     held: Held
 
 
 def deletions(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples before which the broker has deleted records."""
+    """Return the samples before which the broker has deleted records."""
     return [
         after for before, after in pairwise(samples) if after.held.deleted > before.held.deleted
     ]
@@ -60,8 +60,9 @@ def deletions(samples: Sequence[Sample]) -> list[Sample]:
 
 @contextmanager
 def sampled(look: Callable[[], Held]) -> Iterator[list[Sample]]:
-    """Take samples on a thread as long as the context is open, and one at its end; a look that
-    fails is left out.
+    """Take samples on a thread while the context is open, and one at its end.
+
+    A sample for which `look` fails is left out.
     """
     samples: list[Sample] = []
     stop = threading.Event()
@@ -90,7 +91,7 @@ def sampled(look: Callable[[], Held]) -> Iterator[list[Sample]]:
 
 
 def segment_bytes(directories: Sequence[Path], pattern: str) -> int:
-    """Bytes of the files that match below these directories; some may go away meanwhile."""
+    """Return the bytes of the matching files; a file that disappears meanwhile is left out."""
     total = 0
     for directory in directories:
         for file in directory.glob(pattern):

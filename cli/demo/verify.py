@@ -1,4 +1,4 @@
-"""The proof: every record below the watermark, read from the stored `.log`s, against the ledger."""
+"""Check of the demo: compare each archived record, read from the `.log`s, with the ledger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,17 @@ from sidetier.storage.port import RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class PartitionProof:
-    """What was found of one partition.
+    """Result of one partition.
 
-    `expected` counts the acknowledged records that must be stored: those below the next offset of
-    the archive, and those that the broker has deleted. `segments` are the base offsets of the
-    stored segments below the watermark, `size` the bytes of their `.log`s.
+    Attributes:
+        expected: Number of acknowledged records that must be stored: those below the archive end,
+            and those that the broker has deleted.
+        found: Number of expected offsets that are stored.
+        watermark: Base offset of the last archived segment.
+        watermark: Base offset of the last archived segment; None without `offset.wm`.
+        next_offset: Archive end offset.
+        segments: Base offsets of the archived segments.
+        size: Bytes of their `.log` files.
     """
 
     topic_partition: TopicPartition
@@ -38,23 +44,23 @@ class PartitionProof:
 
     @property
     def sound(self) -> bool:
-        """Nothing is missing, nothing is different, nothing was added."""
+        """Whether no record is missing, different or added."""
         return not self.problems and self.checksum_produced == self.checksum_stored
 
     @property
     def lag(self) -> int:
-        """Offsets on the broker that are not stored yet."""
+        """Number of offsets on the broker that are not archived yet."""
         return max(0, self.log_end - self.next_offset)
 
     @property
     def deleted_segments(self) -> int:
-        """Stored segments that the broker has deleted."""
+        """Number of archived segments that the broker has deleted."""
         return sum(base < self.log_start for base in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """Where the broker's own copy begins and ends."""
+    """Start and end of the broker's own copy; `end` is exclusive."""
 
     start: int
     end: int
@@ -69,8 +75,8 @@ def prove(
 ) -> PartitionProof:
     """Compare one partition's archive with what was produced, record by record.
 
-    `produced` is each acknowledged offset with the `digest` of its record, `bounds` what the broker
-    still has: whatever it has deleted must be stored.
+    `produced` has the `digest` of each acknowledged record by its offset. `bounds` is what the
+    broker still has: everything that it has deleted must be stored.
     """
     mark = read_archive_end(store, layout, tp)
     watermark = mark.watermark.base_offset if mark.watermark else None
@@ -84,7 +90,7 @@ def prove(
     ]
     end = max(next_offset, bounds.start)
     reading = _read(store, layout, tp, bases)
-    expected = {offset: told for offset, told in produced.items() if offset < end}
+    expected = {offset: record_digest for offset, record_digest in produced.items() if offset < end}
     problems = [mark.problem] if mark.problem else []
     problems += [*reading.problems, *_differences(expected, reading.digests)]
     return PartitionProof(
@@ -135,9 +141,9 @@ def _differences(expected: Mapping[int, bytes], stored: Mapping[int, bytes]) -> 
     missing = sorted(expected.keys() - stored.keys())
     foreign = sorted(stored.keys() - expected.keys())
     other = sorted(o for o in expected.keys() & stored.keys() if expected[o] != stored[o])
-    told = (("missing", missing), ("different", other), ("never produced", foreign))
+    offsets_by_kind = (("missing", missing), ("different", other), ("never produced", foreign))
     return [
-        f"{len(offsets)} records {what}, the first at offset {offsets[0]}"
-        for what, offsets in told
+        f"{len(offsets)} records {kind}, the first at offset {offsets[0]}"
+        for kind, offsets in offsets_by_kind
         if offsets
     ]

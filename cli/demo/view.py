@@ -1,4 +1,4 @@
-"""What the demo shows at its end."""
+"""Output of the demo at its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The proof, partition by partition."""
+    """Result of the demo, partition by partition."""
 
     played: Played
 
     def as_json(self) -> object:
-        """Counts, offsets, checksums and problems."""
+        """Return counts, offsets, checksums and problems."""
         return {
             "ok": self.played.sound,
             "seconds": round(self.played.seconds, 1),
@@ -38,23 +38,23 @@ class DemoResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition, and the verdict."""
+        """Return a row for each partition, and the verdict."""
         proofs = self.played.proofs
         return (Table(_COLUMNS, [_cells(proof) for proof in proofs], footer=self._verdict()),)
 
     def _verdict(self) -> str:
         proofs = self.played.proofs
         if self.played.sound:
-            found = sum(proof.found for proof in proofs)
+            total = sum(proof.found for proof in proofs)
             sums = " ".join(proof.checksum_stored for proof in proofs)
             return (
-                f"\nNothing is missing: {found:,} records stored as they were produced, by offset, "
+                f"\nNothing is missing: {total:,} records stored as they were produced, by offset, "
                 f"key and value.\nchecksums {sums}"
             )
         lines = ["", "NOT everything is as it was produced:"]
-        found = sum(proof.found for proof in proofs)
-        if self.played.counted not in {None, found}:
-            lines.append(f"  Spark counts {self.played.counted:,} records of {found:,}")
+        total = sum(proof.found for proof in proofs)
+        if self.played.counted not in {None, total}:
+            lines.append(f"  Spark counts {self.played.counted:,} records of {total:,}")
         for proof in proofs:
             lines += [f"  {proof.topic_partition}: {problem}" for problem in proof.problems]
         return "\n".join(lines)

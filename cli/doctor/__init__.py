@@ -1,1 +1,1 @@
-"""What could cost records, seen from here: facts, small pure checks over them, one list."""
+"""`sidetier doctor`: gather facts, check them for what could cost records, list the findings."""

@@ -1,4 +1,4 @@
-"""What the checks look at; None, or an empty mapping, where it could not be had."""
+"""Facts that the checks use; None, or an empty mapping, if a fact is not available."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,12 @@ from sidetier.segments.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class LogDirFacts:
-    """One log dir's file system, in bytes; `unreadable` names a directory or file that this
-    process may not read, `cache_problem` says why the page cache cannot be asked about its files.
+    """File system of one log dir; sizes are in bytes.
+
+    Attributes:
+        unreadable: A directory or file that this process may not read.
+        cache_problem: Why the kernel does not report which pages of its files are cached.
+        device: Id of the file system's device.
     """
 
     path: str
@@ -23,12 +27,12 @@ class LogDirFacts:
     cache_problem: str | None = None
     device: int | None = None
     may_link: bool = True
-    """This process may give the broker's files second names (link(2), fs.protected_hardlinks)."""
+    """Whether this process may hard-link the broker's files (link(2), fs.protected_hardlinks)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFacts:
-    """A directory of `uploader.pins.spool`; `device` is None where there is no such directory."""
+    """A directory of `uploader.pins.spool`; `device` is None if it does not exist."""
 
     path: str
     device: int | None
@@ -37,7 +41,7 @@ class SpoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """This host, as this process sees it; limits are None where they cannot be read."""
+    """This host, as this process sees it; a limit is None if it is unlimited or not known."""
 
     max_open_files: int | None = None
     max_watches: int | None = None
@@ -46,14 +50,14 @@ class HostFacts:
     log_dirs: tuple[LogDirFacts, ...] = ()
     spools: tuple[SpoolFacts, ...] = ()
     problems: tuple[str, ...] = ()
-    """What `sidetier config check` finds in the log dirs."""
+    """Problems of the log dirs that `sidetier config check` finds."""
     kafka_cluster_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic that the settings select and that lies in the log dirs; `replicas` is the smallest
-    number of replicas of its partitions.
+    """A selected topic with partitions in the log dirs; `replicas` is the smallest replica count of
+    its partitions.
     """
 
     name: str
@@ -63,8 +67,12 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """One configured place. `error` says why it does not answer; `honours_conditions` is None
-    where it was not tried; `skew_seconds` is how far its clock is ahead of this host's.
+    """One configured store.
+
+    Attributes:
+        error: Why the store does not answer.
+        honours_conditions: Whether it honours conditional writes; None if that was not tried.
+        skew_seconds: Seconds by which its clock is ahead of this host's.
     """
 
     url: str
@@ -77,7 +85,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class SidecarFacts:
-    """What the running sidecar says of itself and of its partitions."""
+    """State of the running sidecar and of its partitions, as it reports them."""
 
     url: str
     ready: bool
@@ -85,14 +93,17 @@ class SidecarFacts:
     partitions: tuple[Mapping[str, Any], ...] = ()
 
     def of_topic(self, topic: str) -> list[Mapping[str, Any]]:
-        """Its partitions of one topic."""
+        """Return its partitions of one topic."""
         return [row for row in self.partitions if row["topic"] == topic]
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorFacts:
-    """Everything. `broker_settings` are those of this host's broker, `problems` tells by source
-    what could not be asked and why.
+    """All facts.
+
+    Attributes:
+        broker_settings: Settings of this host's broker.
+        problems: By source, why it could not be asked.
     """
 
     config: Config

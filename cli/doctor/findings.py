@@ -1,4 +1,4 @@
-"""What a check comes to."""
+"""Result of a check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ _MOST_NAMES: Final = 4
 
 
 class Level(StrEnum):
-    """How bad it is; the worst comes first."""
+    """Severity of a finding; the worst comes first."""
 
     PROBLEM = "problem"
-    """Records are lost, or will be, or are not archived."""
+    """Records are lost, will be lost, or are not archived."""
     ADVICE = "advice"
-    """Less of a margin than there could be."""
+    """The safety margin is smaller than it could be."""
     OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `setting` is what to write where, exactly."""
+    """Result of one check; `setting` is the exact setting to write."""
 
     level: Level
     check: str
@@ -30,22 +30,22 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """As it should be."""
+    """Return a finding without a problem."""
     return Finding(Level.OK, check, found)
 
 
 def advice(check: str, found: str, todo: str, setting: str | None = None) -> Finding:
-    """It works, with less of a margin."""
+    """Return a finding about a small safety margin."""
     return Finding(Level.ADVICE, check, found, todo, setting)
 
 
 def problem(check: str, found: str, todo: str, setting: str | None = None) -> Finding:
-    """It costs records."""
+    """Return a finding that costs records."""
     return Finding(Level.PROBLEM, check, found, todo, setting)
 
 
 def some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
-    every = sorted(names)
-    more = len(every) - _MOST_NAMES
-    return ", ".join(every[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    """Return a few names, and the number of the others."""
+    all_names = sorted(names)
+    more = len(all_names) - _MOST_NAMES
+    return ", ".join(all_names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Looks at this host, asks broker, store and sidecar; writes nothing."""
+"""Collect the facts: read this host, and ask broker, store and sidecar."""
 
 import os
 import resource
@@ -38,7 +38,7 @@ _PROTECTED_LINKS: Final = Path("/proc/sys/fs/protected_hardlinks")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is asked; `try_conditions` writes the store's own note over itself."""
+    """What to ask; `try_conditions` sends a PUT of the store's own layout note over itself."""
 
     config: Config
     sidecar_url: str | None = None
@@ -46,18 +46,18 @@ class Scope:
 
 
 def gather(scope: Scope) -> DoctorFacts:
-    """All that can be had; what cannot is in `problems`."""
+    """Return all facts that are available; `problems` has the sources that failed."""
     config = scope.config
     machine = check_machine(config, LocalMachine())
-    found = find_partitions(map(str, config.log_dirs), config.topics.selects)
-    wrong = [problem.message for problem in (*machine.problems, *machine.warnings)]
-    wrong += found.refused.values()
+    on_disk = find_partitions(map(str, config.log_dirs), config.topics.selects)
+    log_dir_problems = [problem.message for problem in (*machine.problems, *machine.warnings)]
+    log_dir_problems += on_disk.refused.values()
     problems: dict[str, str] = {}
     facts = DoctorFacts(
         config,
-        _host(wrong, machine.identity, config),
+        _host(log_dir_problems, machine.identity, config),
         stores=tuple(_stores(scope, problems)),
-        partitions=tuple(sorted(found.directories)),
+        partitions=tuple(sorted(on_disk.directories)),
     )
     facts = _with_cluster(facts, machine.identity, problems)
     try:
@@ -99,8 +99,10 @@ def _directories(log_dir: Path) -> list[Path]:
 def _log_dir(path: Path) -> LogDirFacts:
     free, total = free_bytes(str(path))
     directories = _directories(path)
-    logs = [log for one in directories if (log := _any_log(one)) is not None]
-    unreadable = [one for one in directories if not os.access(one, os.R_OK | os.X_OK)]
+    logs = [log for directory in directories if (log := _any_log(directory)) is not None]
+    unreadable = [
+        directory for directory in directories if not os.access(directory, os.R_OK | os.X_OK)
+    ]
     unreadable += [log for log in logs if not os.access(log, os.R_OK)]
     name = str(unreadable[0]) if unreadable else None
     return LogDirFacts(
@@ -133,11 +135,14 @@ def _links_are_protected() -> bool:
 
 
 def _may_link(log: Path) -> bool:
-    """See proc_sys_fs(5), protected_hardlinks: the owner, or who may read and write the file."""
+    """Return whether link(2) is allowed: to the owner, and with read and write access.
+
+    See proc_sys_fs(5), protected_hardlinks.
+    """
     try:
         owner = log.stat().st_uid
     except OSError:
-        return True  # deleted meanwhile
+        return True  # the broker has deleted it meanwhile
     return owner == os.geteuid() or os.access(log, os.R_OK | os.W_OK)
 
 
@@ -149,7 +154,7 @@ def _any_log(directory: Path) -> Path | None:
 
 
 def _cache_problem(logs: Iterable[Path]) -> str | None:
-    """Whether the kernel tells of one file of the broker's; nothing is read of it."""
+    """Return why the kernel does not report cached pages of a broker's file; read no data."""
     for log in logs:
         try:
             descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
@@ -171,14 +176,14 @@ def _stores(scope: Scope, problems: dict[str, str]) -> Iterable[StoreFacts]:
         with open_every_store(config) as stores:
             for endpoint, store in stores.by_endpoint.items():
                 yield _store(endpoint, store, scope)
-    except SidetierError as error:  # a directory that is not there, a driver that is missing
+    except SidetierError as error:  # such as a missing directory or driver
         problems["store"] = str(error)
         yield StoreFacts(config.storage.url, error=str(error))
 
 
 def _store(endpoint: StorageEndpoint, store: RemoteStorage, scope: Scope) -> StoreFacts:
     layout = layout_of(scope.config)
-    found = StoreFacts(
+    facts = StoreFacts(
         endpoint.url,
         declares_conditions=store.capabilities.conditional_writes,
         skew_seconds=skew_of(endpoint),
@@ -187,13 +192,15 @@ def _store(endpoint: StorageEndpoint, store: RemoteStorage, scope: Scope) -> Sto
         note = read_note(store, layout)
         honours = _honours(store, layout, note) if scope.try_conditions else None
     except SidetierError as error:
-        return replace(found, error=str(error))
-    return replace(found, note=note, honours_conditions=honours)
+        return replace(facts, error=str(error))
+    return replace(facts, note=note, honours_conditions=honours)
 
 
 def _honours(store: RemoteStorage, layout: ArchiveLayout, note: LayoutNote | None) -> bool | None:
-    """Put the note where it is, on condition that nothing is there: only a store that ignores the
-    condition writes it, and it writes the same bytes. None without a note.
+    """Return whether the store honours conditional writes; None without a layout note.
+
+    Put the layout note under its own key, on condition that the key is absent. Only a store that
+    ignores the condition writes it, and it writes the same bytes.
     """
     if note is None:
         return None
@@ -212,10 +219,10 @@ def _with_cluster(
         cluster = open_cluster(facts.config)
         if cluster is None:
             return facts
-        told = cluster.map()
+        cluster_map = cluster.map()
         names = sorted({tp.topic for tp in facts.partitions})
         settings = cluster.topic_settings(names)
-        topics = tuple(_topic(name, settings, told) for name in names if name in settings)
+        topics = tuple(_topic(name, settings, cluster_map) for name in names if name in settings)
         broker = {} if identity is None else cluster.broker_settings(identity.broker_id)
     except SidetierError as error:
         problems["cluster"] = str(error)

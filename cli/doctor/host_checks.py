@@ -1,4 +1,4 @@
-"""Checks of this host: limits, disks, permissions; pure."""
+"""Checks of this host: limits, disks and permissions. Pure."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,23 +11,27 @@ from sidetier.cli.doctor.findings import Finding, advice, ok, problem, some
 _OTHER_FILES: Final = 512
 _FILES_PER_SEGMENT: Final = 3
 _OTHER_INSTANCES: Final = 2
-"""One for the metadata log, one for a moment at the start."""
+"""One for the metadata log, one for a short time at the start."""
 
 
 def check_host(facts: DoctorFacts) -> Iterator[Finding]:
-    """All of them."""
+    """Run all checks of this host."""
     for check in _CHECKS:
         yield from check(facts)
 
 
 def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
-    """There, readable, of one broker, and all of them."""
-    wrong = [*facts.host.problems]
-    wrong += [f"{one.unreadable} cannot be read" for one in facts.host.log_dirs if one.unreadable]
-    if wrong:
+    """Check that the log dirs are readable, belong to one broker, and are all that it has."""
+    problems = [*facts.host.problems]
+    problems += [
+        f"{log_dir.unreadable} cannot be read"
+        for log_dir in facts.host.log_dirs
+        if log_dir.unreadable
+    ]
+    if problems:
         yield problem(
             "log dirs",
-            "; ".join(wrong),
+            "; ".join(problems),
             "name the broker's log.dirs, and run as the broker's user or in its group",
             "log_dirs: [/var/lib/kafka/data]",
         )
@@ -39,38 +43,46 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
             "name every one of the broker's log.dirs",
             f"log_dirs: [..., {missing[0]}]",
         )
-    if not wrong and not missing:
+    if not problems and not missing:
         yield ok("log dirs", f"{len(facts.host.log_dirs)}, readable, of one broker")
 
 
 def _missing_log_dirs(facts: DoctorFacts) -> list[str]:
-    """As the broker names them; in another container they may have other names here."""
-    told = facts.broker_settings.get("log.dirs") or facts.broker_settings.get("log.dir") or ""
-    broker = {str(Path(name.strip())) for name in told.split(",") if name.strip()}
+    """Return the broker's log dirs that are not configured.
+
+    Empty if no path matches: in this container the same directories may have other paths.
+    """
+    broker_log_dirs = (
+        facts.broker_settings.get("log.dirs") or facts.broker_settings.get("log.dir") or ""
+    )
+    broker = {str(Path(name.strip())) for name in broker_log_dirs.split(",") if name.strip()}
     ours = set(map(str, facts.config.log_dirs))
     return sorted(broker - ours) if broker & ours else []
 
 
 def open_files(facts: DoctorFacts) -> Iterator[Finding]:
-    """`ulimit -n`, as far as the hard limit allows, against what pins want."""
+    """Compare the hard limit of open files (`ulimit -n`) with what pins need."""
     limit, wanted = facts.host.max_open_files, facts.config.uploader.pins.max_files
     if limit is None or limit >= wanted + _OTHER_FILES:
-        shown = "unlimited" if limit is None else str(limit)
-        yield ok("open files", f"{shown}, enough for uploader.pins.max_files {wanted}")
+        shown_limit = "unlimited" if limit is None else str(limit)
+        yield ok("open files", f"{shown_limit}, enough for uploader.pins.max_files {wanted}")
         return
     led = len(facts.partitions)
     setting = f"ulimit -n {wanted + _OTHER_FILES} (LimitNOFILE= in systemd)"
-    found = f"{limit} at most for this user"
+    limit_text = f"{limit} at most for this user"
     if limit - _OTHER_FILES < _FILES_PER_SEGMENT * led:
-        text = f"{found}: not one closed segment for each of {led} partitions can be held open"
+        text = f"{limit_text}: not one closed segment for each of {led} partitions can be held open"
         yield problem("open files", text, "raise the hard limit", setting)
     else:
-        text = f"{found}, less than uploader.pins.max_files {wanted} and {_OTHER_FILES} more"
+        text = f"{limit_text}, less than uploader.pins.max_files {wanted} and {_OTHER_FILES} more"
         yield advice("open files", text, "raise the hard limit, or lower max_files", setting)
 
 
 def inotify(facts: DoctorFacts) -> Iterator[Finding]:
-    """Watches and instances; without enough it polls, or does not start."""
+    """Check the limits of inotify watches and instances.
+
+    If they are too low, the sidecar polls, or does not start.
+    """
     if facts.config.uploader.watch == "polling":
         yield ok("inotify", "not used: uploader.watch is polling")
         return
@@ -87,15 +99,15 @@ def inotify(facts: DoctorFacts) -> Iterator[Finding]:
 
 def _short_of(facts: DoctorFacts, name: str, limit: int | None, wanted: int) -> Finding:
     setting = f"sysctl fs.inotify.{name}={4 * wanted}"
-    found = f"{name} is {limit}, and {wanted} are needed"
+    shortage = f"{name} is {limit}, and {wanted} are needed"
     if facts.config.uploader.watch == "inotify":
-        text = f"{found}: with uploader.watch: inotify it does not start"
+        text = f"{shortage}: with uploader.watch: inotify it does not start"
         return problem("inotify", text, "raise it", setting)
-    return advice("inotify", f"{found}: it polls instead", "raise it", setting)
+    return advice("inotify", f"{shortage}: it polls instead", "raise it", setting)
 
 
 def room_for_pins(facts: DoctorFacts) -> Iterator[Finding]:
-    """Free disk for what is deleted and not stored yet, above the floor."""
+    """Check the free disk above the floor, for segments that are deleted and not stored yet."""
     findings = [_room(facts, log_dir) for log_dir in facts.host.log_dirs]
     yield from (finding for finding in findings if finding is not None)
     if findings and not any(findings):
@@ -106,11 +118,11 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
     pins = facts.config.uploader.pins
     floor = pins.min_free_disk.of(log_dir.total)
     room = log_dir.free - floor
-    found = f"{log_dir.path}: {size_text(log_dir.free)} of {size_text(log_dir.total)} free"
+    free_text = f"{log_dir.path}: {size_text(log_dir.free)} of {size_text(log_dir.total)} free"
     if room <= 0:
         return problem(
             "room for pins",
-            f"{found}, at or below the floor of {size_text(floor)}: what the broker deletes "
+            f"{free_text}, at or below the floor of {size_text(floor)}: what the broker deletes "
             "before it is stored is lost",
             "free disk, or lower the floor",
             "uploader.pins.min_free_disk",
@@ -118,7 +130,7 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
     if room < pins.max_deleted_bytes:
         return advice(
             "room for pins",
-            f"{found}: {size_text(room)} above the floor, less than the "
+            f"{free_text}: {size_text(room)} above the floor, less than the "
             f"{size_text(pins.max_deleted_bytes)} that pins may hold",
             "free disk, or know that pins end sooner",
             "uploader.pins.max_deleted_bytes",
@@ -127,37 +139,39 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
 
 
 def spool(facts: DoctorFacts) -> Iterator[Finding]:
-    """Whether links can be made in the spool; `sidetier run` tries it, this only looks."""
+    """Check whether the spool allows hard links; only `sidetier run` makes one to find out."""
     if not facts.host.spools:
         yield ok("spool", "none (uploader.pins.spool): a restart finds what has a name still")
         return
-    wrong = [fault for one in facts.host.log_dirs if (fault := _spool_fault(facts, one))]
-    if not wrong:
+    faults = [fault for log_dir in facts.host.log_dirs if (fault := _spool_fault(facts, log_dir))]
+    if not faults:
         yield ok("spool", "one on the file system of each log dir, and links are allowed")
         return
     yield problem(
         "spool",
-        "; ".join(wrong),
+        "; ".join(faults),
         "one writable directory for each mount, and the broker's user (fs.protected_hardlinks)",
         "uploader.pins.spool",
     )
 
 
 def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
-    here = [one for one in facts.host.spools if one.device == log_dir.device]
-    if not here:
+    same_device = [
+        candidate for candidate in facts.host.spools if candidate.device == log_dir.device
+    ]
+    if not same_device:
         return f"none is on the file system of {log_dir.path}"
-    if not here[0].writable:
-        return f"{here[0].path} cannot be written"
+    if not same_device[0].writable:
+        return f"{same_device[0].path} cannot be written"
     return None if log_dir.may_link else f"the files of {log_dir.path} may not be linked"
 
 
 def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
-    """Whether pages can be given back as they were found."""
+    """Check whether uploads can leave the page cache as they found it."""
     if facts.config.uploader.page_cache == "leave":
         yield ok("page cache", "left alone: uploader.page_cache is leave")
         return
-    blind = [one for one in facts.host.log_dirs if one.cache_problem is not None]
+    blind = [log_dir for log_dir in facts.host.log_dirs if log_dir.cache_problem is not None]
     if not blind:
         yield ok("page cache", "can be asked about the broker's files")
         return

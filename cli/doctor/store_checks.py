@@ -1,4 +1,4 @@
-"""Checks of the store, and of the sidecar that writes to it; pure."""
+"""Checks of the stores, and of the sidecar that writes to them. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -12,11 +12,11 @@ from sidetier.segments.errors import ConfigurationError
 
 _SKEW_ADVICE: Final = 60.0
 _SKEW_PROBLEM: Final = 600.0
-"""S3 refuses requests that are signed 15 minutes off."""
+"""S3 refuses requests whose signature is 15 minutes off."""
 
 
 def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
-    """Each configured place."""
+    """Check each configured store."""
     for store in facts.stores:
         if store.error is not None:
             yield problem(
@@ -53,10 +53,10 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
             "use a store that honours If-None-Match and If-Match on PUT",
         )
     if not store.declares_conditions:
-        found = f"{store.url} has none: two sidecars at once are not kept apart"
+        text = f"{store.url} has none: two sidecars at once are not kept apart"
         todo = "use another store, or make sure that there is never a second sidecar"
         setting = "storage.fencing: unfenced_acknowledged"
-        return problem(name, found, todo, setting) if required else advice(name, found, todo)
+        return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.honours_conditions:
         return ok(name, "honoured: a write that had to be refused was refused")
     return ok(name, "expected of this kind of store; --try-conditions tries it")
@@ -66,18 +66,20 @@ def _clock(store: StoreFacts) -> Iterator[Finding]:
     skew = store.skew_seconds
     if skew is None:
         return
-    found = f"{store.url} is {age_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this host"
+    skew_text = (
+        f"{store.url} is {age_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this host"
+    )
     todo = "set this host's clock (NTP)"
     if abs(skew) >= _SKEW_PROBLEM:
-        yield problem("clock", f"{found}: S3 refuses requests that are 15 minutes off", todo)
+        yield problem("clock", f"{skew_text}: S3 refuses requests that are 15 minutes off", todo)
     elif abs(skew) >= _SKEW_ADVICE:
-        yield advice("clock", found, todo)
+        yield advice("clock", skew_text, todo)
     else:
         yield ok("clock", "agrees with the store's within a minute")
 
 
 def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
-    """Whether it runs, and what it says."""
+    """Check whether the sidecar runs, and what it reports."""
     if facts.sidecar is None:
         why = facts.problems.get("sidecar", "it was not asked")
         yield advice("sidecar", why, "start it: what is deleted meanwhile is not held by anybody")

@@ -1,4 +1,4 @@
-"""How far a store's clock is from this host's, by the `Date` of any answer of its HTTP server."""
+"""Skew of a store's clock, from the `Date` of any answer of its HTTP server."""
 
 import ssl
 import urllib.error
@@ -14,13 +14,14 @@ from sidetier.uploader.running.clock import SYSTEM_CLOCK
 
 _SECONDS: Final = 5.0
 _DATE_IS_CUT: Final = 0.5
-"""A Date has whole seconds: on average so much is missing."""
+"""A Date has whole seconds, so it is half a second too early on average."""
 
 
 def skew_of(endpoint: StorageEndpoint) -> float | None:
-    """Seconds that an S3 store is ahead of this host; None for other stores, and without an answer.
+    """Return the seconds by which an S3 store is ahead of this host.
 
-    One request without credentials: what it is answered matters not, its Date does.
+    None for other stores, and without an answer. Sends one request without credentials: only the
+    Date of the answer matters, not its status.
     """
     if urlsplit(endpoint.url).scheme != "s3":
         return None
@@ -33,12 +34,12 @@ def skew_of(endpoint: StorageEndpoint) -> float | None:
 
 
 def skew(date: str | None, before: float, after: float) -> float | None:
-    """Seconds ahead, from a Date that was written between two moments (in s since 1970)."""
+    """Return the seconds ahead, from a Date written between two moments (in s since 1970)."""
     try:
-        told = parsedate_to_datetime(date or "").timestamp() + _DATE_IS_CUT
+        store_time = parsedate_to_datetime(date or "").timestamp() + _DATE_IS_CUT
     except ValueError:
         return None
-    return told - (before + after) / 2
+    return store_time - (before + after) / 2
 
 
 def _headers(url: str, endpoint: StorageEndpoint) -> Message | None:

@@ -1,4 +1,4 @@
-"""Checks of how topics are configured; pure."""
+"""Checks of the topics' configurations. Pure."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -18,7 +18,7 @@ _FEW_SEGMENTS: Final = 4
 
 
 def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
-    """All of them, where the brokers have told how topics are configured."""
+    """Run all checks of topics, if the brokers have returned the configurations."""
     if not facts.topics_known:
         why = facts.problems.get("cluster", "broker.bootstrap_servers is not set")
         yield advice(
@@ -33,13 +33,13 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def refused(facts: DoctorFacts) -> Iterator[Finding]:
-    """Topics that are selected, and not archived all the same."""
+    """Check for topics that are selected, but not archived."""
     compacted = facts.config.topics.compacted == "refuse"
     names: dict[bool, list[str]] = {True: [], False: []}
     for topic in facts.topics:
-        told = topic_config(topic.settings)
-        if refusal_of(topic.name, told, refuse_compacted=compacted) is not None:
-            names[told.native_tiering].append(topic.name)
+        config = topic_config(topic.settings)
+        if refusal_of(topic.name, config, refuse_compacted=compacted) is not None:
+            names[config.native_tiering].append(topic.name)
     if names[True]:
         yield problem(
             "native tiering",
@@ -59,7 +59,7 @@ def refused(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:
-    """How long a sidecar that was away can still find `.deleted` files."""
+    """Check how long a sidecar that was away can still find `.deleted` files."""
     short = _below(facts.topics, "file.delete.delay.ms", _SHORT_DELAY_MS)
     if not short:
         yield ok("file.delete.delay.ms", "five minutes or more on every topic")
@@ -80,7 +80,7 @@ def _below(topics: tuple[TopicFacts, ...], name: str, limit: int) -> dict[str, i
 
 
 def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
-    """`retention.ms` against the worst age of what is not stored."""
+    """Compare `retention.ms` with the largest age of records that are not stored."""
     late, near = [], []
     for topic in facts.topics:
         retention = topic_config(topic.settings).retention
@@ -128,7 +128,7 @@ def _retention(
 
 
 def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
-    """`retention.bytes`, which counts for each partition, against what is not stored."""
+    """Compare `retention.bytes`, which applies to each partition, with what is not stored."""
     late, near = [], []
     for topic in facts.topics:
         limit = number(topic.settings, "retention.bytes")
@@ -149,13 +149,13 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def segment_bytes(topic: TopicFacts) -> int | None:
-    """The size at which a segment of the topic closes."""
+    """Return the size at which the broker closes a segment of the topic."""
     internal = number(topic.settings, "internal.segment.bytes")
     return internal or number(topic.settings, "segment.bytes")
 
 
 def closing(facts: DoctorFacts) -> Iterator[Finding]:
-    """How long records wait in an active segment that does not fill."""
+    """Check how long records wait in an active segment that does not fill."""
     slow = {
         topic.name: value
         for topic in facts.topics
@@ -176,7 +176,7 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def durability(facts: DoctorFacts) -> Iterator[Finding]:
-    """What lets a cluster forget records that are archived, or lose them before."""
+    """Check settings that let a cluster discard archived records, or lose them before."""
     unclean = _with(facts, "unclean.leader.election.enable", "true")
     if unclean:
         yield problem(

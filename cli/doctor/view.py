@@ -1,4 +1,4 @@
-"""What `sidetier doctor` shows: a line that counts, and every finding, the worst first."""
+"""Output of `sidetier doctor`: a summary line, and every finding, the worst first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,24 +19,24 @@ class DoctorResult:
 
     @classmethod
     def of(cls, facts: DoctorFacts) -> "DoctorResult":
-        """Check everything."""
+        """Run all checks."""
         checks = (check_topics, check_host, check_stores, check_sidecar)
-        found = (finding for check in checks for finding in check(facts))
+        findings = (finding for check in checks for finding in check(facts))
         order = list(Level)
-        return cls(tuple(sorted(found, key=lambda finding: order.index(finding.level))))
+        return cls(tuple(sorted(findings, key=lambda finding: order.index(finding.level))))
 
     @property
     def has_problems(self) -> bool:
-        """Whether anything costs records."""
+        """Whether a finding costs records."""
         return self._count(Level.PROBLEM) > 0
 
     def as_json(self) -> object:
-        """Counts by level, and the findings."""
+        """Return the counts by level, and the findings."""
         counts = {level.value: self._count(level) for level in Level}
         return {**counts, "findings": [asdict(finding) for finding in self.findings]}
 
     def as_tables(self) -> Sequence[Table]:
-        """The count first; of what is no problem, one line each."""
+        """Return the summary, and a row for each finding."""
         rows = [_cells(finding) for finding in self.findings]
         return (Table((), footer=self._summary()), Table(("RESULT", "CHECK", "FOUND"), rows))
 

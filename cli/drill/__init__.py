@@ -1,1 +1,1 @@
-"""`sidetier drill`, step by step."""
+"""`sidetier drill`: restore a sample of the archive, and compare it."""

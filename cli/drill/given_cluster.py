@@ -1,6 +1,6 @@
 """Restore a sample of the archive into topics of a given cluster, and compare it.
 
-Needs what the extra `mirror` installs.
+Needs the packages of the extra `mirror`.
 """
 
 import sys
@@ -46,11 +46,12 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 
 _SETTINGS: Final[Mapping[str, str]] = {**KEEPS_RECORDS, "max.message.bytes": str(100 << 20)}
-"""A batch of the archive may be larger than the cluster's default; 100 MiB is the most that a
-broker takes in one request by default (`socket.request.max.bytes`)."""
+"""An archived batch may be larger than the cluster's default limit. 100 MiB is the largest request
+that a broker accepts by default (`socket.request.max.bytes`).
+"""
 
 
-def run_drill(  # noqa: PLR0913, PLR0917 -- what is restored, where to, and how the end is told
+def run_drill(  # noqa: PLR0913, PLR0917 -- each one is an input of its own
     archive: ArchiveAccess,
     sample: Sequence[PlannedPartition],
     properties: Mapping[str, str],
@@ -61,24 +62,24 @@ def run_drill(  # noqa: PLR0913, PLR0917 -- what is restored, where to, and how 
 ) -> list[DrilledPartition]:
     """Restore the sample with the engine of `sidetier restore`, and compare it.
 
-    The drill's topics are deleted when this call ends, also by an error. A kill leaves them to a
-    later drill.
+    The drill's topics are deleted when this call ends, also after an error. If the process is
+    killed, a later drill deletes them.
 
     Args:
-        archive: The archive.
-        sample: What to restore.
-        properties: Of the given cluster's client, in librdkafka's names.
-        replication_factor: Of the drill's topics; -1 for the cluster's default.
+        archive: The archive to read.
+        sample: The partitions to restore.
+        properties: Client properties of the given cluster, in librdkafka's names.
+        replication_factor: Replication factor of the drill's topics; -1 for the cluster's default.
         left_over_age: Age in seconds from which on topics of an earlier drill are deleted.
-        live: The live brokers; None where nothing is compared with them.
-        say: Told of each step.
+        live: The live brokers; None to compare nothing with them.
+        say: Called with a message at each step.
 
     Returns:
-        One entry for each partition, in the order of the sample.
+        One result for each partition, in the order of the sample.
 
     Raises:
-        ConfigurationError: the given cluster is the archived one.
-        SidetierError: the cluster or the live brokers cannot be asked.
+        ConfigurationError: The given cluster is the archived one.
+        SidetierError: The cluster or the live brokers cannot be asked.
     """
     with Cluster(ClientSettings.from_properties(properties)) as cluster:
         _refuse_archived_cluster(archive, cluster)
@@ -103,7 +104,7 @@ def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
 
 
 def _delete_left_over(cluster: Cluster, now: float, age: float, say: Callable[[str], None]) -> None:
-    """What cannot be deleted does not keep the drill from running."""
+    """Delete topics of earlier drills; a failure does not stop this drill."""
     try:
         left_over = delete_left_over(cluster, now, age)
     except BrokerError as error:
@@ -126,7 +127,10 @@ def _drill_topics(
     replication_factor: int,
     say: Callable[[str], None],
 ) -> Iterator[Mapping[TopicPartition, TopicPartition]]:
-    """The drill's topics, which are deleted in any case: the copy of each sampled partition."""
+    """Create the drill's topics, and yield the target of each sampled partition.
+
+    The topics are deleted at the end, also after an error.
+    """
     topics = plan_of_sample("", sample).topics
     targets = {topic: topic_of(names, number) for number, topic in enumerate(sorted(topics))}
     try:
@@ -153,10 +157,10 @@ def _restore(
     sample: Sequence[PlannedPartition],
     copies: Mapping[TopicPartition, TopicPartition],
 ) -> dict[TopicPartition, str]:
-    """Copy every partition by itself, so that one that cannot be read does not stop the others.
+    """Copy each partition by itself, so that one that cannot be read does not stop the others.
 
     Returns:
-        Why a partition could not be restored.
+        The problem of each partition that could not be restored.
     """
     ids = {
         topic.name: topic.topic_id
@@ -193,10 +197,10 @@ def _copy(
     plan: PlannedPartition,
     copy: Copy,
 ) -> list[GapFound]:
-    """Copy the planned offsets; the gaps that were found in them."""
+    """Copy the planned offsets; return the gaps in them."""
     source = KafkaSource(
         None,
-        # As `run.run_drill`, which aborts what is open at the end of the sample.
+        # Like `run.run_drill`, which aborts transactions that are open at the sample's end.
         ArchiveSource(archive, abort_open=True),
         until={copy.source: Offset(plan.end)},
         on_gap=OnGap.SKIP,
@@ -217,17 +221,17 @@ def _copy(
 
 
 class _ArchivedRecords:
-    """The archive as one side of the comparison with the live brokers: see `RecordSource`."""
+    """RecordSource that reads the archive, for the comparison with the live brokers."""
 
     def __init__(self, archive: ArchiveSide) -> None:
         self._archive = archive
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
-        """See the port."""
+        """See `RecordSource`."""
         return self._archive.expected(plan).digests[isolation]
 
 
-def _compare(  # noqa: PLR0913, PLR0917 -- both sides, and what was copied
+def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and what was copied
     archive: ArchiveAccess,
     cluster: Cluster,
     properties: Mapping[str, str],
@@ -261,11 +265,13 @@ def _compare(  # noqa: PLR0913, PLR0917 -- both sides, and what was copied
                 archived.records(copied, source.view(tp)),
                 brokers,
             )
-            found, told = compared_with_live(
+            live_problems, live_text = compared_with_live(
                 plan, _ArchivedRecords(every_record), live, "the archive"
             )
             drilled.append(
-                DrilledPartition(plan, checked.records, told, (*checked.problems, *found))
+                DrilledPartition(
+                    plan, checked.records, live_text, (*checked.problems, *live_problems)
+                )
             )
     return drilled
 

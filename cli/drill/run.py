@@ -28,13 +28,13 @@ _BROKER: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DrilledPartition:
-    """What became of one partition of the sample.
+    """Result of one partition of the sample.
 
     Attributes:
         plan: The sampled segments.
-        records: Records that the archive holds of them.
-        live: What was compared with the live brokers, in words.
-        problems: What differs, or why it could not be restored; a line each.
+        records: Number of archived records in them.
+        live: Result of the comparison with the live brokers, as text.
+        problems: What differs, or why it could not be restored; one line each.
     """
 
     plan: PlannedPartition
@@ -47,33 +47,33 @@ class LiveBrokers:
     """The cluster that is archived.
 
     Args:
-        cluster: Tells which topics there are, their settings, and where logs start.
-        records: Consumes them.
+        cluster: Returns topics, their settings, and log start offsets.
+        records: Consumes the records.
         sampled: The topics of the sample.
 
     Raises:
-        LeadershipUnavailableError: no broker answers.
+        LeadershipUnavailableError: No broker answers.
     """
 
     def __init__(self, cluster: Cluster, records: RecordSource, sampled: Sequence[str]) -> None:
         self.records = records
         self._cluster = cluster
         self._partitions = set(cluster.map().partitions)
-        there = {tp.topic for tp in self._partitions}
-        self._settings = cluster.topic_settings([name for name in sampled if name in there])
+        live_topics = {tp.topic for tp in self._partitions}
+        self._settings = cluster.topic_settings([name for name in sampled if name in live_topics])
 
     def reason_to_skip(self, tp: TopicPartition) -> str | None:
-        """Why the records cannot be compared; None where they can."""
+        """Return why the records cannot be compared; None if they can."""
         if tp not in self._partitions:
             return "not on the live brokers"
         policy = self._settings.get(tp.topic, {}).get("cleanup.policy") or ""
         return "compacted since" if "compact" in policy.split(",") else None
 
     def log_start(self, tp: TopicPartition) -> int:
-        """Where the live log starts.
+        """Return the start offset of the live log.
 
         Raises:
-            LeadershipUnavailableError: the partition's leader does not answer.
+            LeadershipUnavailableError: The partition's leader does not answer.
         """
         bounds = self._cluster.bounds([tp])[tp]
         if bounds.start is None:
@@ -90,22 +90,21 @@ def run_drill(
 ) -> list[DrilledPartition]:
     """Restore the sample and compare it. The broker ends with this call.
 
-    Nothing is written but files below `directory`; a kill leaves those, and the broker ends with
-    its parent.
+    Only files below `directory` are written. A kill leaves them; the broker ends with its parent.
 
     Args:
-        archive: The archive.
-        sample: What to restore.
-        directory: Empty; gets the broker's files.
-        live: The live brokers; None where nothing is compared with them.
-        say: Told of each step.
+        archive: The archive to read.
+        sample: The partitions to restore.
+        directory: Empty directory for the broker's files.
+        live: The live brokers; None to compare nothing with them.
+        say: Called with a message at each step.
 
     Returns:
-        One entry for each partition, in the order of the sample.
+        One result for each partition, in the order of the sample.
 
     Raises:
-        SandboxError: the throw-away broker cannot be started.
-        SidetierError: the archive or the brokers cannot be read.
+        SandboxError: The throw-away broker cannot be started.
+        SidetierError: The archive or the brokers cannot be read.
     """
     plan = plan_of_sample(archive.layout.cluster, sample)
     say("starting a throw-away broker")
@@ -114,7 +113,9 @@ def run_drill(
         broker.stop_broker(_BROKER)
         say(f"placing {len(sample)} partitions")
         problems = _place(plan, archive, broker.log_dirs(_BROKER))
-        restored = [one for one in plan.partitions if one.topic_partition not in problems]
+        restored = [
+            partition for partition in plan.partitions if partition.topic_partition not in problems
+        ]
         drilled = {}
         if restored:
             broker.start_broker(_BROKER)
@@ -123,12 +124,13 @@ def run_drill(
             consumers = BrokerSide({"bootstrap.servers": broker.bootstrap_servers})
             with closing(ArchiveSide(archive)) as ours:
                 drilled = {
-                    one.topic_partition: _compared(one, ours, consumers, live) for one in restored
+                    partition.topic_partition: _compared(partition, ours, consumers, live)
+                    for partition in restored
                 }
     return [
-        drilled.get(one.topic_partition)
-        or DrilledPartition(one, problems=(problems[one.topic_partition],))
-        for one in sample
+        drilled.get(partition.topic_partition)
+        or DrilledPartition(partition, problems=(problems[partition.topic_partition],))
+        for partition in sample
     ]
 
 
@@ -144,28 +146,31 @@ def _prepared(plan: HydratePlan, broker: KafkaCluster) -> HydratePlan:
 def _place(
     plan: HydratePlan, archive: ArchiveAccess, log_dirs: Sequence[Path]
 ) -> dict[TopicPartition, str]:
-    """Place every partition; why one could not be placed, by partition."""
+    """Place every partition; return the problems of those that could not be placed."""
     with log_dir.locked_log_dirs(log_dirs) as locked:
-        journals = {one.path: place.Journal(one.path, plan.plan_id) for one in locked}
-        wanted = log_dir.destinations(plan, locked, {})
-        placed = place.place(plan, archive, wanted, journals, place.PlaceSettings())
+        journals = {entry.path: place.Journal(entry.path, plan.plan_id) for entry in locked}
+        destinations = log_dir.destinations(plan, locked, {})
+        placed = place.place(plan, archive, destinations, journals, place.PlaceSettings())
     return {
-        one.topic_partition: f"{one.topic_partition}: cannot be restored: {one.problem}"
-        for one in placed
-        if one.problem is not None
+        entry.topic_partition: f"{entry.topic_partition}: cannot be restored: {entry.problem}"
+        for entry in placed
+        if entry.problem is not None
     }
 
 
 def _make_readable(plan: HydratePlan, broker: KafkaCluster) -> None:
-    """Check where the partitions start and end, and abort their open transactions: otherwise
-    read-committed consumers get nothing behind the first of them.
+    """Check where the partitions start and end, and abort their open transactions.
+
+    Otherwise read-committed consumers get nothing behind the first open transaction.
     """
     admin = _admin(broker)
     admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
-    finish.check_placed(plan, admin.ends(one.topic_partition for one in plan.partitions))
+    finish.check_placed(
+        plan, admin.ends(partition.topic_partition for partition in plan.partitions)
+    )
     with finish.connected({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
-        found = finish.archived_open_transactions(cluster, plan.partitions)
-        finish.abort_transactions(cluster, found)
+        open_transactions = finish.archived_open_transactions(cluster, plan.partitions)
+        finish.abort_transactions(cluster, open_transactions)
 
 
 def _compared(
@@ -174,30 +179,33 @@ def _compared(
     expected = archive.expected(plan).digests
     records = expected[IsolationLevel.READ_UNCOMMITTED].records
     problems = differences_from_archive(plan, expected, restored)
-    found, told = compared_with_live(plan, restored, live, "the restored broker")
-    return DrilledPartition(plan, records, told, (*problems, *found))
+    live_problems, live_text = compared_with_live(plan, restored, live, "the restored broker")
+    return DrilledPartition(plan, records, live_text, (*problems, *live_problems))
 
 
 def compared_with_live(
     plan: PlannedPartition, restored: RecordSource, live: LiveBrokers | None, name: str
 ) -> tuple[Sequence[str], str]:
-    """The differences from the live brokers, and in words what was compared.
+    """Return the differences from the live brokers, and a text that says what was compared.
 
     Args:
-        plan: What was restored.
-        restored: What is compared with the live brokers, called `name` in differences.
-        live: The live brokers; None where nothing is compared with them.
-        name: See `restored`.
+        plan: The restored partition.
+        restored: The records to compare with the live brokers.
+        live: The live brokers; None to compare nothing.
+        name: What the differences call `restored`.
 
     Raises:
-        LeadershipUnavailableError: the brokers do not answer.
+        LeadershipUnavailableError: The brokers do not answer.
     """
     if live is None:
         return (), "not compared"
     reason = live.reason_to_skip(plan.topic_partition)
     if reason is not None:
         return (), reason
-    found = compare_with_live(plan, restored, live.records, live.log_start, name)
-    if found.start is None:
-        return found.problems, "deleted there"
-    return found.problems, f"{found.start}-{plan.end} {'differ' if found.problems else 'equal'}"
+    comparison = compare_with_live(plan, restored, live.records, live.log_start, name)
+    if comparison.start is None:
+        return comparison.problems, "deleted there"
+    return (
+        comparison.problems,
+        f"{comparison.start}-{plan.end} {'differ' if comparison.problems else 'equal'}",
+    )

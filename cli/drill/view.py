@@ -1,4 +1,4 @@
-"""What `sidetier drill` shows."""
+"""Output of `sidetier drill`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from sidetier.mirror.hydrate.plan import PlannedPartition
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What `--dry-run` would restore."""
+    """The sample that `--dry-run` selects."""
 
     sample: Sequence[PlannedPartition]
     seed: int
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return the sample."""
         return {
             "dry_run": True,
             "seed": self.seed,
             "partitions": [
                 {
-                    "topic": one.topic,
-                    "partition": one.partition,
-                    "start": one.start,
-                    "end": one.end,
-                    "segments": [segment.key for segment in one.segments],
-                    "bytes": one.size,
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "start": partition.start,
+                    "end": partition.end,
+                    "segments": [segment.key for segment in partition.segments],
+                    "bytes": partition.size,
                 }
-                for one in self.sample
+                for partition in self.sample
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition."""
+        """Return a row for each partition."""
         rows = [
             (
-                str(one.topic_partition),
-                f"{one.start}-{one.end}",
-                len(one.segments),
-                size_text(one.size),
+                str(partition.topic_partition),
+                f"{partition.start}-{partition.end}",
+                len(partition.segments),
+                size_text(partition.size),
             )
-            for one in self.sample
+            for partition in self.sample
         ]
         footer = f"would be restored, with --seed {self.seed} again (--dry-run)"
         return (Table(("PARTITION", "OFFSETS", "SEGMENTS", "SIZE"), rows, footer=footer),)
@@ -51,7 +51,7 @@ class SampleResult:
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """What was restored and compared. `recorded` is the key of the stored outcome, None without."""
+    """Result of a drill. `recorded` is the key of the stored result; None if it is not stored."""
 
     partitions: Sequence[DrilledPartition]
     seed: int
@@ -59,21 +59,21 @@ class DrillResult:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Every difference."""
-        return tuple(problem for one in self.partitions for problem in one.problems)
+        """All differences."""
+        return tuple(problem for partition in self.partitions for problem in partition.problems)
 
     @property
     def records(self) -> int:
-        """Records that the archive holds of the sample."""
-        return sum(one.records for one in self.partitions)
+        """Number of archived records in the sample."""
+        return sum(partition.records for partition in self.partitions)
 
     @property
     def size(self) -> int:
-        """Bytes of the sampled segments."""
-        return sum(one.plan.size for one in self.partitions)
+        """Size of the sampled segments, in bytes."""
+        return sum(partition.plan.size for partition in self.partitions)
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return the result of each partition."""
         return {
             "equal": not self.problems,
             "seed": self.seed,
@@ -82,33 +82,33 @@ class DrillResult:
             "recorded": self.recorded,
             "partitions": [
                 {
-                    "topic": one.plan.topic,
-                    "partition": one.plan.partition,
-                    "start": one.plan.start,
-                    "end": one.plan.end,
-                    "segments": [segment.key for segment in one.plan.segments],
-                    "bytes": one.plan.size,
-                    "records": one.records,
-                    "live": one.live,
-                    "problems": list(one.problems),
+                    "topic": partition.plan.topic,
+                    "partition": partition.plan.partition,
+                    "start": partition.plan.start,
+                    "end": partition.plan.end,
+                    "segments": [segment.key for segment in partition.plan.segments],
+                    "bytes": partition.plan.size,
+                    "records": partition.records,
+                    "live": partition.live,
+                    "problems": list(partition.problems),
                 }
-                for one in self.partitions
+                for partition in self.partitions
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition, and every difference."""
+        """Return a row for each partition, and every difference."""
         rows = [
             (
-                str(one.plan.topic_partition),
-                f"{one.plan.start}-{one.plan.end}",
-                len(one.plan.segments),
-                size_text(one.plan.size),
-                one.records,
-                one.live,
-                "differs" if one.problems else "equal",
+                str(partition.plan.topic_partition),
+                f"{partition.plan.start}-{partition.plan.end}",
+                len(partition.plan.segments),
+                size_text(partition.plan.size),
+                partition.records,
+                partition.live,
+                "differs" if partition.problems else "equal",
             )
-            for one in self.partitions
+            for partition in self.partitions
         ]
         columns = (
             "PARTITION",

@@ -1,1 +1,1 @@
-"""Where one record is now: facts gathered from every source, and a pure decision over them."""
+"""`sidetier explain`: gather facts about one record from every source, and decide where it is."""

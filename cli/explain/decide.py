@@ -1,4 +1,4 @@
-"""Where a record is: one answer over all facts, whatever of them could be had; pure."""
+"""Decide where a record is, from all facts that are available. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from sidetier.cli.explain.gates import Gate, gate_of, time_text
 
 
 class Kind(StrEnum):
-    """Named for scripts."""
+    """Where a record is; scripts use these values."""
 
     STORED = "stored"
     WAITS = "waits"
-    """Its bytes are there, and it is not (or not yet) part of the archive; `gate` says why."""
+    """Its bytes exist, but it is not part of the archive (yet); `gate` says why."""
     NEVER_STORED = "never_stored"
-    """It lies below where the archive begins."""
+    """It is below the start of the archive."""
     MISSING = "missing"
-    """It lies below the watermark, and no stored segment holds it."""
+    """It is below the archive end, but no stored segment holds it."""
     SET_ASIDE = "set_aside"
     GAP = "gap"
     GONE = "gone"
@@ -39,16 +39,19 @@ class Answer:
 
 
 def decide(facts: Facts) -> Answer:
-    """The answer.
+    """Return the answer.
 
-    What is stored wins over all else, then a recorded gap; then whoever has its bytes.
+    A stored record comes first, then a recorded gap, then a place that still has the bytes.
     """
-    found = (answer(facts) for answer in _ANSWERS)
-    return next((one for one in found if one is not None), _unknown(facts))
+    answers = (answer(facts) for answer in _ANSWERS)
+    return next((result for result in answers if result is not None), _unknown(facts))
 
 
 def _archive_away(facts: Facts) -> Answer | None:
-    """The store cannot be asked: the sidecar's next offset may do, for what lies above it."""
+    """Answer if the store cannot be read.
+
+    At or above the archive end that the sidecar reports, the other answers apply.
+    """
     if facts.archive is not None:
         return None
     why = facts.problems.get("archive", "it was not asked")
@@ -112,7 +115,7 @@ def _not_written(facts: Facts) -> Answer | None:
 
 
 def _below_the_watermark(facts: Facts) -> Answer | None:
-    """Not stored although the archive has passed it, or begins above it."""
+    """Answer if the record is not stored although it is below the archive's end or start."""
     archive, done = facts.archive, facts.archived_to
     if archive is None:
         return None
@@ -145,7 +148,7 @@ def _above_the_watermark(facts: Facts) -> bool:
 
 
 def _bytes_here(facts: Facts) -> bool:
-    """On this host's disk, or held open by the sidecar that was asked."""
+    """Return whether this host's disk, or a pin of the sidecar that was asked, has the record."""
     if facts.local is not None and facts.local.holder(facts.offset) is not None:
         return True
     sidecar = facts.sidecar
@@ -165,7 +168,7 @@ def _set_aside(facts: Facts) -> Answer | None:
 
 
 def _gone(facts: Facts) -> Answer | None:
-    """Only where both the archive and the log's start are known: a guess helps nobody."""
+    """Answer only if the archive and the log's start are both known; a guess would mislead."""
     start = facts.bounds.start
     if start is None and facts.leads_here and facts.local is not None:
         start = facts.local.start

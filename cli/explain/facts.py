@@ -1,4 +1,4 @@
-"""What is known of one record, source by source; None where a source was not there to be asked."""
+"""Facts about one record, by source; None if a source was not available."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,11 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SidecarView:
-    """A sidecar's answer about one partition, as `/api/partitions` has it: `row` is None where it
-    neither leads the partition nor fears for its copy.
+    """A sidecar's answer about one partition, from `/api/partitions`.
+
+    Attributes:
+        row: None if the broker does not lead the partition, and none of its segments is at risk.
+        pins: Open files of the partition.
     """
 
     broker_id: int | None = None
@@ -24,16 +27,20 @@ class SidecarView:
 
     @property
     def segments(self) -> tuple[Fields, ...]:
-        """The oldest closed segments that are not stored."""
+        """Oldest closed segments that are not stored."""
         return () if self.row is None else tuple(self.row.get("segments", ()))
 
     def segment_of(self, offset: int) -> Fields | None:
-        """The unstored segment that holds the offset, if it is among those that are told."""
-        return next((one for one in self.segments if _holds(one, "base_offset", offset)), None)
+        """Return the unstored segment that holds the offset; None if the answer does not
+        list it.
+        """
+        return next(
+            (segment for segment in self.segments if _holds(segment, "base_offset", offset)), None
+        )
 
     def pin_of(self, offset: int) -> Fields | None:
-        """What holds the offset open."""
-        return next((one for one in self.pins if _holds(one, "start_offset", offset)), None)
+        """Return the pin that holds the offset; None without one."""
+        return next((pin for pin in self.pins if _holds(pin, "start_offset", offset)), None)
 
 
 def _holds(one: Fields, start: str, offset: int) -> bool:
@@ -43,7 +50,7 @@ def _holds(one: Fields, start: str, offset: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RollRules:
-    """When the broker closes a segment of the topic: at so many bytes, after so many ms."""
+    """Limits at which the broker closes a segment of the topic, in bytes and in ms."""
 
     segment_bytes: int | None = None
     segment_ms: int | None = None
@@ -51,11 +58,13 @@ class RollRules:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that could be learned, now (ms since 1970), of one offset of one partition.
+    """Everything known about one offset of one partition at `now_ms` (ms since 1970).
 
-    `broker_id` is this host's broker; `known_to_cluster` is False where the cluster has answered,
-    and has no such partition. `excluded` says why the topic is not archived at all.
-    `problems` tells, by source, what could not be asked and why.
+    Attributes:
+        broker_id: This host's broker.
+        excluded: Why the topic is not archived at all.
+        known_to_cluster: False if the cluster has answered and has no such partition.
+        problems: By source, why it could not be asked.
     """
 
     topic_partition: TopicPartition
@@ -74,7 +83,7 @@ class Facts:
 
     @property
     def leads_here(self) -> bool:
-        """This broker leads the partition, as far as is known."""
+        """Whether this host's broker leads the partition, as far as is known."""
         if self.replicas is None:
             row = self.sidecar.row if self.sidecar is not None else None
             return row is not None and row.get("role", "leader") == "leader"
@@ -82,5 +91,5 @@ class Facts:
 
     @property
     def archived_to(self) -> Offset | None:
-        """The archive's next offset."""
+        """Archive end offset."""
         return None if self.archive is None else self.archive.watermark.next_offset

@@ -1,4 +1,4 @@
-"""What a record that is not stored waits for; pure, the first gate that is shut on its way."""
+"""What an unstored record waits for: the first gate on its way that is shut. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sidetier.cli.local_facts import LocalSegment, Place
 
 
 class Gate(StrEnum):
-    """Named for scripts."""
+    """What a record waits for; scripts use these values."""
 
     EXCLUDED = "excluded"
     OTHER_BROKER = "other_broker"
@@ -29,21 +29,23 @@ class Gate(StrEnum):
     HIGH_WATERMARK = "high_watermark"
     EARLIER_SEGMENT = "earlier_segment"
     OTHER = "other"
-    """What the sidecar says it waits for, such as a source of leadership that answers."""
+    """Another condition that the sidecar reports, such as a source of leadership that must
+    answer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A gate, and the rest of the sentence "it waits: ..."."""
+    """A gate, and the text that completes "it waits: ..."."""
 
     gate: Gate
     text: str
 
 
 def gate_of(facts: Facts) -> Waiting:
-    """The gate at which the record stands; the facts say that it is not stored, and is there."""
-    found = (gate(facts) for gate in _GATES)
-    return next((one for one in found if one is not None), _unclear(facts))
+    """Return the gate of a record that is not stored, and whose bytes exist."""
+    results = (gate(facts) for gate in _GATES)
+    return next((waiting for waiting in results if waiting is not None), _unclear(facts))
 
 
 def _excluded(facts: Facts) -> Waiting | None:
@@ -57,8 +59,8 @@ def _leader(facts: Facts) -> Waiting | None:
     if leader is None:
         text = f"nobody leads the partition; its replicas are on brokers {_ids(facts)}"
         return Waiting(Gate.NO_LEADER, text)
-    here = "" if facts.broker_id is None else f", not by broker {facts.broker_id} of this host"
-    text = f"the partition is led by broker {leader}{here}: ask the sidecar there"
+    not_here = "" if facts.broker_id is None else f", not by broker {facts.broker_id} of this host"
+    text = f"the partition is led by broker {leader}{not_here}: ask the sidecar there"
     return Waiting(Gate.OTHER_BROKER, text)
 
 
@@ -91,7 +93,7 @@ def _active(facts: Facts) -> Waiting | None:
 
 
 def when_it_closes(facts: Facts, active: LocalSegment) -> str:
-    """By `segment.bytes` or `segment.ms`, whatever comes first; either needs an append."""
+    """Return when `segment.bytes` or `segment.ms` closes the segment; both need an append."""
     reasons = []
     if facts.roll.segment_bytes is not None:
         full = f"{size_text(active.size_bytes)} of {size_text(facts.roll.segment_bytes)}"
@@ -143,7 +145,7 @@ def _next_try(fields: Fields, now_ms: int) -> str:
 
 
 def _segment(facts: Facts) -> Waiting | None:
-    """By the stage of the closed segment that holds the record."""
+    """Return the gate by the stage of the closed segment that holds the record."""
     segment = facts.sidecar.segment_of(facts.offset) if facts.sidecar is not None else None
     if segment is None:
         return None
@@ -187,10 +189,12 @@ def _behind(facts: Facts, segment: Fields) -> Waiting | None:
 
 
 def _first_open(facts: Facts, segment: Fields) -> Fields | None:
-    """The oldest segment before this one that is not uploaded."""
-    told = facts.sidecar.segments if facts.sidecar is not None else ()
-    earlier = (one for one in told if one["base_offset"] < segment["base_offset"])
-    return next((one for one in earlier if one["stage"] != "stored"), None)
+    """Return the oldest segment before this one that is not uploaded."""
+    segments = facts.sidecar.segments if facts.sidecar is not None else ()
+    earlier = (
+        candidate for candidate in segments if candidate["base_offset"] < segment["base_offset"]
+    )
+    return next((candidate for candidate in earlier if candidate["stage"] != "stored"), None)
 
 
 _STAGES: Final = {
@@ -207,20 +211,22 @@ def _state_of(segment: Fields, facts: Facts) -> str:
         return f"{name} is held ({_next_try(segment, facts.now_ms)}): {segment['error']}"
     state = f"{name} {_STAGES.get(segment['stage'], segment['stage'])}"
     row = _row(facts)
-    said = None if row is None else row["waiting_for"]
-    return state if segment["stage"] != "closed" or said is None else f"{state}: {said}"
+    waiting_for = None if row is None else row["waiting_for"]
+    return (
+        state if segment["stage"] != "closed" or waiting_for is None else f"{state}: {waiting_for}"
+    )
 
 
 def _too_far_behind(facts: Facts) -> Waiting | None:
-    """A sidecar tells of its oldest segments only."""
-    told = facts.sidecar.segments if facts.sidecar is not None else ()
+    """Return the gate of a segment that the sidecar does not list: it lists only the oldest."""
+    segments = facts.sidecar.segments if facts.sidecar is not None else ()
     row, sidecar = _row(facts), facts.sidecar
     if row is None or sidecar is None or sidecar.segment_of(facts.offset) is not None:
         return None
-    if not told or told[-1]["base_offset"] > facts.offset:
+    if not segments or segments[-1]["base_offset"] > facts.offset:
         return None
     text = (
-        f"its segment stands behind {_state_of(told[0], facts)}; "
+        f"its segment stands behind {_state_of(segments[0], facts)}; "
         f"{row['unstored_segments']} closed segments are not stored"
     )
     return Waiting(Gate.EARLIER_SEGMENT, text)
@@ -228,10 +234,10 @@ def _too_far_behind(facts: Facts) -> Waiting | None:
 
 def _unclear(facts: Facts) -> Waiting:
     row = _row(facts)
-    said = None if row is None else row["waiting_for"]
-    if said is None:
+    waiting_for = None if row is None else row["waiting_for"]
+    if waiting_for is None:
         return Waiting(Gate.OTHER, "it is due: look again in a moment")
-    return Waiting(Gate.OTHER, f"the sidecar waits for {said}")
+    return Waiting(Gate.OTHER, f"the sidecar waits for {waiting_for}")
 
 
 def _row(facts: Facts) -> Fields | None:
@@ -253,7 +259,7 @@ _GATES: Final[tuple[Callable[[Facts], Waiting | None], ...]] = (
 
 
 def time_text(milliseconds: int) -> str:
-    """Ms since 1970 for people, in UTC; the number itself where no calendar has it."""
+    """Format ms since 1970 in UTC; return the number itself if it is beyond the calendar."""
     try:
         moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (OverflowError, ValueError):

@@ -1,4 +1,4 @@
-"""Asks every source about one record, all at once; one that does not answer is noted, no more."""
+"""Ask all sources about one record in parallel; a source that fails is only noted."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which record, and whom to ask; what is None is taken from the configuration."""
+    """The record, and the addresses to ask; for None the configuration's address is used."""
 
     config: Config
     topic_partition: TopicPartition
@@ -49,28 +49,28 @@ class _ClusterSays:
 
 
 def gather(question: Question) -> Facts:
-    """All that can be learned now."""
+    """Return all facts that are available now."""
     with ThreadPoolExecutor(len(_SOURCES), thread_name_prefix="explain") as pool:
-        asked = {name: pool.submit(ask, question) for name, ask in _SOURCES.items()}
-    problems = {name: str(why) for name, one in asked.items() if (why := _failure(one))}
-    sidecar = _answer(asked["sidecar"], SidecarView)
+        futures = {name: pool.submit(ask, question) for name, ask in _SOURCES.items()}
+    problems = {name: str(why) for name, future in futures.items() if (why := _failure(future))}
+    sidecar = _answer(futures["sidecar"], SidecarView)
     facts = Facts(
         question.topic_partition,
         question.offset,
         int(SYSTEM_CLOCK.wall() * 1000),
         broker_id=_broker_id(question.config, sidecar),
-        local=_answer(asked["disk"], LocalLog),
+        local=_answer(futures["disk"], LocalLog),
         sidecar=sidecar,
-        archive=_answer(asked["archive"], ArchivedOffset),
+        archive=_answer(futures["archive"], ArchivedOffset),
         excluded=_excluded(question, None),
         problems=problems,
     )
-    said = _answer(asked["cluster"], _ClusterSays)
-    return facts if said is None else _with_cluster(facts, said, question)
+    cluster_answer = _answer(futures["cluster"], _ClusterSays)
+    return facts if cluster_answer is None else _with_cluster(facts, cluster_answer, question)
 
 
 def _broker_id(config: Config, sidecar: SidecarView | None) -> int | None:
-    """This host's broker, by its log dirs, or else that of the sidecar that was asked."""
+    """Return the broker of this host's log dirs, or else the broker of the asked sidecar."""
     identity = check_machine(config, LocalMachine()).identity
     if identity is not None:
         return identity.broker_id
@@ -78,7 +78,7 @@ def _broker_id(config: Config, sidecar: SidecarView | None) -> int | None:
 
 
 def _failure(asked: "Future[object]") -> BaseException | None:
-    """Why a source has not answered; a mistake of ours is raised."""
+    """Return why a source has failed; raise an error that is a bug."""
     error = asked.exception()
     if error is not None and not isinstance(error, SidetierError | OSError):
         raise error
@@ -109,7 +109,7 @@ def _with_cluster(facts: Facts, said: _ClusterSays, question: Question) -> Facts
 
 
 def roll_rules(settings: Settings) -> RollRules:
-    """When segments close, by a topic's settings."""
+    """Return when segments close, by a topic's settings."""
     size = number(settings, "internal.segment.bytes") or number(settings, "segment.bytes")
     return RollRules(size, number(settings, "segment.ms"))
 
@@ -156,8 +156,8 @@ def _cluster(question: Question) -> _ClusterSays:
     )
     if cluster is None:
         raise LeadershipError("broker.bootstrap_servers is not set")
-    told = cluster.map()
-    replicas = told.partitions.get(tp)
+    cluster_map = cluster.map()
+    replicas = cluster_map.partitions.get(tp)
     if replicas is None:
         return _ClusterSays(None, LogOffsets(problem=f"there is no partition {tp}"), None)
     bounds = LogOffsets() if replicas.leader is None else cluster.bounds([tp])[tp]
@@ -168,7 +168,7 @@ def _settings(cluster: Cluster, topic: str) -> Settings | None:
     try:
         return cluster.topic_settings([topic]).get(topic)
     except LeadershipError:
-        return None  # not allowed perhaps: the rest still tells something
+        return None  # perhaps not authorized: the other facts still help
 
 
 _SOURCES: Final[Mapping[str, Callable[[Question], object]]] = {

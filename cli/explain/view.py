@@ -1,4 +1,4 @@
-"""What `sidetier explain` shows: the verdict, and what each source says."""
+"""Output of `sidetier explain`: the verdict, and the answer of each source."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,13 +12,15 @@ from sidetier.cli.output import Table
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult:
-    """One answer, and the facts behind it."""
+    """The answer, and the facts behind it."""
 
     facts: Facts
     answer: Answer
 
     def as_json(self) -> object:
-        """`answer` and `gate` keep their names; a source that was not there is null."""
+        """Return answer and facts. Names of answers and gates are stable; an unavailable
+        source is null.
+        """
         facts, tp = self.facts, self.facts.topic_partition
         segment = facts.local.holder(facts.offset) if facts.local is not None else None
         sidecar = facts.sidecar
@@ -38,7 +40,7 @@ class ExplainResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The verdict on the first line, then a row for each source."""
+        """Return the verdict on the first line, then a row for each source."""
         facts = self.facts
         verdict = f"{facts.topic_partition} offset {facts.offset}: {self.answer.text}"
         rows = [
@@ -61,11 +63,11 @@ def _disk_text(facts: Facts) -> str | None:
     log = facts.local
     if log is None:
         return None if "disk" in facts.problems else "the partition has no replica on this host"
-    found = log.holder(facts.offset)
+    segment = log.holder(facts.offset)
     reach = f"offsets [{log.start}, {_or_unknown(log.end)}) here"
-    if found is None:
+    if segment is None:
         return f"not in {log.directory} ({reach})"
-    return f"{found.path} ({_place(found)}, {size_text(found.size_bytes)}); {reach}"
+    return f"{segment.path} ({_place(segment)}, {size_text(segment.size_bytes)}); {reach}"
 
 
 def _or_unknown(end: int | None) -> str:
@@ -82,8 +84,8 @@ def _sidecar_text(facts: Facts) -> str | None:
     sidecar = facts.sidecar
     if sidecar is None:
         return None
-    who = "" if sidecar.broker_id is None else f"of broker {sidecar.broker_id}: "
-    return who + "; ".join(_sidecar_parts(facts))
+    prefix = "" if sidecar.broker_id is None else f"of broker {sidecar.broker_id}: "
+    return prefix + "; ".join(_sidecar_parts(facts))
 
 
 def _sidecar_parts(facts: Facts) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""What `sidetier export` is made of: a command for each kind of output."""
+"""`sidetier export`: one command for each kind of output."""

@@ -1,4 +1,4 @@
-"""`sidetier export files`: files as Confluent's S3 sink lays them out."""
+"""`sidetier export files`: files in the layout of Confluent's S3 sink."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
 
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
-"""What the extra `consumer` installs."""
+"""Packages that the extra `consumer` installs."""
 
 
 def _bytes(_context: click.Context, _option: click.Parameter, given: str | None) -> bytes | None:
@@ -237,18 +237,18 @@ def command(
     *,
     topics: tuple[str, ...],
     output: OutputFormat,
-    **given: Any,  # noqa: ANN401 -- an option each
+    **given: Any,  # noqa: ANN401 -- one value for each option
 ) -> None:
-    """Archived records of topics as files, each record exactly once.
+    """Export archived records of topics to files, each record exactly once.
 
-    Files are named <topic>+<partition>+<first offset>, in directories that a partitioner gives, as
-    Confluent's S3 sink has them. What was exported, and how far, stands in
-    <topics-dir>/<topic>/_sidetier/manifest.json, and nowhere else: run again, the export goes on
-    from there; after a crash it finishes what had been begun. With --from or --to the output is of
-    that range alone, and needs a directory of its own.
+    Files are named <topic>+<partition>+<first offset>, in directories that the partitioner
+    chooses, as with Confluent's S3 sink. The file <topics-dir>/<topic>/_sidetier/manifest.json
+    alone records what was exported, and up to which offsets: the next run continues from there,
+    and after a crash it finishes what was begun. With --from or --to the output is that range
+    alone, and needs a directory of its own.
 
     WHERE is an offset (1234), a time (2026-11-21T08:00:00Z, or @1700000000000), beginning or end,
-    the same in each partition. A secret of the schema registry is given by where it is:
+    the same in each partition. Name the place of a secret of the schema registry, not the secret:
     --schema-registry-option basic.auth.user.info=env:NAME, or file:/path.
 
     \b
@@ -257,10 +257,10 @@ def command(
       sidetier export files orders --into file:///tmp/lake --format json --value-format json \\
           --value-schema order.schema.json --partitioner field --partition-field country
 
-    Each topic is an export of its own: where one fails, the others go on.
+    Each topic is an export of its own: if one fails, the others continue.
 
-    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, or still on the
-    broker alone, or records did not fit, or a partition is held back (its archive ends below what
+    Exit codes: 0 everything was exported; 3 as 0, but offsets are missing or still on the brokers
+    alone, records did not fit the schema, or a partition is held back (its archive ends below what
     was exported, or a transaction hangs in it); 1 a topic could not be exported; 2 a setting or an
     argument is wrong.
     """  # noqa: D301 -- \b is click's mark, and must be one character

@@ -1,4 +1,4 @@
-"""What was asked of `sidetier export files`."""
+"""Options of one `sidetier export files` call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ class FilesRequest:
     """One call.
 
     Attributes:
-        into: url of the output; None where `into_config` has it.
-        asked: a given range; None to go on where the state stands.
-        follow: seconds between looks; None to end when everything is exported.
-        tail: what becomes of records that only the broker has.
-        kafka: properties of librdkafka, with which the tail is read; no secret is among them.
-        registry: how the schema registry is reached.
-        patience: seconds that `tail` may wait.
-        master: of Spark; None for threads of this process.
-        max_batch_bytes: of the records of one stored batch, decompressed.
-        workers: how many topics are exported at once, and without Spark how many Kafka partitions.
-        abandon_plan: whether plans of earlier runs are withdrawn first.
-        transaction_timeout: seconds after which an open transaction counts as hung.
-        metrics_file: where metrics are written after each round.
+        into: URL of the output; None if `into_config` has it.
+        asked: Range to export; None to continue where the last run ended.
+        follow: Seconds between runs; None to end when everything is exported.
+        tail: What to do about records that only the brokers have.
+        kafka: librdkafka properties to read the tail with; secrets are references.
+        registry: How to reach the schema registry.
+        patience: Maximum wait for the tail, in seconds.
+        master: Spark master; None for threads of this process.
+        max_batch_bytes: Maximum decompressed size of one stored batch.
+        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
+        abandon_plan: Whether to discard the plans of earlier runs first.
+        transaction_timeout: Seconds after which an open transaction counts as hanging.
+        metrics_file: File that gets the metrics after each run.
     """
 
     topics: tuple[str, ...]

@@ -48,10 +48,10 @@ _Each = Callable[[Callable[[str], None], list[str]], Iterable[None]]
 
 
 def export_files(config: Config, request: FilesRequest, output: OutputFormat) -> int:
-    """Export what was asked for; the exit code.
+    """Export what the request names; return the exit code.
 
     Raises:
-        SidetierError: it cannot be done; what was committed stays.
+        SidetierError: The export failed; what was committed remains.
     """
     target = target_of(config.storage, request.into, request.into_config)
     broker = config.broker
@@ -95,34 +95,38 @@ def _engine(
 
 
 def say(text: str) -> None:
-    """A word beside the result."""
+    """Print a message to standard error."""
     click.echo(f"sidetier: {text}", err=True)
 
 
 class Teller:
-    """Says which partitions are held back and need somebody's attention, once each time that
-    something changes: following exports ask again and again.
+    """Prints which partitions are held back and need attention.
+
+    It prints each change once: with `--follow`, every run reports all of them again.
     """
 
     def __init__(self) -> None:
         self._told: dict[str, set[tuple[str, Cause, int]]] = {}
 
     def tell(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
-        """What is held back now, of one topic or of all."""
-        found = {
-            (str(one.tp), one.cause, one.offset): one.detail for one in held_back if one.is_finding
+        """Report what is held back now, of one topic or of all."""
+        findings = {
+            (str(finding.tp), finding.cause, finding.offset): finding.detail
+            for finding in held_back
+            if finding.is_finding
         }
-        known = self._told.get(topic, set())
-        self._told[topic] = set(found)
-        for one, detail in found.items():
-            if one not in known:
+        reported = self._told.get(topic, set())
+        self._told[topic] = set(findings)
+        for finding, detail in findings.items():
+            if finding not in reported:
                 say(detail)
 
 
 @dataclass(slots=True)
 class _Call:
-    """Topics are exported side by side, by a planner each, and by one engine. The error of a topic
-    is its own: the others go on. The error of the only topic is the call's.
+    """Exports topics in parallel, with a planner for each topic and one engine for all.
+
+    An error of a topic ends that topic alone. With a single topic, the error ends the call.
     """
 
     config: Config
@@ -133,51 +137,51 @@ class _Call:
     engine: Engine
     result: ExportResult = field(init=False)
     waiting: set[str] = field(default_factory=set)
-    """Topics that wait for the archive to decide a transaction."""
+    """Topics that wait until the archive has the outcome of a transaction."""
     teller: Teller = field(default_factory=Teller)
     guard: threading.Lock = field(default_factory=threading.Lock)
-    """Of what threads of several topics change."""
+    """Protects state that the threads of several topics change."""
 
     def __post_init__(self) -> None:
         into = f"{self.places.target.url}/{self.request.options.topics_dir}"
         self.result = ExportResult(into)
 
     def dry_run(self, output: OutputFormat) -> int:
-        """Show what would be done."""
-        shown: list[tuple[Plan | None, NextRun]] = []
+        """Show what a run would do; return the exit code."""
+        planned: list[tuple[Plan | None, NextRun]] = []
         for topic in self.request.topics:
-            self._or_fail(topic, lambda: shown.append(self._planned(topic)))  # noqa: B023 -- called at once
-        plans = tuple(plan for plan, _ in shown if plan is not None)
-        held_back = tuple(one for _, following in shown for one in following.held_back)
+            self._or_fail(topic, lambda: planned.append(self._planned(topic)))  # noqa: B023 -- called at once
+        plans = tuple(plan for plan, _ in planned if plan is not None)
+        held_back = tuple(partition for _, next_run in planned for partition in next_run.held_back)
         self.teller.tell(held_back)
-        resumed = any(following.resumed for _, following in shown)
+        resumed = any(next_run.resumed for _, next_run in planned)
         emit(DryRun(self.result.into, plans, resumed, held_back), output)
         missing = any(plan.missing for plan in plans)
-        return self._code(findings=missing or any(one.is_finding for one in held_back))
+        return self._code(findings=missing or any(partition.is_finding for partition in held_back))
 
     def _planned(self, topic: str) -> tuple[Plan | None, NextRun]:
         job = self._job(topic)
-        following = job.next_run(job.look())
-        plan = None if following.run is None else job.plan(following.run, refuse=False)
+        next_run = job.next_run(job.look())
+        plan = None if next_run.run is None else job.plan(next_run.run, refuse=False)
         self._note_waiting(job)
-        return plan, following
+        return plan, next_run
 
     def run(self, output: OutputFormat) -> int:
-        """Export; with `follow` until a signal says stop, which ends between two runs."""
+        """Export; with `follow` until a signal, which takes effect between two runs."""
         follow = self.request.follow
         with stopping(wanted=follow is not None) as stop:
             if self.request.abandon_plan:
                 for topic in self.request.topics:
                     self._or_fail(topic, lambda: self._abandon_plan(topic))  # noqa: B023
-            lacking = self._wait_for_tail(stop)
+            is_missing = self._wait_for_tail(stop)
             with self._side_by_side(stop) as each:
-                while topics := [one for one in self.request.topics if one not in self._failed]:
+                while topics := [name for name in self.request.topics if name not in self._failed]:
                     list(each(lambda topic: self._export(topic, stop), topics))
                     self._write_metrics()
                     if follow is None or stop.wait(follow):
                         break
         emit(self.result, output)
-        return self._code(findings=self.result.has_findings or lacking)
+        return self._code(findings=self.result.has_findings or is_missing)
 
     def _write_metrics(self) -> None:
         if self.request.metrics_file is not None:
@@ -191,7 +195,7 @@ class _Call:
     def _code(self, *, findings: bool) -> int:
         if self._failed:
             errors = self._failed.values()
-            is_usage = all(isinstance(one, ConfigurationError) for one in errors)
+            is_usage = all(isinstance(error, ConfigurationError) for error in errors)
             is_all = len(errors) == len(self.request.topics)
             return exits.MISCONFIGURED if is_usage and is_all else exits.FAILED
         return exit_code(
@@ -202,14 +206,14 @@ class _Call:
 
     @contextmanager
     def _side_by_side(self, stop: threading.Event) -> Iterator[_Each]:
-        """What calls a function with each topic, `workers` at once."""
+        """Yield a function that calls another one with each topic, `workers` at once."""
         if len(self.request.topics) == 1:
             yield map
             return
         pool = ThreadPoolExecutor(self.request.workers, "export-topic")
         try:
             yield pool.map
-        except BaseException:  # Ctrl-C: the threads of topics would go on
+        except BaseException:  # after Ctrl-C the topics' threads would go on
             stop.set()
             self.engine.cancel()
             raise
@@ -217,7 +221,7 @@ class _Call:
             pool.shutdown(cancel_futures=True)
 
     def _export(self, topic: str, stop: threading.Event) -> None:
-        """One topic up to what is there now."""
+        """Export one topic up to what is available now."""
         job = self._job(topic)
 
         def export() -> None:
@@ -239,8 +243,10 @@ class _Call:
         step: Callable[[], object],
         can_pass: Callable[[str, SidetierError], bool] = lambda _topic, _error: False,
     ) -> None:
-        """Do something for one topic. Where several are exported, its error ends that topic alone;
-        one that `can_pass` ends nothing.
+        """Run a step for one topic.
+
+        With several topics, its error ends this topic alone. An error that `can_pass` accepts ends
+        nothing.
         """
         try:
             step()
@@ -300,14 +306,14 @@ class _Call:
         return ArchiveSource(self.planners[topic], topic, isolation, self.request.asked, say)
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
-        """Whether records are on the broker alone, after as long a wait as is allowed."""
+        """Wait as long as allowed; return whether records are still on the brokers alone."""
         if self.request.tail != "wait":
             return False
         pause = paused(stop, self.request.patience)
-        lacking: list[bool] = []
+        missing: list[bool] = []
         for topic in self.request.topics:
-            self._or_fail(topic, lambda: lacking.append(self._lacks(topic, pause)))  # noqa: B023
-        return any(lacking)
+            self._or_fail(topic, lambda: missing.append(self._lacks(topic, pause)))  # noqa: B023
+        return any(missing)
 
     def _lacks(self, topic: str, pause: Callable[[], bool]) -> bool:
         isolation = self.request.options.isolation
@@ -320,7 +326,7 @@ class _Call:
 def told_again(
     error: SidetierError, planner: Planner, offsets_without_epoch: Callable[[], Offsets]
 ) -> bool:
-    """`should_retry`, and say so."""
+    """Return `should_retry`, and print a message if it is true."""
     again = should_retry(error, planner, offsets_without_epoch)
     if again:
         say(f"{error}; tried again")
@@ -328,7 +334,10 @@ def told_again(
 
 
 def paused(stop: threading.Event, patience: float) -> Callable[[], bool]:
-    """Waits a while; False once so many seconds are over, or somebody says stop."""
+    """Return a function that waits a while.
+
+    It returns False once `patience` seconds have passed, or when `stop` is set.
+    """
     end = monotonic() + patience
 
     def pause() -> bool:
@@ -340,12 +349,14 @@ def paused(stop: threading.Event, patience: float) -> Callable[[], bool]:
 
 @contextmanager
 def stopping(*, wanted: bool) -> Iterator[threading.Event]:
-    """Is set by SIGTERM or SIGINT, where that is wanted; a second one ends at once."""
+    """Yield an event that SIGTERM or SIGINT sets, if that is wanted; a second signal ends
+    at once.
+    """
     stop = threading.Event()
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
 
     def heard(number: int, _frame: object) -> None:
         stop.set()

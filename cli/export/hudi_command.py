@@ -1,4 +1,4 @@
-"""`sidetier export hudi`: archived records into a Hudi table."""
+"""`sidetier export hudi`: export archived records to a Hudi table."""
 
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,14 @@ def command(
     /,
     *,
     output: OutputFormat,
-    **given: Any,  # noqa: ANN401 - an option each
+    **given: Any,  # noqa: ANN401 - one value for each option
 ) -> None:
-    """Archived records of topics in a Hudi table, each record exactly once.
+    """Export archived records of topics to a Hudi table, each record exactly once.
 
     The offsets of all partitions are in the extra metadata of each commit, and nowhere else: a run
-    begins at those of the last completed one. What an earlier run has left without a commit is
-    rolled back first. One export at a time: a second one waits for the lease on the table, and is
-    refused where it is renewed meanwhile.
+    begins at those of the last completed commit. It first rolls back what an earlier run left
+    without a commit. One export runs at a time: a second one waits for the lease on the table, and
+    is refused if the first one renews the lease meanwhile.
 
     \b
     Example:
@@ -80,8 +80,9 @@ def command(
           --option hoodie.datasource.write.operation=upsert \\
           --option hoodie.datasource.write.recordkey.field=id
 
-    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, still on the
-    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
+    Exit codes: 0 everything was exported; 3 as 0, but offsets are missing or still on the brokers
+    alone, or records did not fit the schema; 1 the export failed; 2 a setting or an argument is
+    wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 
     def load() -> Run:

@@ -1,4 +1,4 @@
-"""From what `sidetier export hudi` is given to a table under a lease."""
+"""Set up `sidetier export hudi`: the options, the Spark session, the table and its lease."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,17 +38,19 @@ SESSION: Final = {
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
     "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
-    "spark.speculation": "false",  # Hudi refuses to write with it
-    "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # or commits hang: Hadoop 3.3
+    "spark.speculation": "false",  # Hudi refuses to write if it is on
+    "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # otherwise commits hang: Hadoop 3.3
 }
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
 
 
 def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Export; the exit code. Raises SidetierError."""
+    """Export, and return the exit code. Raises SidetierError."""
     options = parse_options(read_options(given["file"]) | given["options"])
-    every = whole_state_every(options, given["whole_state_every"])
-    terms = Terms(timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=every)
+    state_interval = whole_state_every(options, given["whole_state_every"])
+    terms = Terms(
+        timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=state_interval
+    )
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
     if request.follows_registry:
         options = with_schema_changes(options)
@@ -72,18 +74,18 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
 
 
 def read_options(file: Path | None) -> dict[str, str]:
-    """The properties of a file; raises ConfigurationError where it cannot be read."""
+    """Return the properties of a file; raise ConfigurationError if it cannot be read."""
     if file is None:
         return {}
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--options {file}: cannot be read: {error}") from None
-    return {one.key: one.value for one in parse_properties(text, str(file))}
+    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
 
 
 def lock_url(base_path: str) -> str:
-    """The directory beside the table, as the storage layer spells it."""
+    """Return the URL of the directory beside the table, with the storage layer's scheme."""
     parts = urlsplit(base_path)
     parent = parts.path.rstrip("/").rpartition("/")[0]
     scheme = _SCHEMES.get(parts.scheme, parts.scheme)

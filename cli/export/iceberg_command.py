@@ -1,4 +1,4 @@
-"""`sidetier export iceberg`: archived records into an Iceberg table."""
+"""`sidetier export iceberg`: export archived records to an Iceberg table."""
 
 from typing import Any
 
@@ -48,15 +48,15 @@ def command(
     /,
     *,
     output: OutputFormat,
-    **given: Any,  # noqa: ANN401 - an option each
+    **given: Any,  # noqa: ANN401 - one value for each option
 ) -> None:
-    """Archived records of topics in an Iceberg table, each record exactly once.
+    """Export archived records of topics to an Iceberg table, each record exactly once.
 
     The offsets of all partitions are in the summary of each snapshot, and nowhere else: a run
-    begins at those of the newest one that the table's main branch comes from. Rows are staged
-    first, and published only where no other export has committed meanwhile. The catalog is one of
-    Spark's, by --spark-conf; one of the type hadoop is refused on an object store, where it would
-    lose one of two commits.
+    begins at those of the newest snapshot in the history of the table's main branch. It stages the
+    rows first, and publishes them only if no other export has committed meanwhile. Define the
+    catalog for Spark with --spark-conf. A catalog of type hadoop is refused on an object store,
+    where it would lose one of two concurrent commits.
 
     \b
     Example:
@@ -65,8 +65,9 @@ def command(
           --spark-conf spark.sql.catalog.lake.type=rest \\
           --spark-conf spark.sql.catalog.lake.uri=https://catalog.example.com
 
-    Exit codes: 0 everything was exported; 3 likewise, but offsets are missing, still on the
-    broker alone, or records did not fit; 1 it failed; 2 a setting or an argument is wrong.
+    Exit codes: 0 everything was exported; 3 as 0, but offsets are missing or still on the brokers
+    alone, or records did not fit the schema; 1 the export failed; 2 a setting or an argument is
+    wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 
     def load() -> Run:

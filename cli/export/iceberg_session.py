@@ -1,4 +1,4 @@
-"""From what `sidetier export iceberg` is given to a table."""
+"""Set up `sidetier export iceberg`: the options, the Spark session and the table."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ DEFAULT_INTERVAL: Final = 60.0
 
 
 def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Export; the exit code. Raises SidetierError."""
+    """Export, and return the exit code. Raises SidetierError."""
     options = IcebergOptions(
         given["table"], given["partitioned_by"], given["properties"], given["options"]
     )

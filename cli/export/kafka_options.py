@@ -1,7 +1,7 @@
-"""`--kafka-option` and `--kafka-config`: how the client is set up that reads the brokers' records.
+"""`--kafka-option` and `--kafka-config`: properties of the client that reads from the brokers.
 
-For files that client is librdkafka, for tables Kafka's own in Java, below Spark's source; the names
-are theirs.
+For files the client is librdkafka. For tables it is Kafka's Java client, below Spark's source. The
+names are those of the client.
 """
 
 import re
@@ -27,19 +27,19 @@ _OURS: Final = {
     "interceptor.classes": "records are read as they are",
 }
 _SECRET: Final = re.compile("password|secret|jaas|keystore[.]key$", re.IGNORECASE)
-"""In Java's names of what must not be seen."""
+"""Names of the Java client's properties that hold secrets."""
 _PREFIX: Final = "kafka."
-"""As Spark's Kafka source has it; it may be there."""
+"""Optional prefix of names, as in Spark's Kafka source."""
 
 
 def kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
-    """What was given: the command line before the file.
+    """Return the given properties; the command line overrides the file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or an option is the export's own.
+        ConfigurationError: The file cannot be read, or the export sets an option itself.
     """
-    found = {**_in_file(given["kafka_config"]), **given["kafka_options"]}
-    properties = {name.removeprefix(_PREFIX): value for name, value in found.items()}
+    merged = {**_in_file(given["kafka_config"]), **given["kafka_options"]}
+    properties = {name.removeprefix(_PREFIX): value for name, value in merged.items()}
     for name in sorted(_OURS.keys() & properties.keys()):
         raise ConfigurationError(f"--kafka-option {name}: leave it away: {_OURS[name]}")
     if properties and given["tail"] != "kafka":
@@ -48,22 +48,26 @@ def kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def java_kafka_properties(given: Mapping[str, Any]) -> dict[str, str]:
-    """The same for Kafka's client in Java, with secrets: on the command line they are given by
-    where they are. Others see that line, and Spark shows it where spark-submit was given it.
+    """Return the properties of Kafka's Java client, with secrets resolved.
+
+    On the command line a secret is given by its place, env:NAME or file:/path: other users see that
+    line, and Spark shows the one of spark-submit.
 
     Raises:
-        ConfigurationError: as `kafka_properties`; a secret stands on the command line, or cannot be
+        ConfigurationError: As `kafka_properties`; or a secret is on the command line, or cannot be
             read.
     """
     named = {name.removeprefix(_PREFIX): text for name, text in given["kafka_options"].items()}
     secrets = {
         name: by_reference(name, text) for name, text in named.items() if _SECRET.search(name)
     }
-    return kafka_properties(given) | {name: one.resolve() for name, one in secrets.items()}
+    return kafka_properties(given) | {
+        name: reference.resolve() for name, reference in secrets.items()
+    }
 
 
 def by_reference(name: str, value: str, option: str = "--kafka-option") -> SecretRef:
-    """Where a secret is; raises ConfigurationError where it is the secret itself."""
+    """Return where a secret is; raise ConfigurationError if the value is the secret itself."""
     kind, _, place = value.partition(":")
     if kind not in {"env", "file"} or not place:
         raise ConfigurationError(
@@ -83,4 +87,4 @@ def _in_file(file: Path | None) -> dict[str, str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--kafka-config {file}: cannot be read: {error}") from None
-    return {one.key: one.value for one in parse_properties(text, str(file))}
+    return {entry.key: entry.value for entry in parse_properties(text, str(file))}

@@ -1,4 +1,4 @@
-"""Metrics of an export in a file, for the textfile collector of Prometheus' node exporter."""
+"""Metrics file of an export, for the textfile collector of Prometheus' node exporter."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,20 +13,22 @@ from sidetier.telemetry.catalogue import Metric
 
 
 def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int) -> None:
-    """Replace the file, whole: a collector reads the old or the new one.
+    """Replace the file atomically: a collector reads the old or the new one.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: The file cannot be written.
     """
     registry = CollectorRegistry()
-    found = list(held_back)
+    entries = list(held_back)
     partitions = _gauge(export_catalogue.HELD_BACK, registry)
-    for (topic, cause), count in Counter((one.tp.topic, one.cause) for one in found).items():
+    for (topic, cause), count in Counter(
+        (entry.tp.topic, entry.cause) for entry in entries
+    ).items():
         partitions.labels(topic, cause.value).set(count)
     ages = _gauge(export_catalogue.OPEN_TRANSACTION, registry)
-    for one in found:
-        if one.age_s is not None:
-            ages.labels(one.tp.topic, one.tp.partition).set(one.age_s)
+    for entry in entries:
+        if entry.age_s is not None:
+            ages.labels(entry.tp.topic, entry.tp.partition).set(entry.age_s)
     _gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
     _gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
     try:

@@ -1,4 +1,4 @@
-"""What every export is asked on the command line, into files or into a table."""
+"""Options that all exports have, to files and to tables."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def seconds(_context: click.Context, _option: click.Parameter, given: str | None) -> float | None:
-    """A duration, as `30s` or `1h`."""
+    """Click's callback for a duration such as `30s` or `1h`."""
     from sidetier.config.units import parse_duration  # noqa: PLC0415 - `--help` needs none
 
     try:
@@ -24,33 +24,33 @@ def seconds(_context: click.Context, _option: click.Parameter, given: str | None
 def pairs(
     _context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
-    """`name=value`, each name once."""
-    found: dict[str, str] = {}
+    """Click's callback for repeated `name=value` options; each name may occur once."""
+    values: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=option)
-        if name.strip() in found:
+        if name.strip() in values:
             raise click.BadParameter(f"{name.strip()} is given twice", param=option)
-        found[name.strip()] = value
-    return found
+        values[name.strip()] = value
+    return values
 
 
 def size(_context: click.Context, _option: click.Parameter, given: str | None) -> int | None:
-    """A number of bytes, as `512MiB`."""
+    """Click's callback for a number of bytes such as `512MiB`."""
     from sidetier.config.units import parse_size  # noqa: PLC0415
 
     try:
-        found = None if given is None else parse_size(given)
+        parsed = None if given is None else parse_size(given)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    if found is not None and found < 1:
+    if parsed is not None and parsed < 1:
         raise click.BadParameter("must be above 0")
-    return found
+    return parsed
 
 
 def _schema_options(part: str) -> tuple[Callable[[Any], Any], ...]:
-    """How the keys or the values of records are read; `part` is `key` or `value`."""
+    """Return the options for reading keys or values; `part` is `key` or `value`."""
     return (
         click.option(
             f"--{part}-format",
@@ -195,7 +195,7 @@ DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would b
 
 
 def decorated(command: Decorated, options: Iterable[Callable[[Any], Any]]) -> Decorated:
-    """The command with these options, which its help shows in this order."""
+    """Return the command with these options; its help shows them in this order."""
     for option in reversed(tuple(options)):
         command = option(command)
     return command

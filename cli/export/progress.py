@@ -1,4 +1,4 @@
-"""Progress of an export: a bar with rate and time left, on a terminal only."""
+"""Progress bar of an export, with rate and remaining time, on a terminal only."""
 
 import sys
 import threading
@@ -10,10 +10,10 @@ from typing import TextIO
 
 @dataclass(slots=True)
 class Counter:
-    """Adds up what the tasks of an export tell; called on their threads.
+    """Adds up the progress of an export's tasks, which call it on their threads.
 
     Attributes:
-        show: called with the offsets that are done, their total so far, and the records that were
+        show: Called with the offsets that are done, their total so far, and the records that were
             read. The total grows with each run that begins: with `--chunk`, and for each topic.
     """
 
@@ -39,12 +39,12 @@ class Counter:
 
 @contextmanager
 def shown(*, wanted: bool, stream: TextIO | None = None) -> Iterator[Counter]:
-    """A bar on standard error, or nothing where that is no terminal."""
+    """Show a bar on standard error; nothing if it is not a terminal."""
     target = stream if stream is not None else sys.stderr
     if not wanted or not target.isatty():
         yield Counter()
         return
-    from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         Progress,

@@ -1,4 +1,4 @@
-"""From the command line's options to a request."""
+"""Build a request from the options of the command line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,21 +24,21 @@ from sidetier.segments.errors import ConfigurationError
 _EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
 _LARGEST_SCHEMA: Final = 1024**2
 _PARTS: Final = ("value", "key")
-"""Of a record."""
+"""Parts of a record."""
 
 
 def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesRequest:
-    """What was asked for, schemas read.
+    """Return the request, with the schemas read.
 
     Raises:
-        ConfigurationError: options contradict one another, or a schema cannot be read.
+        ConfigurationError: Options contradict one another, or a schema cannot be read.
     """
     require_one_subject(topics, given)
     begin, end = given["begin"], given["end"]
-    asked = None
+    given_range = None
     if begin is not None or end is not None:
-        asked = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
-    if asked is not None:
+        given_range = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
+    if given_range is not None:
         _check_given_range(given)
     if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
         raise ConfigurationError(
@@ -49,7 +49,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         into=given["into"],
         into_config=given["into_config"],
         options=_options(topics[0], given),
-        asked=asked,
+        asked=given_range,
         follow=given["interval"] if given["follow"] else None,
         tail=given["tail"],
         bootstrap=given["bootstrap"],
@@ -71,7 +71,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
 
 
 def _check_given_range(given: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for options that make no sense with --from or --to."""
+    """Raise ConfigurationError for options that do not go with --from or --to."""
     for name in ("chunk", "chunk_bytes"):
         if given[name] is not None:
             option = name.replace("_", "-")
@@ -143,8 +143,8 @@ def _options(topic: str, given: Mapping[str, Any]) -> FilesOptions:
         raise ConfigurationError("\n".join(map(_told, error.errors()))) from None
 
 
-def _told(error: Any) -> str:  # noqa: ANN401 -- pydantic's
-    """One thing that is wrong, by the option's name."""
+def _told(error: Any) -> str:  # noqa: ANN401 -- pydantic's type
+    """Return one problem, with the name of the option."""
     name = "-".join(str(step) for step in error["loc"]).replace("_", "-").removesuffix("-ms")
     text = str(error["msg"]).removeprefix("Value error, ")
     return f"--{name}: {text}" if name and name != "value" else text
@@ -155,7 +155,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def require_one_subject(topics: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError where topics would need schemas of their own."""
+    """Raise ConfigurationError if several topics would each need a schema of the registry."""
     if len(set(topics)) > 1 and any(_asks_registry(part, given) for part in _PARTS):
         raise ConfigurationError(
             "with --schema-registry each topic has a schema of its own: "
@@ -164,13 +164,13 @@ def require_one_subject(topics: Sequence[str], given: Mapping[str, Any]) -> None
 
 
 def _asks_registry(part: str, given: Mapping[str, Any]) -> bool:
-    """Whether the schema of keys or values is the registry's."""
+    """Return whether the schema of keys or values comes from the registry."""
     is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
     return is_framed and given["schema_registry"] is not None and given[f"{part}_schema"] is None
 
 
 def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
-    """How the schema registry is reached; raises ConfigurationError."""
+    """Return how to reach the schema registry; None without one. Raises ConfigurationError."""
     options = {
         name.removeprefix("schema.registry."): text
         for name, text in given["registry_options"].items()
@@ -193,8 +193,9 @@ def registry_config(given: Mapping[str, Any]) -> RegistryConfig | None:
 
 
 def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOptions:
-    """How values or keys are read (`part`). Schemas are taken into the request, so that every task
-    has the same.
+    """Return how to read values or keys (`part`).
+
+    The schemas become part of the request, so that every task has the same ones.
     """
     registry, schema = registry_config(given), given[f"{part}_schema"]
     is_framed = given[f"{part}_format"] in {"json", "avro", "protobuf"}
@@ -222,7 +223,7 @@ def schema_options(part: str, topic: str, given: Mapping[str, Any]) -> ValueOpti
     try:
         return ValueOptions.model_validate(values, strict=False)
     except ValidationError as error:
-        lines = [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
+        lines = [str(problem["msg"]).removeprefix("Value error, ") for problem in error.errors()]
         raise ConfigurationError("\n".join(f"--{part}-format: {line}" for line in lines)) from None
 
 

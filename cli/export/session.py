@@ -1,4 +1,4 @@
-"""What every export has open: the archive, the output, and what carries tasks out."""
+"""Spark session of an export, and the checks before it."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SUBMITTED: Final = "submit"
-"""As a master: the one that spark-submit was given."""
+"""Master that means the one that spark-submit was given."""
 _ARTIFACTS_HERE: Final = "4.0.0"
 _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
@@ -23,18 +23,17 @@ _QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ER
 def spark_session(
     master: str, name: str, conf: Mapping[str, str] | None = None, *, option: str = "--master"
 ) -> Iterator["SparkSession"]:
-    """A session of this process, stopped at the end unless it was there before; under spark-submit,
-    with its settings.
+    """Yield a Spark session; stop it at the end unless it existed before.
 
-    `conf` are settings of the session, and go before the others. Errors name the `option` that asks
-    for Spark.
+    Under spark-submit the session has the settings of spark-submit. `conf` overrides the other
+    settings. Errors name the `option` that asks for Spark.
 
     Raises:
         ConfigurationError: PySpark is not installed, or cannot start here, or its workers run on a
             Python without this package.
     """
     try:
-        from pyspark import __version__ as pyspark_version  # noqa: PLC0415 -- an extra
+        from pyspark import __version__ as pyspark_version  # noqa: PLC0415 -- part of an extra
         from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -64,19 +63,23 @@ def spark_session(
 
 
 def use_this_python(master: str) -> None:
-    """Let workers on this machine run on the Python of this process, unless another one is named:
-    Spark takes whichever `python3` comes first, which mostly is none that has what they need.
+    """Let workers on this machine run on the Python of this process, unless another one is set.
+
+    Spark would take the first `python3` in the path, which usually lacks the packages of the
+    workers.
     """
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def check_directory(directory: Path, pyspark_version: str) -> None:
-    """Spark 4.0.0 makes `artifacts` in the directory where it is started, and fails each query
-    where it cannot (SPARK-52396; later versions take the temporary directory).
+    """Check that Spark 4.0.0 can write to the directory in which it is started.
+
+    That version creates `artifacts` there, and fails each query if it cannot (SPARK-52396). Later
+    versions use the temporary directory.
 
     Raises:
-        ConfigurationError: it could not.
+        ConfigurationError: Spark could not write to the directory.
     """
     if pyspark_version == _ARTIFACTS_HERE and not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigurationError(

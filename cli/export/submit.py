@@ -1,4 +1,4 @@
-"""The command line as a program for `spark-submit`: `spark-submit submit.py export files ...`."""
+"""Command line as a program for spark-submit: `spark-submit submit.py export files ...`."""
 
 from sidetier.cli.main import main
 

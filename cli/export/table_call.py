@@ -1,4 +1,4 @@
-"""What the commands of exports into tables have in common."""
+"""Common part of the commands that export to tables."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +17,10 @@ Run = Callable[["Config", dict[str, Any]], int]
 
 
 def call(context: click.Context, given: dict[str, Any], load: Callable[[], Run], extra: str) -> int:
-    """Load the configuration and what exports, and export; the exit code.
+    """Load the configuration and the exporter, and export; return the exit code.
 
     Raises:
-        ConfigurationError: a package is missing, of those that the extra brings.
+        ConfigurationError: A package of the extra is not installed.
     """
     if given["follow"] and (given["once"] or given["ending_offsets"]):
         raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")

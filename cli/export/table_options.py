@@ -1,4 +1,4 @@
-"""What exports into tables are asked on the command line, whatever the table's format."""
+"""Options of exports to tables of any format."""
 
 from typing import Final
 
@@ -104,5 +104,5 @@ _SPARK: Final = (
 
 
 def table_options(command: Decorated) -> Decorated:
-    """Add what every export into a table is asked."""
+    """Add the options of an export to a table."""
     return decorated(command, (*_RANGES, *_VALUES, *_SPARK))

@@ -1,4 +1,4 @@
-"""What was asked of an export into a table, whatever its format."""
+"""Options of one export to a table of any format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,18 +32,18 @@ class TableRequest:
     """One call.
 
     Attributes:
-        read: which records, of the partitions that are exported.
-        terms: how a run goes about it.
-        values, flat, null_values: how values become columns.
-        keys: how keys become a column.
-        registry: how the schema registry is reached.
-        dead_letters: url for records whose value does not fit.
-        follow: seconds from one run to the next; None for one run.
-        tail: what becomes of records that only the broker has.
-        kafka: properties of Kafka's Java client, with which Spark reads the tail.
-        patience: seconds that `tail` may wait.
-        spark_conf: of Spark's session.
-        max_batch_bytes: of the records of one stored batch, decompressed.
+        read: Records to read of the exported partitions.
+        terms: Isolation, commit size, timeouts and other settings of a run.
+        values, flat, null_values: How values become columns.
+        keys: How keys become a column.
+        registry: How to reach the schema registry.
+        dead_letters: URL for records whose value does not fit the schema.
+        follow: Seconds between runs; None for one run.
+        tail: What to do about records that only the brokers have.
+        kafka: Properties of Kafka's Java client, with which Spark reads the tail.
+        patience: Maximum wait for the tail, in seconds.
+        spark_conf: Settings of the Spark session.
+        max_batch_bytes: Maximum decompressed size of one stored batch.
     """
 
     topics: tuple[str, ...]
@@ -69,16 +69,16 @@ class TableRequest:
     @property
     def follows_registry(self) -> bool:
         """Whether keys or values have the newest schema of a registry's subject."""
-        return any(one.subject is not None for one in (self.values, self.keys))
+        return any(options.subject is not None for options in (self.values, self.keys))
 
 
 def table_request(
     topics: tuple[str, ...], given: Mapping[str, Any], terms: Terms, interval: float
 ) -> TableRequest:
-    """What was asked for; `terms` and `interval` are the table's own, where nothing else is given.
+    """Return the request; `terms` and `interval` are the defaults of the table's format.
 
     Raises:
-        ConfigurationError: options contradict one another, or one is not what it should be.
+        ConfigurationError: Options contradict one another, or one is invalid.
     """
     require_one_subject(topics, given)
     isolation = IsolationLevel(given["isolation"])

@@ -44,7 +44,7 @@ from sidetier.segments.errors import SidetierError
 
 Records = ArchivedRecords | TailedRecords
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]
-"""The table, as long as it is exported into."""
+"""Opens the table for the duration of an export."""
 
 _TASK: Final = TaskOptions()
 _PACKAGES: Final = "spark.jars.packages"
@@ -54,10 +54,10 @@ _JARS: Final = ("spark.jars", _PACKAGES, "spark.driver.extraClassPath")
 def export_table(
     config: Config, request: TableRequest, opened: Opened, output: OutputFormat
 ) -> int:
-    """Export what was asked for; the exit code.
+    """Export what the request names; return the exit code.
 
     Raises:
-        SidetierError: it cannot be done; what was committed stays.
+        SidetierError: The export failed; what was committed remains.
     """
     with ExitStack() as stack:
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
@@ -117,27 +117,27 @@ class _Call:
     teller: Teller = field(default_factory=Teller)
 
     def dry_run(self, output: OutputFormat) -> int:
-        """Show what a run would take."""
+        """Show what a run would export; return the exit code."""
         run = TableRun(self.table, self.records, self.request.terms)
         standing = run.standing()
-        news = {tp: span for tp, span in standing.left.items() if span.start < span.end}
-        plan = self.records.plan(news)
+        new_spans = {tp: span for tp, span in standing.left.items() if span.start < span.end}
+        plan = self.records.plan(new_spans)
         reached = {tp: span.end for tp, span in standing.left.items()}
         held_back = run.held_back(standing, reached)
         Teller().tell(held_back)
-        emit(DryRun(self.table.name, (plan,) if news else (), held_back=held_back), output)
-        findings = bool(plan.missing) or any(one.is_finding for one in held_back)
+        emit(DryRun(self.table.name, (plan,) if new_spans else (), held_back=held_back), output)
+        findings = bool(plan.missing) or any(partition.is_finding for partition in held_back)
         return exit_code(findings=findings, waits=self._waits(), fail_on_data_loss=False)
 
     def _waits(self) -> bool:
         return isinstance(self.records, TailedRecords) and bool(self.records.logs.waiting)
 
     def run(self, output: OutputFormat) -> int:
-        """Export; with `follow` until a signal says stop, which ends between two runs."""
+        """Export; with `follow` until a signal, which takes effect between two runs."""
         result = TableResult(self.table.name)
         follow = self.request.follow
         with stopping(wanted=follow is not None) as stop:
-            lacking = self._wait_for_tail(stop)
+            is_missing = self._wait_for_tail(stop)
             if follow is None:
                 self._once(result)
             else:
@@ -146,7 +146,7 @@ class _Call:
         result.dead_letters = self.letters.count if self.letters else 0
         emit(result, output)
         return exit_code(
-            findings=result.has_findings or lacking,
+            findings=result.has_findings or is_missing,
             waits=self._waits(),
             fail_on_data_loss=self.request.read.fail_on_data_loss,
         )
@@ -173,12 +173,12 @@ class _Call:
         return done
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
-        """Whether records are on the broker alone, after as long a wait as is allowed."""
+        """Wait as long as allowed; return whether records are still on the brokers alone."""
         if self.request.tail != "wait":
             return False
         pause = paused(stop, self.request.patience)
-        lacking = [self._waited(topic, pause) for topic in self.request.topics]
-        return any(lacking)
+        missing = [self._waited(topic, pause) for topic in self.request.topics]
+        return any(missing)
 
     def _waited(self, topic: str, pause: Callable[[], bool]) -> bool:
         isolation = self.request.terms.isolation
@@ -197,10 +197,12 @@ class _Call:
 def with_jars(
     conf: Mapping[str, str], settings: Mapping[str, str], *jars: TableJar
 ) -> dict[str, str]:
-    """What Spark's session needs for a format; what was given wins, jars above all.
+    """Return the settings of the Spark session for a table format; given settings override them.
+
+    Given jars replace the known ones.
 
     Raises:
-        ConfigurationError: no jars are given, and none are known to go with this PySpark.
+        ConfigurationError: No jars are given, and none are known for this version of PySpark.
     """
     if any(name in conf for name in _JARS):
         return {**settings, **conf}
@@ -209,5 +211,5 @@ def with_jars(
 
 
 def tail_jars(request: TableRequest) -> tuple[TableJar, ...]:
-    """The jars that `--tail` needs besides."""
+    """Return the additional jars that `--tail` needs."""
     return (TableJar.KAFKA,) if request.tail == "kafka" else ()

@@ -1,4 +1,4 @@
-"""Records that only the broker has yet: how far a topic goes there, and waiting for the sidecar."""
+"""Records that only the brokers have: their end offsets, and the wait for the sidecar."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,44 +14,51 @@ from sidetier.segments.isolation import IsolationLevel
 def reached_at(
     broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]
 ) -> BrokerConfig:
-    """The cluster that is asked: at another address, where one is given."""
+    """Return the cluster to ask, at another address if one is given."""
     servers = given.get(BOOTSTRAP, bootstrap)
     return broker if servers is None else broker.model_copy(update={"bootstrap_servers": servers})
 
 
 def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]) -> BrokerConfig:
-    """The same, read by librdkafka with these properties, too. It may be sent to executors: secrets
-    are given by where they are.
+    """Return the cluster to ask, with these librdkafka properties.
+
+    The result may be sent to executors, so secrets are references.
 
     Raises:
-        ConfigurationError: a secret itself is among them.
+        ConfigurationError: A property is a secret itself.
     """
-    reached = reached_at(broker, bootstrap, given)
+    cluster = reached_at(broker, bootstrap, given)
     client = {
         name: by_reference(name, value) if is_secret_property(name) else value
         for name, value in given.items()
         if name != BOOTSTRAP
     }
-    return reached.model_copy(update={"client": {**reached.client, **client}})
+    return cluster.model_copy(update={"client": {**cluster.client, **client}})
 
 
 def broker_ends(
     broker: BrokerConfig, bootstrap: str | None, topic: str, isolation: str
 ) -> dict[int, int]:
-    """The offset behind the last record that a consumer could read now, by Kafka partition.
+    """Return the end offset that a consumer could read up to now, exclusive, by Kafka partition.
 
     Raises:
-        ConfigurationError: no address of a broker is known.
-        LeadershipUnavailableError: the cluster does not answer.
+        ConfigurationError: No address of a broker is known.
+        LeadershipUnavailableError: The cluster does not answer.
     """
-    reached = reached_at(broker, bootstrap, {})
-    found = broker_topic(reached, topic, IsolationLevel(isolation))
-    return {} if found is None else {one: log.stable for one, log in found.logs.items()}
+    cluster = reached_at(broker, bootstrap, {})
+    topic_logs = broker_topic(cluster, topic, IsolationLevel(isolation))
+    return (
+        {}
+        if topic_logs is None
+        else {partition: log.stable for partition, log in topic_logs.logs.items()}
+    )
 
 
 def exit_code(*, findings: bool, waits: bool, fail_on_data_loss: bool) -> int:
-    """How an export ends that was carried out; `waits`: it has stopped before records that the
-    brokers have deleted, and the archive will only show later.
+    """Return the exit code of a completed export.
+
+    `waits` means that it has stopped before records that the brokers have deleted and that the
+    archive will only show later.
     """
     if waits and fail_on_data_loss:
         return exits.FAILED
@@ -65,16 +72,20 @@ def wait_for(
 ) -> dict[int, tuple[int, int]]:
     """Wait until everything below the wanted offsets is stored.
 
-    `pause` waits a while; False: there is no more time. Returns what is still not stored, by Kafka
-    partition.
+    `pause` waits a while, and returns False when there is no more time.
+
+    Returns:
+        By Kafka partition, the stored end and the wanted end of what is still missing.
     """
     while True:
         now = stored()
-        lacking = {
-            one: (now.get(one, 0), end) for one, end in wanted.items() if now.get(one, 0) < end
+        missing = {
+            partition: (now.get(partition, 0), end)
+            for partition, end in wanted.items()
+            if now.get(partition, 0) < end
         }
-        if not lacking or not pause():
-            return lacking
+        if not missing or not pause():
+            return missing
 
 
 def told_lacking(
@@ -85,8 +96,10 @@ def told_lacking(
     say: Callable[[str], None],
     can_pass: Callable[[SidetierError], bool] = lambda _error: False,
 ) -> bool:
-    """`wait_for`, and say what is still on the broker alone; whether anything is. Where `stored`
-    fails by what `can_pass`, nothing is known to be stored until it is asked again.
+    """Run `wait_for`, and print what is still on the brokers alone; return whether anything is.
+
+    If `stored` fails with an error that `can_pass` accepts, nothing counts as stored until the next
+    try.
     """
 
     def known() -> Mapping[int, int]:
@@ -99,7 +112,7 @@ def told_lacking(
 
     if not wanted:
         say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
-    left = wait_for(wanted, known, pause)
-    for partition, (until, end) in sorted(left.items()):
+    missing = wait_for(wanted, known, pause)
+    for partition, (until, end) in sorted(missing.items()):
         say(f"{topic}-{partition}: offsets [{until}, {end}) are still on the broker alone")
-    return bool(left)
+    return bool(missing)

@@ -1,4 +1,4 @@
-"""Where an export goes: a url with the archive's own options, or a file with others."""
+"""Store of an export's output: a URL with the archive's own options, or a file with others."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from sidetier.segments.errors import ConfigurationError
 
 
 def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
-    """The store of the output.
+    """Return the store of the output.
 
     Without a file, credentials and options are those of the archive's store.
 
     Raises:
-        ConfigurationError: no url is given, or something in the file is wrong.
+        ConfigurationError: No URL is given, or a setting in the file is wrong.
     """
     if file is None:
         checked = _checked({"url": into}, "--into")
@@ -33,8 +33,8 @@ def _checked(values: dict[str, object], where: str) -> StorageConfig:
         return StorageConfig.model_validate(values)
     except ValidationError as error:
         lines = [
-            f"{where}: {'.'.join(str(step) for step in one['loc'])}: "
-            f"{str(one['msg']).removeprefix('Value error, ')}"
-            for one in error.errors()
+            f"{where}: {'.'.join(str(step) for step in problem['loc'])}: "
+            f"{str(problem['msg']).removeprefix('Value error, ')}"
+            for problem in error.errors()
         ]
         raise ConfigurationError("\n".join(lines)) from None

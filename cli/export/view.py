@@ -1,4 +1,4 @@
-"""What an export shows of a plan, and of what it did."""
+"""Output of an export: its plan and its result."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from sidetier.segments.offsets import TopicPartition
 
 @dataclass(slots=True)
 class PartitionDone:
-    """One Kafka partition: what was exported of it, from `first` up to, not including, `until`."""
+    """What was exported of one Kafka partition: offsets from `first` up to `until`, exclusive."""
 
     tp: TopicPartition
     first: int
@@ -27,7 +27,7 @@ class PartitionDone:
     missing: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """By the names that stay."""
+        """Return the values; the names are stable."""
         return {
             "topic": self.tp.topic,
             "partition": self.tp.partition,
@@ -44,7 +44,7 @@ class PartitionDone:
 
 @dataclass(slots=True)
 class ExportResult:
-    """What a call did, over all of its runs."""
+    """Result of a call, over all of its runs."""
 
     into: str
     rows: dict[TopicPartition, PartitionDone] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class ExportResult:
     swept: int = 0
     held_back: dict[TopicPartition, HeldBack] = field(default_factory=dict)
     failed: dict[str, Exception] = field(default_factory=dict)
-    """By topic; only where several are exported."""
+    """By topic; only with several topics."""
 
     def add(self, topic: str, result: RunResult, dead_letters: str | None) -> None:
-        """Count a run in; where nothing was new, take over what is held back."""
+        """Add a run; if nothing was new, take over the held-back partitions of its topic."""
         if result.run is None:
-            others = {tp: one for tp, one in self.held_back.items() if tp.topic != topic}
-            self.held_back = others | {one.tp: one for one in result.held_back}
+            others = {tp: entry for tp, entry in self.held_back.items() if tp.topic != topic}
+            self.held_back = others | {entry.tp: entry for entry in result.held_back}
             return
         self.runs += 1
         self.swept += result.swept
@@ -68,23 +68,23 @@ class ExportResult:
             row.until = span.until
         for done in result.done:
             row = self.rows[done.tp]
-            kept = [one for one in done.written.files if not _is_below(one.key, dead_letters)]
-            row.records += sum(one.records for one in kept)
+            kept = [entry for entry in done.written.files if not _is_below(entry.key, dead_letters)]
+            row.records += sum(entry.records for entry in kept)
             row.files += len(kept)
-            row.size += sum(one.bytes for one in kept)
+            row.size += sum(entry.bytes for entry in kept)
             row.dead_letters += done.written.dead_letters
             row.skipped += done.written.skipped
-        for one in result.missing:
-            self.rows[TopicPartition(topic, one.partition)].missing += one.until - one.first
+        for entry in result.missing:
+            self.rows[TopicPartition(topic, entry.partition)].missing += entry.until - entry.first
 
     @property
     def has_findings(self) -> bool:
-        """Whether not all was exported that was meant to be."""
+        """Whether something was not exported that should be."""
         findings = any(row.missing or row.dead_letters for row in self.rows.values())
-        return findings or any(one.is_finding for one in self.held_back.values())
+        return findings or any(entry.is_finding for entry in self.held_back.values())
 
     def as_json(self) -> object:
-        """The rows and how many runs there were."""
+        """Return the partitions, the number of runs, and what is held back or failed."""
         rows = [self.rows[tp].as_json() for tp in sorted(self.rows)]
         return {
             "into": self.into,
@@ -96,21 +96,21 @@ class ExportResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row per Kafka partition."""
+        """Return a row for each Kafka partition."""
         rows = [
             (
-                str(one.tp),
-                one.first,
-                one.until,
-                one.records,
-                one.files,
-                size_text(one.size),
-                one.missing,
-                one.dead_letters,
+                str(row.tp),
+                row.first,
+                row.until,
+                row.records,
+                row.files,
+                size_text(row.size),
+                row.missing,
+                row.dead_letters,
             )
-            for one in (self.rows[tp] for tp in sorted(self.rows))
+            for row in (self.rows[tp] for tp in sorted(self.rows))
         ]
-        records = sum(one.records for one in self.rows.values())
+        records = sum(row.records for row in self.rows.values())
         footer = f"{records} records exported to {self.into}" if rows else "nothing is new"
         footer += held_back_text(self.held_back)
         footer = "\n".join([*waiting_texts(self.held_back.values()), footer])
@@ -124,12 +124,12 @@ class ExportResult:
 
 
 def waiting_texts(held_back: Iterable[HeldBack]) -> list[str]:
-    """Why partitions are held back that need nobody's attention."""
-    return [one.detail for one in held_back if not one.is_finding]
+    """Return why partitions are held back that need no attention."""
+    return [entry.detail for entry in held_back if not entry.is_finding]
 
 
 def held_back_text(held_back: Collection[TopicPartition]) -> str:
-    """How many partitions are held back, behind what was done; empty for none."""
+    """Return the number of held-back partitions, to append to a summary; empty for none."""
     count = len(held_back)
     return f"; {count} partition{'' if count == 1 else 's'} held back" if count else ""
 
@@ -148,20 +148,20 @@ class DryRun:
     held_back: tuple[HeldBack, ...] = ()
 
     def as_json(self) -> object:
-        """A plan for each topic that has anything new."""
+        """Return a plan for each topic that has new records."""
         return {
             "into": self.into,
             "goes_on_with_an_earlier_run": self.resumed,
             "plans": [plan_json(plan) for plan in self.plans],
-            "held_back": [one.as_json() for one in self.held_back],
+            "held_back": [entry.as_json() for entry in self.held_back],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The same in words."""
-        told = held_back_text({one.tp for one in self.held_back})
+        """Return the plans as text."""
+        suffix = held_back_text({entry.tp for entry in self.held_back})
         words = waiting_texts(self.held_back)
         if not self.plans:
-            return (Table((), footer="\n".join([*words, f"nothing is new{told}"])),)
+            return (Table((), footer="\n".join([*words, f"nothing is new{suffix}"])),)
         words += [plan_text(plan) for plan in self.plans]
-        written = f"into {self.into}; nothing was written{told}"
+        written = f"into {self.into}; nothing was written{suffix}"
         return (Table((), footer="\n".join([*words, written])),)

@@ -1,1 +1,1 @@
-"""What the steps of `sidetier hydrate` show."""
+"""Output of the steps of `sidetier hydrate`."""

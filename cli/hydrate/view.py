@@ -1,4 +1,4 @@
-"""What the steps of `sidetier hydrate` show."""
+"""Output of the steps of `sidetier hydrate`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,13 +23,13 @@ _MOST_IDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What comes back and what is lost; `file` is None with --dry-run."""
+    """What is restored and what is lost; `file` is None with --dry-run."""
 
     plan: HydratePlan
     file: str | None
 
     def as_json(self) -> object:
-        """All of it but the segments' names."""
+        """Return the plan without the names of segments."""
         return {
             "plan_id": self.plan.plan_id,
             "cluster": self.plan.cluster,
@@ -41,30 +41,30 @@ class PlanResult:
             "bytes": self.plan.size,
             "partitions": [
                 {
-                    **asdict(one),
-                    "segments": len(one.segments),
-                    "bytes": one.size,
-                    "records_in_gaps": _in_gaps(one),
-                    "left_out": one.archive_end - one.end,
+                    **asdict(partition),
+                    "segments": len(partition.segments),
+                    "bytes": partition.size,
+                    "records_in_gaps": _in_gaps(partition),
+                    "left_out": partition.archive_end - partition.end,
                 }
-                for one in self.plan.partitions
+                for partition in self.plan.partitions
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition, and what all of it means."""
+        """Return a row for each partition, and an explanation of the losses."""
         rows = [
             (
-                one.topic,
-                one.partition,
-                f"{one.start}-{one.end}",
-                len(one.segments),
-                size_text(one.size),
-                one.archive_end - one.end or None,
-                _in_gaps(one) or None,
-                _time(one.last_timestamp_ms),
+                partition.topic,
+                partition.partition,
+                f"{partition.start}-{partition.end}",
+                len(partition.segments),
+                size_text(partition.size),
+                partition.archive_end - partition.end or None,
+                _in_gaps(partition) or None,
+                _time(partition.last_timestamp_ms),
             )
-            for one in self.plan.partitions
+            for partition in self.plan.partitions
         ]
         columns = (
             "TOPIC",
@@ -94,12 +94,12 @@ class PlanResult:
 
 
 def _transaction_lines(report: TransactionReport) -> list[str]:
-    """What was left out so that no transaction is half restored, and what is not guaranteed."""
+    """Say what was left out so that no transaction is half restored, and what is not guaranteed."""
     lines = [
-        f"{one.partition} ends at {one.end}, not at {one.requested}: the archive does not show "
-        f"that the transaction of producer {one.producer_id}, epoch {one.producer_epoch}, is "
-        f"committed below the end of {one.not_committed_in}"
-        for one in report.lowered
+        f"{cut.partition} ends at {cut.end}, not at {cut.requested}: the archive does not show "
+        f"that the transaction of producer {cut.producer_id}, epoch {cut.producer_epoch}, is "
+        f"committed below the end of {cut.not_committed_in}"
+        for cut in report.lowered
     ]
     if report.version_1_producers:
         lines.append(
@@ -118,8 +118,10 @@ def _transaction_lines(report: TransactionReport) -> list[str]:
 
 
 def _ids(producers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, producers[:_MOST_IDS]))
-    return shown + (f" and {len(producers) - _MOST_IDS} more" if len(producers) > _MOST_IDS else "")
+    first_ids = ", ".join(map(str, producers[:_MOST_IDS]))
+    return first_ids + (
+        f" and {len(producers) - _MOST_IDS} more" if len(producers) > _MOST_IDS else ""
+    )
 
 
 def _in_gaps(partition: PlannedPartition) -> int:
@@ -134,14 +136,14 @@ def _time(milliseconds: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PreparedResult:
-    """Topics that exist now, or would be created."""
+    """Topics that were created, or would be."""
 
     plan: HydratePlan
     topics: Sequence[str]
     dry_run: bool
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all topics."""
         return {
             "dry_run": self.dry_run,
             "kafka_cluster_id": self.plan.kafka_cluster_id,
@@ -156,7 +158,7 @@ class PreparedResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each topic, and what comes next."""
+        """Return a row for each topic, and the next step."""
         rows = [
             (
                 name,
@@ -178,36 +180,36 @@ class PreparedResult:
 
 @dataclass(frozen=True, slots=True)
 class DestinationsResult:
-    """What `place --dry-run` would place."""
+    """Partitions that `place --dry-run` would place."""
 
     wanted: Sequence[Destination]
     journals: Mapping[Path, Journal]
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions of this host."""
         return {
             "dry_run": True,
             "partitions": [
                 {
-                    "partition": str(one.plan.topic_partition),
-                    "log_dir": str(one.log_dir.path),
-                    "bytes": one.plan.size,
-                    "already": self._is_placed(one),
+                    "partition": str(destination.plan.topic_partition),
+                    "log_dir": str(destination.log_dir.path),
+                    "bytes": destination.plan.size,
+                    "already": self._is_placed(destination),
                 }
-                for one in self.wanted
+                for destination in self.wanted
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition of this host."""
+        """Return a row for each partition of this host."""
         rows = [
             (
-                str(one.plan.topic_partition),
-                str(one.log_dir.path),
-                size_text(one.plan.size),
-                "in its place" if self._is_placed(one) else "would be placed",
+                str(destination.plan.topic_partition),
+                str(destination.log_dir.path),
+                size_text(destination.plan.size),
+                "in its place" if self._is_placed(destination) else "would be placed",
             )
-            for one in self.wanted
+            for destination in self.wanted
         ]
         return (Table(("PARTITION", "LOG DIR", "SIZE", "STATE"), rows),)
 
@@ -217,27 +219,31 @@ class DestinationsResult:
 
 @dataclass(frozen=True, slots=True)
 class PlacedResult:
-    """What became of each partition of this host."""
+    """Result for each partition of this host."""
 
     placed: Sequence[Placed]
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions of this host."""
         return {
             "partitions": [
                 {
-                    "partition": str(one.topic_partition),
-                    "bytes": one.size,
-                    "already": one.already,
-                    "problem": one.problem,
+                    "partition": str(partition.topic_partition),
+                    "bytes": partition.size,
+                    "already": partition.already,
+                    "problem": partition.problem,
                 }
-                for one in self.placed
+                for partition in self.placed
             ]
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The partitions with a problem, else a line."""
-        problems = [(str(one.topic_partition), one.problem) for one in self.placed if one.problem]
+        """Return the partitions with a problem, or else one line."""
+        problems = [
+            (str(partition.topic_partition), partition.problem)
+            for partition in self.placed
+            if partition.problem
+        ]
         count = len(self.placed) - len(problems)
         if problems:
             footer = f"{count} partitions are in their place; run the same command again"
@@ -251,10 +257,11 @@ class PlacedResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedResult:
-    """What was done, or would be.
+    """Result of `replicate`, or of its dry run.
 
-    `aborted` has partition, producer id and first offset of each transaction; `producer_ids` is
-    how many producer ids were used up.
+    Attributes:
+        aborted: Partition, producer id and first offset of each aborted transaction.
+        producer_ids: Number of producer ids that were used up.
     """
 
     aborted: Sequence[tuple[str, int, int]]
@@ -263,19 +270,19 @@ class ReplicatedResult:
     producer_ids: int = 0
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return the aborted transactions and the replicas of each partition."""
         return {
             "dry_run": self.dry_run,
             "aborted_transactions": [
                 {"partition": partition, "producer_id": producer, "first_offset": first}
                 for partition, producer, first in self.aborted
             ],
-            "replicas": {str(tp): list(wanted) for tp, wanted in sorted(self.replicas.items())},
+            "replicas": {str(tp): list(brokers) for tp, brokers in sorted(self.replicas.items())},
             "producer_ids": self.producer_ids,
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The aborted transactions, and a line."""
+        """Return the aborted transactions, and a summary."""
         done = "would be" if self.dry_run else "were"
         footer = (
             f"{len(self.aborted)} open transactions {done} aborted, {len(self.replicas)} "
@@ -290,11 +297,13 @@ class ReplicatedResult:
 
 @dataclass(frozen=True, slots=True)
 class FinishedResult:
-    """What was set, or would be.
+    """Result of `finish`, or of its dry run.
 
-    `configs` has the configuration of each topic, None for a config that gets the broker's default;
-    `refused` the configs that the brokers refuse, and why; `restored` is what snapshots of the lost
-    cluster brought; `not_restored` has the configs that name brokers of the lost cluster.
+    Attributes:
+        configs: Configuration of each topic; None for a config that gets the broker's default.
+        refused: Configs that the brokers refuse, and why.
+        restored: What was restored from snapshots of the lost cluster.
+        not_restored: Configs that name brokers of the lost cluster.
     """
 
     configs: Mapping[str, Mapping[str, str | None]]
@@ -304,7 +313,7 @@ class FinishedResult:
     dry_run: bool
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all configurations, and what was restored."""
         return {
             "dry_run": self.dry_run,
             "configs": {name: dict(configs) for name, configs in self.configs.items()},
@@ -314,11 +323,11 @@ class FinishedResult:
             "not_restored_configs": {
                 name: dict(configs) for name, configs in self.not_restored.items()
             },
-            "restored": [asdict(one) for one in self.restored],
+            "restored": [asdict(entry) for entry in self.restored],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The refused configs and a line; then what was restored."""
+        """Return the refused configs and a summary, then what was restored."""
         refused = [
             (name, config, reason)
             for name, reasons in self.refused.items()
@@ -335,57 +344,60 @@ class FinishedResult:
             for config, value in configs.items()
         )
         columns = ("TOPIC", "CONFIG", "REFUSED") if refused else ()
-        left = [f"{one.kind}: {line}" for one in self.restored for line in one.skipped]
+        skipped_lines = [
+            f"{entry.kind}: {line}" for entry in self.restored for line in entry.skipped
+        ]
         rows = [
-            (one.kind, len(one.changed), one.unchanged, len(one.skipped)) for one in self.restored
+            (entry.kind, len(entry.changed), entry.unchanged, len(entry.skipped))
+            for entry in self.restored
         ]
         restored = Table(
-            ("RESTORED", "CHANGED", "UNCHANGED", "LEFT OUT"), rows, footer="\n".join(left)
+            ("RESTORED", "CHANGED", "UNCHANGED", "LEFT OUT"), rows, footer="\n".join(skipped_lines)
         )
         return (Table(columns, refused, footer=footer), *([restored] if rows else []))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedResult:
-    """What was compared; `problems` are those that belong to no partition's records."""
+    """Result of the comparison; `problems` are those outside any partition's records."""
 
     partitions: "Sequence[Verified]"
     problems: tuple[str, ...]
 
     @property
     def differs(self) -> bool:
-        """Whether anything is not as it should be."""
-        return bool(self.problems) or any(one.problems for one in self.partitions)
+        """Whether the comparison has found a problem."""
+        return bool(self.problems) or any(partition.problems for partition in self.partitions)
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions and problems."""
         return {
             "equal": not self.differs,
             "partitions": [
                 {
-                    "partition": str(one.topic_partition),
-                    "records": one.records,
-                    "committed_records": one.committed_records,
-                    "compared": "bytes" if one.by_bytes else "records",
-                    "problems": list(one.problems),
+                    "partition": str(partition.topic_partition),
+                    "records": partition.records,
+                    "committed_records": partition.committed_records,
+                    "compared": "bytes" if partition.by_bytes else "records",
+                    "problems": list(partition.problems),
                 }
-                for one in self.partitions
+                for partition in self.partitions
             ],
             "problems": list(self.problems),
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition, and every difference."""
+        """Return a row for each partition, and every difference."""
         rows = [
             (
-                str(one.topic_partition),
-                one.records,
-                one.committed_records,
-                "differs" if one.problems else "equal",
+                str(partition.topic_partition),
+                partition.records,
+                partition.committed_records,
+                "differs" if partition.problems else "equal",
             )
-            for one in self.partitions
+            for partition in self.partitions
         ]
-        problems = [problem for one in self.partitions for problem in one.problems]
+        problems = [problem for partition in self.partitions for problem in partition.problems]
         problems += self.problems
         footer = "\n".join(problems) or "everything is equal; next: `sidetier hydrate finish`"
         return (Table(("PARTITION", "RECORDS", "COMMITTED", "OUTCOME"), rows, footer=footer),)

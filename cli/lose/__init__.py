@@ -1,1 +1,1 @@
-"""What would be lost with a broker: facts of each partition on it, and a pure decision."""
+"""`sidetier can-i-lose`: facts of each partition on a broker, and what would be lost."""

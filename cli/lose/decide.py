@@ -1,6 +1,6 @@
-"""Which offsets exist nowhere but on one broker; pure.
+"""Decide which offsets exist on one broker alone. Pure.
 
-Safe is what the archive holds, and what another in-sync replica that is up holds. Records above the
+An offset is safe if the archive has it, or another in-sync replica that is up. Records above the
 high watermark are not acknowledged with acks=all, and are not counted.
 """
 
@@ -14,7 +14,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Offsets that the broker's own sidecar holds open; `end` is None where it is not told."""
+    """Offsets that the broker's own sidecar holds open; `end` is None if it is not reported."""
 
     start: Offset
     end: Offset | None
@@ -23,12 +23,16 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is known of one partition on the broker.
+    """Facts about one partition on the broker.
 
-    `not_archived` says why none of it is ever stored; `next_offset` is the archive's, None where
-    nothing is stored or `archive_problem` says why it is not known. `moving` says where the
-    archive, or its end, is being moved to: `next_offset` is what stays then. `pins` is None where
-    no sidecar was asked. `local` is the log itself, where the broker is this host's.
+    Attributes:
+        next_offset: Archive end offset; None if nothing is stored, or it is not known because of
+            `archive_problem`.
+        moving: Where the archive, or its end, is being moved to; `next_offset` is then the end of
+            what stays.
+        not_archived: Why the partition is never stored.
+        pins: None if no sidecar was asked.
+        local: The log on disk, if the broker is on this host.
     """
 
     topic_partition: TopicPartition
@@ -44,8 +48,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Offsets from `start` up to, not including, `end`, that nobody else has (None: not known);
-    `size_bytes` is that of the segments that hold them, None where it cannot be seen from here.
+    """Offsets that no other place has: `start` inclusive, `end` exclusive; None if not known.
+
+    `size_bytes` is the size of the segments that hold them; None if this host cannot see them.
     """
 
     start: Offset | None
@@ -55,29 +60,31 @@ class Risk:
 
     @property
     def records(self) -> int | None:
-        """How many offsets; at most so many records."""
+        """Number of offsets; there are at most as many records."""
         return None if self.start is None or self.end is None else self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The broker in question, and which brokers are up."""
+    """The broker in question, and the brokers that are up."""
 
     broker_id: int
     up: frozenset[int]
 
 
 def risks_of(held: Held, broker: Broker) -> tuple[Risk, ...]:
-    """What of this partition would be lost with the broker."""
-    found = [*_only_pinned(held)]
+    """Return which offsets of this partition would be lost with the broker."""
+    risks = [*_only_pinned(held)]
     if not _others_in_sync(held, broker):
-        found += _only_logged(held, broker)
-    return tuple(found)
+        risks += _only_logged(held, broker)
+    return tuple(risks)
 
 
 def _others_in_sync(held: Held, broker: Broker) -> tuple[int, ...]:
     in_sync = held.replicas.in_sync
-    return tuple(one for one in in_sync if one != broker.broker_id and one in broker.up)
+    return tuple(
+        replica for replica in in_sync if replica != broker.broker_id and replica in broker.up
+    )
 
 
 def _only_logged(held: Held, broker: Broker) -> Iterator[Risk]:
@@ -109,10 +116,13 @@ def _why_not_stored(held: Held, *, forked: bool) -> str:
 
 
 def _why_nobody_else(held: Held, broker: Broker) -> str:
-    others = [one for one in held.replicas.replicas if one != broker.broker_id]
+    others = [replica for replica in held.replicas.replicas if replica != broker.broker_id]
     if not others:
         return "there is no other replica"
-    states = (f"broker {one} is {'not in sync' if one in broker.up else 'down'}" for one in others)
+    states = (
+        f"broker {replica} is {'not in sync' if replica in broker.up else 'down'}"
+        for replica in others
+    )
     return ", ".join(states)
 
 
@@ -127,7 +137,7 @@ def _size(held: Held, start: Offset | None, end: Offset | None) -> int | None:
 
 
 def _only_pinned(held: Held) -> Iterator[Risk]:
-    """Below the start of every log, and above what is stored."""
+    """Yield offsets that only pins hold: below the log start offset, above the archive end."""
     start = held.bounds.start
     if held.not_archived is not None or start is None:
         return

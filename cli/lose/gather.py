@@ -1,4 +1,4 @@
-"""Everything that `can-i-lose` asks: one map of the cluster, one answer about each partition."""
+"""Gather the facts of `can-i-lose`: one map of the cluster, one answer about each partition."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The broker in question, and its sidecar where it is not this host's."""
+    """The broker in question, and the URL of its sidecar if that is not on this host."""
 
     config: Config
     broker_id: int
@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known of everything on the broker, and what should be said beside it."""
+    """Facts about every partition on the broker, and notes for the output."""
 
     broker: Broker
     held: tuple[Held, ...]
@@ -54,21 +54,23 @@ def gather(asked: Asked, cluster: Cluster) -> Findings:
     """Ask cluster, store and sidecar.
 
     Raises:
-        ConfigurationError: there is no such broker, or the sidecar is that of another one.
-        LeadershipUnavailableError: no broker answers.
+        ConfigurationError: There is no such broker, or the sidecar belongs to another one.
+        LeadershipUnavailableError: No broker answers.
     """
-    told = cluster.map()
-    partitions = told.with_replica_on(asked.broker_id)
-    _check_broker(asked.broker_id, told, partitions)
-    held = [Held(tp, told.partitions[tp]) for tp in partitions]
+    cluster_map = cluster.map()
+    partitions = cluster_map.with_replica_on(asked.broker_id)
+    _check_broker(asked.broker_id, cluster_map, partitions)
+    held = [Held(tp, cluster_map.partitions[tp]) for tp in partitions]
     held = _with_exclusions(held, asked.config, cluster)
-    # The archive first: what is stored lies below the high watermark, if that is read after it.
+    # The archive first: a high watermark that is read later is not below the archive end.
     held = _with_archives(held, asked.config)
-    held = _with_bounds(held, cluster, told)
+    held = _with_bounds(held, cluster, cluster_map)
     held, note = _with_sidecar(held, asked)
-    broker = Broker(asked.broker_id, frozenset(told.brokers))
+    broker = Broker(asked.broker_id, frozenset(cluster_map.brokers))
     held = _with_local_logs(held, asked, broker)
-    notes = [f"broker {asked.broker_id} is not up now"] * (asked.broker_id not in told.brokers)
+    notes = [f"broker {asked.broker_id} is not up now"] * (
+        asked.broker_id not in cluster_map.brokers
+    )
     return Findings(broker, tuple(held), (*notes, *note))
 
 
@@ -82,34 +84,37 @@ def _check_broker(broker_id: int, told: ClusterMap, partitions: Iterable[TopicPa
 
 
 def _with_exclusions(held: list[Held], config: Config, cluster: Cluster) -> list[Held]:
-    topics = sorted({one.topic_partition.topic for one in held})
+    topics = sorted({partition.topic_partition.topic for partition in held})
     settings: Mapping[str, Settings] = {}
-    with suppress(LeadershipError):  # not allowed perhaps; then names alone decide
+    with suppress(LeadershipError):  # perhaps not authorized; then names alone decide
         settings = cluster.topic_settings(topics)
     reasons = {topic: _exclusion(topic, config, settings.get(topic)) for topic in topics}
-    return [replace(one, not_archived=reasons[one.topic_partition.topic]) for one in held]
+    return [
+        replace(partition, not_archived=reasons[partition.topic_partition.topic])
+        for partition in held
+    ]
 
 
 def _exclusion(topic: str, config: Config, settings: Settings | None) -> str | None:
-    """In a word: `doctor` and the sidecar's log say what to do."""
+    """Return the reason in a few words: `doctor` and the sidecar's log say what to do."""
     if not config.topics.selects(topic):
         return "left out by `topics`"
-    told, refuse = topic_config(settings or {}), config.topics.compacted == "refuse"
-    if refusal_of(topic, told, refuse_compacted=refuse) is None:
+    topic_settings, refuse = topic_config(settings or {}), config.topics.compacted == "refuse"
+    if refusal_of(topic, topic_settings, refuse_compacted=refuse) is None:
         return None
-    return "tiered by the broker itself" if told.native_tiering else "compacted"
+    return "tiered by the broker itself" if topic_settings.native_tiering else "compacted"
 
 
 def _with_archives(held: list[Held], config: Config) -> list[Held]:
     try:
         with open_every_store(with_short_timeouts(config)) as stores:
             return _read_archives(held, config, stores)
-    except ConfigurationError as error:  # such as a directory that is not there
-        return [_unread(one, str(error)) for one in held]
+    except ConfigurationError as error:  # such as a missing directory
+        return [_unread(partition, str(error)) for partition in held]
 
 
 def _read_archives(held: list[Held], config: Config, stores: EveryStore) -> list[Held]:
-    """A watermark each, once a store has answered at all."""
+    """Read the `offset.wm` of each partition whose store answers."""
     layout = layout_of(config)
     problems: dict[int, str | None] = {}
     for store in stores.by_endpoint.values():
@@ -127,8 +132,8 @@ def _read_archives(held: list[Held], config: Config, stores: EveryStore) -> list
         if problem is not None or one.not_archived is not None:
             return one if problem is None else _unread(one, problem)
         try:
-            found = read_archive_end(store, layout, one.topic_partition)
-            return _as_read(one, found, store)
+            archive_end = read_archive_end(store, layout, one.topic_partition)
+            return _as_read(one, archive_end, store)
         except (ArchiveError, StorageError) as error:
             return _unread(one, str(error))
 
@@ -149,8 +154,10 @@ def _as_read(one: Held, found: ArchiveEnd, store: RemoteStorage) -> Held:
 
 
 def _what_stays(store: RemoteStorage, found: ArchiveEnd, pending: str) -> Offset | None:
-    """The watermark may stand still where it stood, above what is being set aside; and what is
-    retired is of another topic of this name.
+    """Return the archive end after a pending move; None if nothing stays.
+
+    `offset.wm` may still have its end from before the quarantine, above what is being moved. A
+    retired archive belongs to an earlier topic of this name: nothing of it stays.
     """
     plan = read_pending_plan(store, pending)
     if plan.whole or found.next_offset is None:
@@ -159,10 +166,12 @@ def _what_stays(store: RemoteStorage, found: ArchiveEnd, pending: str) -> Offset
 
 
 def _with_bounds(held: list[Held], cluster: Cluster, told: ClusterMap) -> list[Held]:
-    """Of partitions whose leader is up; the others have nobody to ask."""
-    led = [one.topic_partition for one in held if one.replicas.leader in told.brokers]
+    """Add log offsets of the partitions whose leader is up; the others cannot be asked."""
+    led = [
+        partition.topic_partition for partition in held if partition.replicas.leader in told.brokers
+    ]
     bounds = cluster.bounds(led) if led else {}
-    return [replace(one, bounds=_bounds(one, bounds)) for one in held]
+    return [replace(partition, bounds=_bounds(partition, bounds)) for partition in held]
 
 
 def _bounds(one: Held, bounds: Mapping[TopicPartition, LogOffsets]) -> LogOffsets:
@@ -170,7 +179,7 @@ def _bounds(one: Held, bounds: Mapping[TopicPartition, LogOffsets]) -> LogOffset
 
 
 def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str, ...]]:
-    """With what the broker's sidecar holds open, or a note that it has not told."""
+    """Add the pins of the broker's sidecar; return a note if it does not report them."""
     url, broker_id = asked.sidecar_url or _local_sidecar(asked), asked.broker_id
     if url is None:
         return held, (f"broker {broker_id}'s sidecar was not asked: --sidecar says where it is",)
@@ -184,7 +193,10 @@ def _with_sidecar(held: list[Held], asked: Asked) -> tuple[list[Held], tuple[str
             f"{asked.broker_id}"
         )
     pins = _pins(answer.get("pins", ()))
-    return [replace(one, pins=tuple(pins.get(one.topic_partition, ()))) for one in held], ()
+    return [
+        replace(partition, pins=tuple(pins.get(partition.topic_partition, ())))
+        for partition in held
+    ], ()
 
 
 def _local_sidecar(asked: Asked) -> str | None:
@@ -194,28 +206,36 @@ def _local_sidecar(asked: Asked) -> str | None:
 
 
 def _is_local(asked: Asked) -> bool:
-    """The broker is the one of this host's log dirs."""
+    """Return whether the broker is the one of this host's log dirs."""
     identity = check_machine(asked.config, LocalMachine()).identity
     return identity is not None and identity.broker_id == asked.broker_id
 
 
 def _pins(told: Iterable[Mapping[str, Any]]) -> dict[TopicPartition, list[Pin]]:
-    found: dict[TopicPartition, list[Pin]] = {}
-    for one in told:
-        end = one["end_offset"]
+    pins_by_partition: dict[TopicPartition, list[Pin]] = {}
+    for entry in told:
+        end = entry["end_offset"]
         pin = Pin(
-            Offset(one["start_offset"]), None if end is None else Offset(end), one["size_bytes"]
+            Offset(entry["start_offset"]), None if end is None else Offset(end), entry["size_bytes"]
         )
-        found.setdefault(TopicPartition(one["topic"], one["partition"]), []).append(pin)
-    return found
+        pins_by_partition.setdefault(TopicPartition(entry["topic"], entry["partition"]), []).append(
+            pin
+        )
+    return pins_by_partition
 
 
 def _with_local_logs(held: list[Held], asked: Asked, broker: Broker) -> list[Held]:
-    """Sizes, on the broker's own host; only where something is at risk, as headers are read."""
+    """Add the local logs, for sizes, if the broker is on this host.
+
+    Only for partitions at risk, because this reads segment headers.
+    """
     if not _is_local(asked):
         return held
     directories = find_partitions(map(str, asked.config.log_dirs), lambda _: True).directories
-    return [_with_local(one, directories) if risks_of(one, broker) else one for one in held]
+    return [
+        _with_local(partition, directories) if risks_of(partition, broker) else partition
+        for partition in held
+    ]
 
 
 def _with_local(one: Held, directories: Mapping[TopicPartition, str]) -> Held:

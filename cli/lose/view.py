@@ -1,4 +1,4 @@
-"""What `sidetier can-i-lose` shows: the verdict first, then what is at risk."""
+"""Output of `sidetier can-i-lose`: the verdict first, then what is at risk."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _MOST_TOPICS = 5
 
 @dataclass(frozen=True, slots=True)
 class LoseResult:
-    """Every partition on the broker, with what would be lost of it."""
+    """Every partition on the broker, and what would be lost of it."""
 
     broker: Broker
     partitions: tuple[tuple[Held, tuple[Risk, ...]], ...]
@@ -23,31 +23,35 @@ class LoseResult:
     @classmethod
     def of(cls, broker: Broker, held: Sequence[Held], notes: Sequence[str]) -> "LoseResult":
         """Decide about each partition."""
-        return cls(broker, tuple((one, risks_of(one, broker)) for one in held), tuple(notes))
+        return cls(
+            broker,
+            tuple((partition, risks_of(partition, broker)) for partition in held),
+            tuple(notes),
+        )
 
     @property
     def at_risk(self) -> list[tuple[Held, Risk]]:
-        """One entry for each range that nobody else has."""
+        """One entry for each range that no other place has."""
         return [(held, risk) for held, risks in self.partitions for risk in risks]
 
     @property
     def can_be_lost(self) -> bool:
-        """Nothing would be lost."""
+        """Whether the broker can be lost without losing records."""
         return not self.at_risk
 
     @property
     def records(self) -> int:
-        """Offsets at risk, as far as they are known."""
+        """Number of offsets at risk, as far as they are known."""
         return sum(risk.records or 0 for _, risk in self.at_risk)
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes of the segments that hold them; None where none can be seen from here."""
+        """Size of the segments that hold them; None if this host can see none of them."""
         sizes = [risk.size_bytes for _, risk in self.at_risk if risk.size_bytes is not None]
         return sum(sizes) if sizes else None
 
     def as_json(self) -> object:
-        """The verdict, and every partition."""
+        """Return the verdict, and every partition."""
         return {
             "broker_id": self.broker.broker_id,
             "can_be_lost": self.can_be_lost,
@@ -59,7 +63,7 @@ class LoseResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """The verdict on the first line, a row for each range at risk, and notes."""
+        """Return the verdict on the first line, a row for each range at risk, and notes."""
         columns = ("PARTITION", "ROLE", "OFFSETS", "RECORDS", "BYTES", "WHY NOBODY ELSE HAS THEM")
         rows = [self._row(held, risk) for held, risk in self.at_risk]
         tables = [Table((), footer=self.verdict())]
@@ -71,7 +75,7 @@ class LoseResult:
         return (*tables, *(Table((), footer=line) for line in notes))
 
     def verdict(self) -> str:
-        """One line: yes or no, and how much."""
+        """Return one line: yes or no, and how much would be lost."""
         broker, count = self.broker.broker_id, len(self.partitions)
         if self.can_be_lost:
             return (
@@ -104,9 +108,9 @@ class LoseResult:
         never = Counter(h.topic_partition.topic for h, _ in self.partitions if h.not_archived)
         if never:
             names = sorted(never)
-            shown = ", ".join(names[:_MOST_TOPICS])
-            shown += f" and {len(names) - _MOST_TOPICS} more" if len(names) > _MOST_TOPICS else ""
-            yield f"never stored, so only as safe as their replicas: {shown}"
+            listed = ", ".join(names[:_MOST_TOPICS])
+            listed += f" and {len(names) - _MOST_TOPICS} more" if len(names) > _MOST_TOPICS else ""
+            yield f"never stored, so only as safe as their replicas: {listed}"
         unread = {h.archive_problem for h, _ in self.partitions if h.archive_problem}
         yield from (f"the archive could not be read: {problem}" for problem in sorted(unread))
         moving = sum(held.moving is not None for held, _ in self.partitions)

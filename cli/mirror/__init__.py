@@ -1,1 +1,1 @@
-"""What `sidetier mirror` and `sidetier restore` have in common."""
+"""Common parts of `sidetier mirror` and `sidetier restore`."""

@@ -1,4 +1,4 @@
-"""`sidetier mirror adopt`: a mirror goes on where another program has stopped."""
+"""`sidetier mirror adopt`: continue a copy that another program has made."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -95,22 +95,22 @@ if TYPE_CHECKING:
 def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
     """Take over from a mirror that commits its progress on the source.
 
-    For MirrorMaker 1, or a program that consumes and produces. Stop it first. The last records of
-    each target partition are searched on the source by timestamp, key and value, and the new
-    mirror's progress is set behind the last one that was copied: nothing is lost or copied twice,
-    also where the old mirror has produced more than it has committed, or less. Where they are not
-    found the committed offset counts, and the result shows how many records may be copied twice.
+    For MirrorMaker 1, or a program that consumes and produces. Stop it first. The command searches
+    the source for the last records of each target partition, by timestamp, key and value, and sets
+    the new mirror's progress behind the last one that was copied: nothing is lost or copied twice,
+    even if the old mirror has produced more than it has committed, or less. If it does not find
+    them, the committed offset counts, and the result shows how many records may be copied twice.
 
-    Progress is written on the target in one transaction. Progress that is there already is never
-    changed: the command can be repeated.
+    The command writes the progress on the target in one transaction. It never changes progress that
+    exists, so you can repeat it.
 
     \b
     Example:
       sidetier mirror adopt --name dr --group old-copier --committed last-record \\
         --source bootstrap.servers=a:9092 --target bootstrap.servers=b:9092
 
-    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, the old mirror runs, or other progress is
-    there, and nothing was written; 3 done, and some records may be copied twice.
+    Exit codes: 0 done; 1 a failure; 2 a setting is wrong, the old mirror runs, or other progress
+    exists, and nothing was written; 3 done, but some records may be copied twice.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     call = invocation(context)
     context.exit(from_extra(lambda: _adopt(call, given, output), "mirror", LIBRARIES, "mirror"))
@@ -150,7 +150,7 @@ def _adopted(
     options = CatalogOptions(
         create=False,
         accept_log_append_time=given["accept_log_append_time"],
-        accept_records=True,  # those of the old mirror
+        accept_records=True,  # the old mirror's records
     )
     catalog = Catalog(BrokerTopics(source), target, rules, names, options)
     groups = ClusterGroups(source)
@@ -182,7 +182,7 @@ def require_stopped(groups: "Groups", group: str) -> None:
     """Refuse a group that has members, or that does not exist.
 
     Raises:
-        ConfigurationError: the old mirror runs, or has another group.
+        ConfigurationError: The old mirror runs, or has another group.
     """
     members = groups.names()
     if group not in members:
@@ -194,15 +194,15 @@ def require_stopped(groups: "Groups", group: str) -> None:
 
 
 def require_no_workers(target: "Cluster", group: str) -> None:
-    """Refuse to write progress under a mirror that runs.
+    """Refuse to write progress while the new mirror runs.
 
     Raises:
-        ConfigurationError: the progress group has members on the target.
+        ConfigurationError: The progress group has members on the target.
     """
     from sidetier.wire.requests import list_groups  # noqa: PLC0415
 
-    found = list_groups(target).get(group)
-    if found is not None and found.has_members:
+    progress_group = list_groups(target).get(group)
+    if progress_group is not None and progress_group.has_members:
         raise ConfigurationError(
             f"group {group} has members on the target: the new mirror runs. Stop it, and try again"
         )
@@ -211,79 +211,83 @@ def require_no_workers(target: "Cluster", group: str) -> None:
 def copies_of(
     planned: "Sequence[Planned]", offsets: "Mapping[TopicPartition, Offset]", group: str
 ) -> "list[tuple[Any, Offset]]":
-    """The copy of each partition of which the old mirror has committed an offset, and that offset.
+    """Return the copy of each partition with an offset that the old mirror committed, and that
+    offset.
 
     Raises:
-        ConfigurationError: topics that the new mirror could not copy, or there is none.
+        ConfigurationError: The new mirror cannot copy one of the topics, or there is no such
+            partition.
     """
     from sidetier.mirror.engine import Copy  # noqa: PLC0415
     from sidetier.segments.offsets import TopicPartition  # noqa: PLC0415
 
     topics = {tp.topic for tp in offsets}
-    problems = [one.problem for one in planned if one.problem is not None and one.source in topics]
+    problems = [
+        topic.problem for topic in planned if topic.problem is not None and topic.source in topics
+    ]
     if problems:
         raise ConfigurationError("\n".join(problems))
-    found = [
+    copies = [
         (
             Copy(
-                TopicPartition(one.source, number),
-                TopicPartition(one.target, number),
-                one.lineage.encoded(),
+                TopicPartition(topic.source, number),
+                TopicPartition(topic.target, number),
+                topic.lineage.encoded(),
             ),
-            offsets[TopicPartition(one.source, number)],
+            offsets[TopicPartition(topic.source, number)],
         )
-        for one in planned
-        for number in range(one.partitions)
-        if TopicPartition(one.source, number) in offsets
+        for topic in planned
+        for number in range(topic.partitions)
+        if TopicPartition(topic.source, number) in offsets
     ]
-    if not found:
+    if not copies:
         raise ConfigurationError(
             f"group {group} has committed no offset of a topic that --topic selects"
         )
-    return found
+    return copies
 
 
 @dataclass(frozen=True, slots=True)
 class _AdoptResult:
-    """What was taken over; `written` counts partitions."""
+    """What was taken over; `written` is a number of partitions."""
 
     adopted: "Sequence[AdoptedPartition]"
     written: int
     dry_run: bool
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions."""
         return {
             "dry_run": self.dry_run,
             "partitions_written": 0 if self.dry_run else self.written,
             "partitions": [
                 {
-                    "source_topic": one.copy.source.topic,
-                    "target_topic": one.copy.target.topic,
-                    "partition": one.copy.source.partition,
-                    "committed_next_offset": one.committed,
-                    "progress": one.progress,
-                    "verdict": one.verdict.name.lower(),
-                    "records_compared": one.compared,
-                    "possible_duplicates": one.possible_duplicates,
+                    "source_topic": partition.copy.source.topic,
+                    "target_topic": partition.copy.target.topic,
+                    "partition": partition.copy.source.partition,
+                    "committed_next_offset": partition.committed,
+                    "progress": partition.progress,
+                    "verdict": partition.verdict.name.lower(),
+                    "records_compared": partition.compared,
+                    "possible_duplicates": partition.possible_duplicates,
                 }
-                for one in self.adopted
+                for partition in self.adopted
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition."""
+        """Return a row for each partition."""
         rows = [
             (
-                str(one.copy.source),
-                str(one.copy.target),
-                one.committed,
-                one.progress,
-                one.compared,
-                one.possible_duplicates,
-                one.verdict.value,
+                str(partition.copy.source),
+                str(partition.copy.target),
+                partition.committed,
+                partition.progress,
+                partition.compared,
+                partition.possible_duplicates,
+                partition.verdict.value,
             )
-            for one in self.adopted
+            for partition in self.adopted
         ]
         columns = (
             "SOURCE",
@@ -302,5 +306,9 @@ class _AdoptResult:
 
     @property
     def exit_code(self) -> int:
-        """Findings where records may be copied twice."""
-        return exits.OK if all(one.verdict.is_verified for one in self.adopted) else exits.FINDINGS
+        """FINDINGS if records may be copied twice."""
+        return (
+            exits.OK
+            if all(partition.verdict.is_verified for partition in self.adopted)
+            else exits.FINDINGS
+        )

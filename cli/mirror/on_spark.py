@@ -1,6 +1,6 @@
 """`--engine spark` of `mirror` and `restore`: the driver, from the session to the verdict.
 
-Needs what the extras `mirror` and `spark` install.
+Needs the packages of the extras `mirror` and `spark`.
 """
 
 import re
@@ -50,7 +50,7 @@ def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) 
         clients: Client properties of the clusters, by the option that names them.
 
     Raises:
-        ConfigurationError: names the option and what to do.
+        ConfigurationError: An option does not fit; the text names it and says what to do.
     """
     if given["engine"] != SPARK:
         if given["master"] is not None:
@@ -88,17 +88,17 @@ def copy_on_spark(
     """Run the tasks until all have ended, or a signal sets `stop`.
 
     Args:
-        copy: The tasks. Those that run at the same time share its bandwidth cap.
-        master: Of Spark.
-        target: A client of the target, for the progress.
+        copy: The tasks. Those that run at the same time share its bandwidth limit.
+        master: Spark master.
+        target: Client of the target, to read the progress.
         stop: Set by a signal.
-        planned: The whole copy. A partition that is whole has no task, but its progress may
-            disappear while the tasks run: its topic is deleted on the target.
+        planned: The whole copy. A complete partition has no task, but its progress disappears if
+            its topic is deleted on the target while the tasks run.
         check: Called every second; the tasks are cancelled as soon as it raises a SidetierError.
 
     Raises:
         ConfigurationError: Spark is not installed or does not start.
-        MirrorError: partitions are not whole on the target; the text names them, and the cause.
+        MirrorError: Partitions are incomplete on the target; the text names them and the cause.
     """
     started = time.monotonic()
     if not copy.tasks:
@@ -110,9 +110,9 @@ def copy_on_spark(
         capped = _capped(copy, spark.sparkContext.defaultParallelism)
         outcomes, failure = _run_job(spark, capped, target, stop, check)
     with_task = set(copy.tasks)
-    every = (*copy.tasks, *(task for task in planned if task not in with_task))
-    progress = _final_progress(copy, every, target)
-    missing = unfinished(every, progress, outcomes)
+    all_tasks = (*copy.tasks, *(task for task in planned if task not in with_task))
+    progress = _final_progress(copy, all_tasks, target)
+    missing = unfinished(all_tasks, progress, outcomes)
     if missing and not stop.is_set():
         raise MirrorError(verdict(missing, failure))
     counts = summed(outcome.counts for outcome in outcomes.values())
@@ -123,7 +123,7 @@ def copy_on_spark(
 
 
 def _capped(copy: SparkCopy, slots: int) -> SparkCopy:
-    """The same, each task with an equal share of the bandwidth of those that run at once."""
+    """Return the copy with an equal share of the bandwidth for each task that runs at once."""
     rate = copy.limits.bytes_per_second
     if rate is None:
         return copy
@@ -138,7 +138,7 @@ def _run_job(
     stop: threading.Event,
     check: Callable[[], None],
 ) -> tuple[dict[int, TaskOutcome], BaseException | None]:
-    """The outcomes, or what the job has failed with."""
+    """Return the outcomes, and the error that ended the job, if any."""
     outcomes: dict[int, TaskOutcome] = {}
     failures: list[BaseException] = []
     ended = threading.Event()
@@ -146,7 +146,8 @@ def _run_job(
 
     def run() -> None:
         try:
-            # Of this thread. A cancelled task is interrupted: Spark then kills its Python worker.
+            # A job group belongs to the thread that sets it. With interruptOnCancel, Spark kills
+            # the Python worker of a cancelled task.
             spark.sparkContext.setJobGroup(group, f"sidetier: {group}", interruptOnCancel=True)
             outcomes.update(copy.run(spark))
         except BaseException as error:  # noqa: BLE001 -- the verdict names it
@@ -170,7 +171,7 @@ def _run_job(
 def _watch(
     copy: SparkCopy, target: Cluster, check: Callable[[], None], is_over: Callable[[], bool]
 ) -> None:
-    """Check, and show the progress where that is seen, until the job ends or is to end."""
+    """Check, and show the progress on a terminal, until the job has ended or must end."""
     is_terminal = sys.stderr.isatty()
     while not is_over():
         check()
@@ -183,42 +184,45 @@ def _watch(
 
 def _progress(copy: SparkCopy, target: Cluster) -> dict[TopicPartition, Offset]:
     tps = [task.copy.target for task in copy.tasks]
-    found = committed_offsets(target, copy.names.group, tps, require_stable=False)
-    return {tp: committed.offset for tp, committed in found.items()}
+    offsets = committed_offsets(target, copy.names.group, tps, require_stable=False)
+    return {tp: committed.offset for tp, committed in offsets.items()}
 
 
 def _final_progress(
     copy: SparkCopy, every: Sequence[PartitionTask], target: Cluster
 ) -> dict[TopicPartition, Offset]:
-    """The progress once the job has ended.
+    """Return the progress after the job has ended.
 
-    Right after a commit the group still has the offsets before it: stable offsets wait for that.
-    The transaction of a killed task stays open for longer, and its progress does not count.
+    Right after a commit the group still has the offsets before it; a request for stable offsets
+    waits for the commit. The transaction of a killed task stays open for longer, and its progress
+    does not count.
     """
     tps, group = [task.copy.target for task in every], copy.names.group
     try:
-        found = committed_offsets(target, group, tps, timeout=_STABLE_SECONDS)
+        offsets = committed_offsets(target, group, tps, timeout=_STABLE_SECONDS)
     except BrokerError:
-        found = committed_offsets(target, group, tps, require_stable=False)
-    return {tp: committed.offset for tp, committed in found.items()}
+        offsets = committed_offsets(target, group, tps, require_stable=False)
+    return {tp: committed.offset for tp, committed in offsets.items()}
 
 
 def _show(copy: SparkCopy, progress: Mapping[TopicPartition, Offset]) -> None:
-    left = [max(task.end - progress.get(task.copy.target, task.start), 0) for task in copy.tasks]
+    remaining = [
+        max(task.end - progress.get(task.copy.target, task.start), 0) for task in copy.tasks
+    ]
     click.echo(
-        f"\r{sum(1 for one in left if one)} of {len(left)} partitions, "
-        f"{sum(left)} offsets left\x1b[K",
+        f"\r{sum(1 for count in remaining if count)} of {len(remaining)} partitions, "
+        f"{sum(remaining)} offsets left\x1b[K",
         nl=False,
         err=True,
     )
 
 
 def verdict(missing: list[str], failure: BaseException | None) -> str:
-    """What the operator is told of partitions that are not whole.
+    """Return the message about partitions that are incomplete.
 
     Args:
-        missing: A line for each.
-        failure: What the job has failed with, if it has.
+        missing: One line for each.
+        failure: The error that ended the job, if any.
     """
     lines = [f"{len(missing)} partitions are not whole; the same command goes on from here"]
     lines += missing[:_MOST_SHOWN]
@@ -230,7 +234,7 @@ def verdict(missing: list[str], failure: BaseException | None) -> str:
 
 
 def _cause(failure: BaseException) -> str:
-    """The last error in what Spark says, which begins with the trace of its own calls."""
+    """Return the last error in Spark's text, which begins with the trace of Spark's own calls."""
     if isinstance(failure, SidetierError):
         return str(failure)
     causes = _CAUSE.findall(str(failure))

@@ -1,4 +1,4 @@
-"""Options of `mirror` and `restore`: the clusters, the topics and how they are copied."""
+"""Options of `mirror` and `restore`: the clusters, the topics, and how to copy them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from sidetier.config.model import Config
 
 LIBRARIES: Final = ("cramjam", "kio", "numpy", "pyarrow", "scramp")
-"""What the extra `mirror` installs."""
+"""Packages that the extra `mirror` installs."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _SECRET: Final = re.compile(r"password|secret|token", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOption:
-    """What was given for one cluster: properties in librdkafka's names, and a file of them.
+    """Options of one cluster: properties in librdkafka's names, and a file of them.
 
-    The command line comes before the file.
+    The command line overrides the file.
     """
 
     name: str
@@ -36,19 +36,19 @@ class ClusterOption:
     file: Path | None
 
     def references(self) -> dict[str, str | SecretRef]:
-        """The client's properties; secrets are references where they are on the command line.
+        """Return the client's properties; secrets of the command line are references.
 
         Raises:
-            ConfigurationError: the file cannot be read, or a secret is on the command line.
+            ConfigurationError: The file cannot be read, or a secret is on the command line.
         """
-        found: dict[str, str | SecretRef] = dict(_in_file(self.name, self.file))
+        properties: dict[str, str | SecretRef] = dict(_in_file(self.name, self.file))
         for text in self.given:
             key, separator, value = text.partition("=")
             if not separator or not key:
                 raise ConfigurationError(f"--{self.name} {text!r}: give NAME=VALUE")
             is_secret = _SECRET.search(key)
-            found[key] = by_reference(key, value, f"--{self.name}") if is_secret else value
-        return found
+            properties[key] = by_reference(key, value, f"--{self.name}") if is_secret else value
+        return properties
 
 
 def _in_file(name: str, file: Path | None) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _in_file(name: str, file: Path | None) -> dict[str, str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--{name}-config {file}: cannot be read: {error}") from None
-    return {one.key: one.value for one in parse_properties(text, str(file))}
+    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
 
 
 def _cluster(name: str) -> Callable[[Decorated], Decorated]:
@@ -187,7 +187,7 @@ def copy_options(command: Decorated) -> Decorated:
 
 
 def engine_options(command: Decorated) -> Decorated:
-    """Add the options for where the copy runs."""
+    """Add the options that choose where the copy runs."""
     engine = click.option(
         "--engine",
         type=click.Choice(["local", "spark"]),
@@ -206,7 +206,7 @@ def engine_options(command: Decorated) -> Decorated:
 def topic_rules(
     topics: tuple[str, ...], exclude: tuple[str, ...], rename: tuple[str, ...]
 ) -> TopicRules:
-    """The rules; raises ConfigurationError where a pattern is none, or there is no topic."""
+    """Return the rules; raise ConfigurationError if a pattern is invalid, or there is no topic."""
     if not topics:
         raise ConfigurationError(
             "--topic is missing: name a topic, or a pattern such as 'orders.*'"
@@ -230,16 +230,17 @@ Value = TypeVar("Value")
 def client_references(
     name: Literal["source", "target"], given: Mapping[str, Any], config: "Config | None" = None
 ) -> References:
-    """The properties of one cluster's client; secrets are references, but for those in a file.
+    """Return the properties of one cluster's client; secrets are references, except those in a
+    file.
 
     Args:
-        name: Whose options count.
+        name: The cluster whose options count.
         given: The command's options.
-        config: Its `broker` is the cluster unless the options name `bootstrap.servers`; their
-            other properties override those of `broker.client`.
+        config: Its `broker` is the cluster unless the options name `bootstrap.servers`; the other
+            options override `broker.client`.
 
     Raises:
-        ConfigurationError: nothing tells where the cluster is.
+        ConfigurationError: The address of the cluster is missing.
     """
     option = ClusterOption(name, given[f"{name}_properties"], given[f"{name}_config"])
     properties: dict[str, PropertyValue | SecretRef] = {**option.references()}
@@ -251,10 +252,10 @@ def client_references(
 def client_properties(
     name: Literal["source", "target"], given: Mapping[str, Any], config: "Config | None" = None
 ) -> Mapping[str, str]:
-    """The same, secrets resolved.
+    """Return the same properties with secrets resolved.
 
     Raises:
-        ConfigurationError: nothing tells where the cluster is, or a secret cannot be read.
+        ConfigurationError: The address of the cluster is missing, or a secret cannot be read.
     """
     from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
 
@@ -262,7 +263,7 @@ def client_properties(
 
 
 def require_bootstrap(properties: Mapping[str, Value], name: str) -> Mapping[str, Value]:
-    """The same properties; raises ConfigurationError where they do not say where the cluster is."""
+    """Return the properties; raise ConfigurationError if the cluster's address is missing."""
     if "bootstrap.servers" not in properties:
         raise ConfigurationError(
             f"--{name} bootstrap.servers=HOST:PORT is missing (or in --{name}-config)"

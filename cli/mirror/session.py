@@ -1,4 +1,4 @@
-"""Runs an engine to its end: signals, the progress line, metrics, and the result."""
+"""Run an engine to its end, with signals, progress line and metrics, and return the result."""
 
 import signal
 import sys
@@ -25,13 +25,13 @@ _LINE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What was copied.
+    """Result of a copy.
 
     Attributes:
-        counts: Of the engine, or of all tasks.
-        seconds: How long it took.
+        counts: Counts of the engine, or of all tasks.
+        seconds: Duration of the copy.
         refused: Topics that were left out, with the reason.
-        groups_problem: Why the groups could not be set at the end; None where they are.
+        groups_problem: Why the consumer groups could not be set at the end; None if they are set.
     """
 
     counts: Counts
@@ -40,7 +40,7 @@ class CopyResult:
     groups_problem: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """All of it."""
+        """Return all counts and gaps."""
         counts = self.counts
         return {
             "records": counts.records,
@@ -66,7 +66,7 @@ class CopyResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """Gaps and refused topics, if there are any, and the sums."""
+        """Return gaps and refused topics, if there are any, and the totals."""
         counts = self.counts
         rows = [(str(gap.tp), gap.start, gap.end, gap.detail) for gap in counts.gaps]
         footer = (
@@ -89,7 +89,7 @@ class CopyResult:
 
     @property
     def exit_code(self) -> int:
-        """Findings where records are missing on the target, or groups are not set."""
+        """FINDINGS if records are missing on the target, or groups are not set."""
         is_incomplete = self.counts.gaps or self.refused or self.groups_problem is not None
         return exits.FINDINGS if is_incomplete else exits.OK
 
@@ -100,46 +100,46 @@ class PlanResult:
 
     planned: Sequence[Planned]
     positions: Mapping[str, int]
-    """Offsets that would be copied of each topic, markers and aborted records included."""
+    """Number of offsets to copy of each source topic, including markers and aborted records."""
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all topics."""
         return {
             "dry_run": True,
             "topics": [
                 {
-                    "source": one.source,
-                    "target": one.target,
-                    "partitions": one.partitions,
-                    "exists": one.exists,
-                    "deleted_first": one.replaces is not None,
-                    "settings": dict(one.settings),
-                    "offsets_to_copy": self.positions.get(one.source),
-                    "problem": one.problem,
+                    "source": topic.source,
+                    "target": topic.target,
+                    "partitions": topic.partitions,
+                    "exists": topic.exists,
+                    "deleted_first": topic.replaces is not None,
+                    "settings": dict(topic.settings),
+                    "offsets_to_copy": self.positions.get(topic.source),
+                    "problem": topic.problem,
                 }
-                for one in self.planned
+                for topic in self.planned
             ],
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each topic."""
+        """Return a row for each topic."""
         rows = [
             (
-                one.source,
-                one.target,
-                one.partitions,
-                self.positions.get(one.source),
-                one.problem or _target_topic(one),
+                topic.source,
+                topic.target,
+                topic.partitions,
+                self.positions.get(topic.source),
+                topic.problem or _target_topic(topic),
             )
-            for one in self.planned
+            for topic in self.planned
         ]
         columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
         return (Table(columns, rows, footer=None if rows else "no topic matches"),)
 
     @property
     def exit_code(self) -> int:
-        """Misconfigured where a topic cannot be copied."""
-        return exits.MISCONFIGURED if any(one.problem for one in self.planned) else exits.OK
+        """MISCONFIGURED if a topic cannot be copied."""
+        return exits.MISCONFIGURED if any(topic.problem for topic in self.planned) else exits.OK
 
 
 def _target_topic(planned: Planned) -> str:
@@ -150,13 +150,13 @@ def _target_topic(planned: Planned) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TranslateResult:
-    """Groups' offsets on both clusters."""
+    """Offsets of consumer groups on both clusters."""
 
     groups: Sequence[TranslatedGroup]
     dry_run: bool
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all groups."""
         return {
             "dry_run": self.dry_run,
             "groups": [
@@ -184,7 +184,7 @@ class TranslateResult:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition of each group."""
+        """Return a row for each partition of each group."""
         rows = [
             (
                 group.group,
@@ -207,13 +207,15 @@ class TranslateResult:
             "SOURCE OFFSETS READ AGAIN",
             "ON THE TARGET",
         )
-        said = "nothing was set: this is a dry run" if self.dry_run else None
-        footer = said if rows else "no such group has committed offsets of mirrored topics"
+        note = "nothing was set: this is a dry run" if self.dry_run else None
+        footer = note if rows else "no such group has committed offsets of mirrored topics"
         return (Table(columns if rows else (), rows, footer=footer),)
 
     @property
     def exit_code(self) -> int:
-        """Findings where records are read again, or a group is not where it is on the source."""
+        """FINDINGS if records are read again, or a group differs from its position on the
+        source.
+        """
         is_exact = all(
             row.repeated == 0 and row.outcome is not Outcome.AHEAD
             for group in self.groups
@@ -230,7 +232,7 @@ def _read_again(row: TranslatedOffset) -> str | None:
 
 
 def copy_limits(given: Mapping[str, Any]) -> Limits:
-    """The limits that the options of `options.copy_options` set."""
+    """Return the limits that the options of `options.copy_options` set."""
     return Limits(
         transaction_bytes=given["transaction_bytes"],
         transaction_seconds=given["transaction_interval"],
@@ -249,16 +251,15 @@ def run_engine(
     """Run until the engine ends, or a signal sets `stop`.
 
     Args:
-        engine: Runs in a thread.
+        engine: Runs in a thread of its own.
         stop: Set by a signal.
-        metrics_port: Port for Prometheus; None for none.
-        refused: The topics that are left out now, with the reason.
-        offset_sync: Runs beside the engine, and a last time once the engine has ended. Where a
-            signal ends the engine, it does not matter whether the last time succeeds: the mirror
-            is to be started again.
+        metrics_port: Port for Prometheus; None for no metrics.
+        refused: Returns the topics that are left out now, with the reason.
+        offset_sync: Runs beside the engine, and a last time after it. If a signal ended the engine,
+            a failure of the last time does not matter: the mirror will be started again.
 
     Raises:
-        SidetierError: as `Engine.run`.
+        SidetierError: As `Engine.run`.
     """
     if metrics_port is not None:
         registry = CollectorRegistry()
@@ -315,12 +316,14 @@ def _start_sync(
     failures: list[BaseException],
     stop: threading.Event,
 ) -> threading.Thread | None:
-    """Sync until the engine has ended; an unexpected error stops the engine."""
+    """Start a thread that syncs until the engine has ended; its unexpected error stops the
+    engine.
+    """
     if offset_sync is None:
         return None
     thread = threading.Thread(
         target=_run,
-        # The end of the sync alone does not stop the engine, nor count as a signal.
+        # An event of its own: the end of the sync is not the end of the engine.
         args=(lambda: offset_sync.run(engine_ended, is_urgent), failures, threading.Event(), stop),
         name="mirror-offset-sync",
     )
@@ -329,7 +332,7 @@ def _start_sync(
 
 
 def _show_progress(counts: Counts, ended: threading.Event, seconds: Callable[[], float]) -> None:
-    """One line on standard error, written again every second where that is a terminal."""
+    """Update one line on standard error every second, if that is a terminal."""
     is_terminal = sys.stderr.isatty()
     last_bytes, last = 0, seconds()
     while not ended.wait(_LINE_SECONDS):

@@ -1,4 +1,4 @@
-"""`sidetier mirror translate-offsets`: groups of the source go on where they were."""
+"""`sidetier mirror translate-offsets`: set consumer groups on the target as on the source."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -55,12 +55,11 @@ if TYPE_CHECKING:
 @configuration_options
 @click.pass_context
 def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click's values
-    """Set groups on the target to where they are on the source.
+    """Set consumer groups on the target to their positions on the source.
 
-    A group must have no members on the target, or it is left alone. A group that is ahead of the
-    mirror is set to the end of what was copied, and reads again what is copied later. Where the
-    target's topic with the offset map is lost, the map is read from the archive of the
-    configuration.
+    A group that has members on the target is left alone. A group that is ahead of the mirror is set
+    to the end of what was copied, and reads again what is copied later. If the target's topic with
+    the offset map is lost, the command reads the map from the archive of the configuration.
 
     \b
     Example:
@@ -69,8 +68,8 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
       sidetier mirror translate-offsets --name dr --groups '.*' --from-snapshot \\
         --config source.yaml --target bootstrap.servers=b:9092
 
-    Exit codes: 0 done; 1 a failure; 2 a setting is wrong; 3 done, and some groups read records
-    again, are further on the target, or have members there.
+    Exit codes: 0 done; 1 a failure; 2 a setting is wrong; 3 done, but some groups read records
+    again, are further ahead on the target, or have members there.
     """  # noqa: D301 -- \b is click's mark, and must be one character
     call = invocation(context)
     context.exit(from_extra(lambda: _translate(call, given, output), "mirror", LIBRARIES, "mirror"))
@@ -95,8 +94,8 @@ def _translate(call: Invocation, given: Mapping[str, Any], output: OutputFormat)
             may_rewind=given["allow_rewind"],
             dry_run=given["dry_run"],
         )
-        found = selected_groups(source.names(), patterns) if patterns else []
-        groups = list(dict.fromkeys([*given["groups"], *found]))
+        matching = selected_groups(source.names(), patterns) if patterns else []
+        groups = list(dict.fromkeys([*given["groups"], *matching]))
         result = TranslateResult(translator.translate(groups, partitions), given["dry_run"])
     emit(result, output)
     return result.exit_code
@@ -106,7 +105,7 @@ def _translate(call: Invocation, given: Mapping[str, Any], output: OutputFormat)
 def _opened(
     call: Invocation, given: Mapping[str, Any]
 ) -> "Iterator[tuple[CommittedGroups, Cluster, ArchiveAccess | None]]":
-    """The source's groups, the target, and the source's archive if one is configured."""
+    """Yield the source's groups, the target, and the source's archive if one is configured."""
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
@@ -145,7 +144,7 @@ def _snapshot_groups(archive: "ArchiveAccess | None") -> "CommittedGroups":
 def _partitions(
     target: "Cluster", archive: "ArchiveAccess | None", names: "MirrorNames"
 ) -> "list[MirroredPartition]":
-    """The mirror's partitions with their maps, from the target and from the store."""
+    """Return the mirror's partitions with their offset maps, from the target and the store."""
     from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
     from sidetier.mirror.stored_map import MapStore  # noqa: PLC0415
@@ -159,9 +158,11 @@ def _partitions(
     if archive is not None:
         stored = MapStore(archive.default_store, archive.layout, names.name).read_all()
     groups = ClusterGroups(target)
-    # First the progress, then the map: the map is complete up to the progress at least.
+    # First the progress, then the map: the map is then complete at least up to the progress.
     progress = groups.committed(names.group)
-    sources = {one.target: one.source for one in stored.values()} | copied_partitions(progress)
+    sources = {entry.target: entry.source for entry in stored.values()} | copied_partitions(
+        progress
+    )
     ids = groups.topic_ids({tp.topic for tp in sources})
     maps = OffsetMapReader(ClusterLog(target), names.offsets_topic).read(ids)
     if maps is None and not stored:

@@ -1,1 +1,1 @@
-"""What `sidetier restore` is made of."""
+"""`sidetier restore`: plan, copy, comparison, and the offsets of consumer groups."""

@@ -1,4 +1,4 @@
-"""Quarantined and retired archives: which folders there are, and the one that is restored."""
+"""Folders of quarantined and retired archives: list them, and open the one to restore."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,9 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 
 _PEER: Final = "peer/"
-"""Below it a take-over of Pinterest's archive has put segments that are not of the log."""
+"""Subfolder into which the takeover from Pinterest's uploader has moved segments that are not part
+of the log.
+"""
 _MOST_SHOWN: Final = 20
 
 
@@ -29,11 +31,11 @@ class FolderKind(StrEnum):
 
     @property
     def option(self) -> str:
-        """The option of the command line that reads such folders."""
+        """Command line option that reads such folders."""
         return f"--from-{self}"
 
     def prefix(self, layout: ArchiveLayout, tp: TopicPartition) -> str:
-        """What the keys of a partition's folders begin with; ends in a slash."""
+        """Return the key prefix of a partition's folders; it ends in a slash."""
         if self is FolderKind.QUARANTINE:
             return layout.quarantine_prefix(tp)
         return layout.retired_prefix(tp)
@@ -44,8 +46,8 @@ class FolderChoice:
     """The folders that a command line names.
 
     Attributes:
-        kind: Which kind.
-        name: Its name in the partition's folders; empty where each partition has one alone.
+        kind: Kind of the folders.
+        name: Name below the partition's prefix; empty if each partition has only one folder.
     """
 
     kind: FolderKind
@@ -53,43 +55,43 @@ class FolderChoice:
 
 
 def partitions_with_folders(archive: ArchiveAccess, kind: FolderKind) -> list[TopicPartition]:
-    """The partitions that have folders of this kind, sorted.
+    """Return the partitions that have folders of this kind, sorted.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: See the storage port.
     """
-    some = kind.prefix(archive.layout, TopicPartition("t", 0))
-    root = some.removesuffix("t-0/")
-    found = set()
+    example_prefix = kind.prefix(archive.layout, TopicPartition("t", 0))
+    root = example_prefix.removesuffix("t-0/")
+    partitions = set()
     for endpoint in archive.provider.endpoints:
         store = archive.stores.at(endpoint)
         for directory in store.list_directories(root):
             parsed = parse_partition_directory(directory.removeprefix(root).removesuffix("/"))
             if parsed is not None and archive.store(parsed.topic_partition.topic) is store:
-                found.add(parsed.topic_partition)
-    return sorted(found)
+                partitions.add(parsed.topic_partition)
+    return sorted(partitions)
 
 
 def folder_archive(
     archive: ArchiveAccess, choice: FolderChoice, wanted: Callable[[TopicPartition], bool]
 ) -> tuple[ArchiveAccess, Mapping[TopicPartition, ArchiveFolder]]:
-    """The archive with the wanted partitions as their folders hold them, and these folders.
+    """Return the archive with the wanted partitions as their folders hold them, and these folders.
 
     Raises:
-        ConfigurationError: no folder has this name, or there are several and none was named; the
+        ConfigurationError: No folder has this name, or there are several and none was named; the
             text lists them.
-        ArchiveError: a folder's plan does not parse.
-        StorageError: as the port says.
+        ArchiveError: A folder's plan cannot be parsed.
+        StorageError: See the storage port.
     """
-    every = {
+    folders_by_partition = {
         tp: _folders(archive, choice.kind, tp)
         for tp in partitions_with_folders(archive, choice.kind)
         if wanted(tp)
     }
-    chosen = {tp: _chosen(names, choice.name) for tp, names in every.items()}
+    chosen = {tp: _chosen(names, choice.name) for tp, names in folders_by_partition.items()}
     several = [tp for tp, prefix in chosen.items() if prefix is None and not choice.name]
-    if not any(chosen.values()) or any(every[tp] for tp in several):
-        raise ConfigurationError(_listed(every, choice))
+    if not any(chosen.values()) or any(folders_by_partition[tp] for tp in several):
+        raise ConfigurationError(_listed(folders_by_partition, choice))
     folders = {
         tp: _folder(archive, choice.kind, tp, prefix)
         for tp, prefix in chosen.items()
@@ -99,7 +101,7 @@ def folder_archive(
 
 
 def _folders(archive: ArchiveAccess, kind: FolderKind, tp: TopicPartition) -> dict[str, str]:
-    """The prefix of each folder that has a segment, by its name."""
+    """Return the prefix of each folder that has a segment, by the folder's name."""
     store, root = archive.store(tp.topic), kind.prefix(archive.layout, tp)
     prefixes = store.list_directories(root)
     if root + _PEER in prefixes:
@@ -139,15 +141,15 @@ def _folder(
     _refuse_unfinished(store, archive.layout.watermark_key(tp), prefix)
     plan = read_plan(store, prefix)
     if kind is FolderKind.RETIRED and plan is not None and plan.watermark is not None:
-        known = decode_watermark(plan.watermark.encode(), prefix + PLAN_NAME)
-        if known.next_offset is not None:
-            return ArchiveFolder(prefix, replace(known, pending=None))
+        watermark = decode_watermark(plan.watermark.encode(), prefix + PLAN_NAME)
+        if watermark.next_offset is not None:
+            return ArchiveFolder(prefix, replace(watermark, pending=None))
     last = stored_logs(store.list_objects(prefix), prefix)[-1].base_offset
     layout = layout_of_folders(archive.layout, {tp: prefix})
     end = derive_next_offset(store, layout, tp, BaseOffset(last))
     start = None
     if plan is not None and plan.kind is MoveKind.QUARANTINE:
-        # The first segment may begin below: the archive has kept a part of it.
+        # The first segment may begin below this offset: the archive has kept that part of it.
         start = Offset(plan.next_offset)
     return ArchiveFolder(prefix, Watermark(last, end, start_offset=start))
 

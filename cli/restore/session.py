@@ -1,6 +1,6 @@
 """One call of `sidetier restore`, from the configuration to the exit code.
 
-Needs what the extra `mirror` installs.
+Needs the packages of the extra `mirror`.
 """
 
 import re
@@ -86,11 +86,11 @@ _CONNECTIONS = 16
 
 
 def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Restore what the options name; the exit code.
+    """Restore what the options name; return the exit code.
 
     Raises:
-        ConfigurationError: a setting, or a target topic, does not fit; nothing was restored.
-        SidetierError: the archive or the target cannot be read or written.
+        ConfigurationError: A setting or a target topic does not fit; nothing was restored.
+        SidetierError: The archive or the target cannot be read or written.
     """
     with _opened(config, given) as session:
         plan = session.plan()
@@ -105,10 +105,10 @@ def restore(config: Config, given: Mapping[str, Any], output: OutputFormat) -> i
 
 
 def target_references(config: Config, given: Mapping[str, Any]) -> References:
-    """The target's client properties: those of `--target`, or else of the configuration.
+    """Return the target's client properties: those of `--target`, or else of the configuration.
 
     Raises:
-        ConfigurationError: nothing tells where the target is.
+        ConfigurationError: The address of the target is missing.
     """
     option = ClusterOption("target", given["target_properties"], given["target_config"])
     properties: dict[str, PropertyValue | SecretRef] = {**option.references()}
@@ -120,10 +120,10 @@ def target_references(config: Config, given: Mapping[str, Any]) -> References:
 
 
 def target_properties(config: Config, given: Mapping[str, Any]) -> Mapping[str, str]:
-    """The same, with secrets.
+    """Return the same properties with secrets resolved.
 
     Raises:
-        ConfigurationError: nothing tells where the target is, or a secret cannot be read.
+        ConfigurationError: The address of the target is missing, or a secret cannot be read.
     """
     return as_texts(resolved(target_references(config, given)))
 
@@ -146,11 +146,15 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             named = [known for known in partitions if known.topic == tp.topic]
             return rules.selects(tp.topic) and (not named or tp in named)
 
-        every, source, folders = archived_partitions(archive), archive, None
+        all_partitions, source, folders = archived_partitions(archive), archive, None
         if choice is not None:
             source, folders = folder_archive(archive, choice, selected)
-            every = sorted({*every, *partitions_with_folders(archive, choice.kind)})
-        wanted = [tp for tp in every if selected(tp) and (folders is None or tp in folders)]
+            all_partitions = sorted(
+                {*all_partitions, *partitions_with_folders(archive, choice.kind)}
+            )
+        wanted = [
+            tp for tp in all_partitions if selected(tp) and (folders is None or tp in folders)
+        ]
         _require_archived(config, given, wanted, partitions)
         records = stack.enter_context(closing(ArchivedRecords(source)))
         target = stack.enter_context(Cluster(settings))
@@ -165,7 +169,7 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
             target,
             references,
             properties,
-            every,
+            all_partitions,
             wanted,
             folders or {},
             choice,
@@ -175,16 +179,16 @@ def _opened(config: Config, given: Mapping[str, Any]) -> Iterator["_Session"]:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What is open while a restore runs.
+    """Everything that is open while a restore runs.
 
     Attributes:
         archive: The live archive.
-        source: What is restored: the same, or folders of it.
+        source: The archive to restore: the live one, or folders of it.
         every: All archived partitions.
-        wanted: Which of them are restored.
+        wanted: The partitions to restore.
         references: The target's client properties; secrets are references.
-        properties: The same, with secrets.
-        folders: Each partition's folder; empty for the live archive.
+        properties: The same properties with secrets resolved.
+        folders: Folder of each partition; empty for the live archive.
     """
 
     config: Config
@@ -204,11 +208,11 @@ class _Session:
     stop: threading.Event
 
     def plan(self) -> RestorePlan:
-        """Ranges, targets, and what is wrong with them. Changes nothing.
+        """Return ranges and targets, and the problems of targets. Changes nothing.
 
         Raises:
-            ConfigurationError: the range is empty or wrong in every partition.
-            SidetierError: the archive, or the target, cannot be asked.
+            ConfigurationError: The range is empty or wrong in every partition.
+            SidetierError: The archive or the target cannot be asked.
         """
         definitions = self._definitions()
         catalog = self._catalog(definitions)
@@ -237,16 +241,16 @@ class _Session:
         )
         for tp in stale:
             problems.setdefault(tp.topic, offset_map_problem(self.names.offsets_topic, stale))
-        there = {topic.target for topic in planned if topic.exists}
+        existing = {topic.target for topic in planned if topic.exists}
         problems |= target_problems(
             [topic for topic in planned if topic.target not in problems],
             progress,
-            topic_settings(self.target, there, only_set=False),
+            topic_settings(self.target, existing, only_set=False),
             self._sizes(
                 [
                     partition.target
                     for partition in partitions
-                    if partition.target.topic in there - problems.keys()
+                    if partition.target.topic in existing - problems.keys()
                 ]
             ),
             accept_cleanup=self.given["accept_cleanup"],
@@ -254,17 +258,17 @@ class _Session:
         return RestorePlan(
             self.names.name,
             partitions,
-            frozenset(there),
+            frozenset(existing),
             problems,
             {
                 targets[name].target: settings_left(definition.configs, targets[name].settings)
                 for name, definition in definitions.items()
-                if targets[name].target not in there - {tp.topic for tp in progress}
+                if targets[name].target not in existing - {tp.topic for tp in progress}
             },
         )
 
     def _stale(self, fresh: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """The partitions without progress that the offset map has all the same."""
+        """Return the partitions that have no progress, but are in the offset map."""
         topic = self.names.offsets_topic
         if not fresh or topic not in self.target.metadata([topic]).topics:
             return []
@@ -272,7 +276,7 @@ class _Session:
         return [tp for tp in fresh if tp in maps]
 
     def _sizes(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """How many offsets the log of each target partition has."""
+        """Return the number of offsets in the log of each target partition."""
         starts = list_offsets(self.target, dict.fromkeys(tps, EARLIEST))
         ends = list_offsets(self.target, dict.fromkeys(tps, LATEST))
         return {tp: ends[tp].offset - starts[tp].offset for tp in tps}
@@ -281,7 +285,7 @@ class _Session:
         """Create the topics, copy, and compare.
 
         Raises:
-            SidetierError: as `Engine.run`, or the comparison cannot be made.
+            SidetierError: As `Engine.run`, or the comparison cannot be made.
         """
         by_source = {partition.source: partition for partition in plan.partitions}
         created = self._catalog(self._definitions()).copies()
@@ -291,7 +295,7 @@ class _Session:
         }
         copy = self._copy_on_spark if self.given["engine"] == SPARK else self._copy_here
         copied = copy(plan, copies)
-        # Tasks of Spark copy only those partitions that are not whole yet.
+        # Spark tasks copy only the partitions that are not complete yet.
         reached = {tp: partition.restored_to for tp, partition in by_source.items()}
         reached |= {tp: lag.position for tp, lag in copied.counts.lags.items()}
         ends = {tp: partition.end for tp, partition in by_source.items()}
@@ -390,7 +394,7 @@ class _Session:
 
             for partition in partitions:
                 view = source.view(partition.source)
-                # What the store's lifecycle rules have deleted since cannot be compared.
+                # Records that the store's lifecycle rules have deleted since cannot be compared.
                 start = partition.start if view is None else max(partition.start, view.start)
                 copied = CopiedRange(
                     partition.source, partition.target, start, partition.end, partition.stable_end
@@ -410,10 +414,12 @@ class _Session:
         return replace(result, checked=checked)
 
     def _definitions(self) -> dict[str, TopicDefinition]:
-        """The topics in the lost cluster, as far as snapshots tell them."""
+        """Return the definitions of the topics in the lost cluster, as far as snapshots
+        have them.
+        """
         topics: dict[str, str | None] = {tp.topic: None for tp in self.wanted}
         if self.choice is not None and self.choice.kind is FolderKind.RETIRED:
-            # The folder is called after the topic id: a later topic of that name is another one.
+            # The folder's name is the topic id: a later topic of the same name is another one.
             topics = {
                 tp.topic: folder.prefix.rstrip("/").rpartition("/")[2]
                 for tp, folder in self.folders.items()
@@ -438,7 +444,7 @@ class _Session:
             CatalogOptions(
                 replication_factor=self.given["replication_factor"] or -1,
                 accept_log_append_time=self.given["accept_log_append_time"],
-                accept_records=True,  # `target_problems` compares them
+                accept_records=True,  # `target_problems` checks them
                 refuse_loops=False,
             ),
         )
@@ -449,7 +455,7 @@ class _Session:
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> list[PartitionRestore]:
         archive = ArchiveSource(self.source)
-        found = []
+        partitions = []
         for course in self._courses(archive):
             planned = targets[course.tp.topic]
             target = TopicPartition(planned.target, course.tp.partition)
@@ -461,7 +467,7 @@ class _Session:
             view = archive.view(course.tp, _VIEW_SECONDS)
             stable_end = archive.stable_end(course.tp, _VIEW_SECONDS)
             end = Offset(max(start, course.end or 0))
-            found.append(
+            partitions.append(
                 PartitionRestore(
                     course.tp,
                     target,
@@ -477,10 +483,10 @@ class _Session:
                     restored_to=None if before is None else before.offset,
                 )
             )
-        return found
+        return partitions
 
     def _courses(self, archive: ArchiveSource) -> list[Course]:
-        """The range of each partition; those without `offset.wm` are left out."""
+        """Return the range of each partition; those without `offset.wm` are left out."""
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
         known = [tp for tp in self.wanted if archive.view(tp, _VIEW_SECONDS) is not None]
@@ -500,16 +506,16 @@ class _Session:
 
 
 _VIEW_SECONDS = 3600.0
-"""Ranges are planned from one look at each archive."""
+"""Maximum age of a snapshot of the archive: all ranges are planned from the same one."""
 
 
 class _StoppedError(Exception):
-    """A signal has asked the comparison to end."""
+    """A signal has stopped the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRanges:
-    """What can be restored of the partitions of a topic."""
+    """Offsets of a topic's partitions that can be restored."""
 
     archive: ArchiveSource
     reader: ArchiveReader
@@ -521,8 +527,10 @@ class ArchiveRanges:
         return self.numbers
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
-        """See `Bounded`: up to the first record of a transaction that is open at the end, unless
-        it counts as aborted.
+        """See `Bounded`.
+
+        The end is the first record of a transaction that is open at the archive's end, unless such
+        transactions count as aborted.
         """
         view = self.archive.view(tp, _VIEW_SECONDS)
         if view is None:
@@ -536,15 +544,15 @@ class ArchiveRanges:
 
 
 def _numbers(tps: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """The partitions of each topic."""
-    found: dict[str, list[int]] = {}
+    """Return the partition numbers of each topic."""
+    numbers_by_topic: dict[str, list[int]] = {}
     for tp in tps:
-        found.setdefault(tp.topic, []).append(tp.partition)
-    return found
+        numbers_by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return numbers_by_topic
 
 
 def _selection(given: Mapping[str, Any]) -> tuple[TopicRules, Sequence[TopicPartition]]:
-    """The rules, and the partitions that are named."""
+    """Return the topic rules, and the partitions that are named."""
     partitions = [_partition(text) for text in given["partitions"]]
     named = tuple(re.escape(tp.topic) for tp in partitions)
     rules = topic_rules((*given["topics"], *named), given["exclude"], given["rename"])
@@ -578,14 +586,14 @@ def _require_archived(
     missing = [str(tp) for tp in partitions if tp not in found]
     if found and not missing:
         return
-    what = ", ".join(missing or given["topics"])
+    names = ", ".join(missing or given["topics"])
     raise ConfigurationError(
-        f"nothing is archived of {what} in the archive of cluster {config.cluster.name} at "
+        f"nothing is archived of {names} in the archive of cluster {config.cluster.name} at "
         f"{config.storage.url}; `sidetier ls` shows what is"
     )
 
 
 def _noted(note: RestoreNote, created: Copy) -> str:
-    """What is kept beside the progress, with the ids of the topics as they were created."""
+    """Return the note that is kept beside the progress, with the ids of the created topics."""
     lineage = decode_lineage(created.lineage)
     return (note if lineage is None else replace(note, lineage=lineage)).encoded()

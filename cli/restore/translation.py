@@ -1,6 +1,6 @@
-"""A group of the lost cluster goes on in restored topics: `sidetier restore translate-offsets`.
+"""`sidetier restore translate-offsets`: a group of the lost cluster continues in restored topics.
 
-Needs what the extra `mirror` installs.
+Needs the packages of the extra `mirror`.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,11 +32,11 @@ from sidetier.wire.settings import ClientSettings
 
 
 def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
-    """Set a group on the target to where it was in the archived cluster; the exit code.
+    """Set a group on the target to its position in the archived cluster; return the exit code.
 
     Raises:
-        ConfigurationError: no snapshot has the group, or there is no such restore.
-        SidetierError: the store or the target cannot be read, or the target refuses the offsets.
+        ConfigurationError: No snapshot has the group, or there is no such restore.
+        SidetierError: The store or the target cannot be read, or the target refuses the offsets.
     """
     names = MirrorNames(given["name"] or config.cluster.name, "restore")
     properties = target_properties(config, given)
@@ -71,24 +71,27 @@ def translate(config: Config, given: Mapping[str, Any], output: OutputFormat) ->
 def group_offsets(
     archive: ArchiveAccess, group: str, topics: Collection[str]
 ) -> tuple[int, GroupOffsets]:
-    """What a group had committed in the archived cluster, and when, in ms since 1970.
+    """Return the offsets that a group had committed in the archived cluster, and their time.
 
-    By the newest snapshot that has any of the topics for it: when a topic is deleted, Kafka forgets
-    the offsets.
+    The newest snapshot that has any of the topics for the group counts: when a topic is deleted,
+    Kafka deletes the offsets.
+
+    Returns:
+        Time of the snapshot in ms since 1970, and the offsets.
 
     Raises:
-        ConfigurationError: no snapshot has any.
-        ArchiveError, StorageError: a snapshot cannot be read.
+        ConfigurationError: No snapshot has offsets of the group for these topics.
+        ArchiveError, StorageError: A snapshot cannot be read.
     """
     store = archive.default_store
     names: set[str] = set()
     snapshot = None
     for snapshot in newest_first(store, archive.layout, SnapshotKind.GROUP_OFFSETS):
         content = snapshot.content
-        known = content.groups if isinstance(content, GroupOffsets) else {}
-        names |= known.keys()
-        if not known.get(group, {}).keys().isdisjoint(topics):
-            return snapshot.taken_ms, GroupOffsets({group: known[group]})
+        offsets_by_group = content.groups if isinstance(content, GroupOffsets) else {}
+        names |= offsets_by_group.keys()
+        if not offsets_by_group.get(group, {}).keys().isdisjoint(topics):
+            return snapshot.taken_ms, GroupOffsets({group: offsets_by_group[group]})
     if snapshot is None:
         raise ConfigurationError(
             f"no group offsets of cluster {archive.layout.cluster} are stored: its sidecars took "

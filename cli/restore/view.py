@@ -1,4 +1,4 @@
-"""What `sidetier restore` shows: the plan, and what was restored."""
+"""Output of `sidetier restore`: the plan, and the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ _KAFKA_CONFIGS = "kafka-configs.sh --alter --entity-type topics --entity-name"
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What is restored.
+    """What a restore does.
 
     Attributes:
-        name: Of the restore.
-        partitions: Each with its range.
-        exists: The target topics that exist.
-        problems: Why a target topic cannot take records, by its name.
+        name: Name of the restore.
+        partitions: The partitions with their ranges.
+        exists: Target topics that exist.
+        problems: By target topic, why it cannot take records.
         settings_left: By target topic, the archived settings that it is not created with.
     """
 
@@ -38,11 +38,11 @@ class RestorePlan:
 
     @property
     def exit_code(self) -> int:
-        """Misconfigured where a target cannot take records."""
+        """MISCONFIGURED if a target cannot take records."""
         return exits.MISCONFIGURED if self.problems else exits.OK
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions."""
         return {
             "dry_run": True,
             "name": self.name,
@@ -59,7 +59,7 @@ class RestorePlan:
         }
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition."""
+        """Return a row for each partition."""
         rows = [
             (*_cells(partition), partition.offsets_left, self._target(partition.target.topic))
             for partition in self.partitions
@@ -77,7 +77,7 @@ class RestorePlan:
 class RestoreResult:
     """What was restored, and how it compares with the archive.
 
-    `checked` is None where nothing was compared.
+    `checked` is None if nothing was compared.
     """
 
     plan: RestorePlan
@@ -87,12 +87,12 @@ class RestoreResult:
 
     @property
     def differs(self) -> bool:
-        """Whether the target is not what the archive holds."""
+        """Whether the target differs from the archive."""
         return any(partition.problems for partition in (self.checked or {}).values())
 
     @property
     def exit_code(self) -> int:
-        """Findings where a record differs, is in a gap, or was left out."""
+        """FINDINGS if a record differs, is in a gap, or was left out."""
         if self.stopped:
             return exits.INTERRUPTED
         if self.differs or self.plan.leaves_out:
@@ -100,7 +100,7 @@ class RestoreResult:
         return self.copied.exit_code
 
     def as_json(self) -> object:
-        """All of it."""
+        """Return all partitions and counts."""
         return {
             **self.copied.as_json(),
             "name": self.plan.name,
@@ -119,7 +119,7 @@ class RestoreResult:
         return {"records": checked.records, "problems": list(checked.problems)}
 
     def as_tables(self) -> Sequence[Table]:
-        """A row for each partition, the gaps, and the sums."""
+        """Return a row for each partition, the gaps, and the totals."""
         rows = [
             (*_cells(partition), self._outcome(partition.target))
             for partition in self.plan.partitions
@@ -154,7 +154,7 @@ def _cells(partition: PartitionRestore) -> tuple[Cell, ...]:
 
 
 def range_json(partition: PartitionRestore) -> dict[str, object]:
-    """One partition's range; `end` is exclusive."""
+    """Return one partition's range; `end` is exclusive."""
     return {
         "source_topic": partition.source.topic,
         "target_topic": partition.target.topic,
@@ -169,7 +169,7 @@ def range_json(partition: PartitionRestore) -> dict[str, object]:
 def notes(
     partitions: Sequence[PartitionRestore], settings_left: Mapping[str, Mapping[str, str]]
 ) -> str | None:
-    """What the operator has to know or to do."""
+    """Return what the operator should know or do; None if there is nothing."""
     lines = [
         f"{partition.source}: {partition.undecided} archived offsets from {partition.stable_end} "
         "on are left out: a transaction that begins there is open at the end of the archive. If it "

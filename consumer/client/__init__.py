@@ -1,1 +1,1 @@
-"""`TieredConsumer`: the face of `confluent_kafka.Consumer` over Kafka and the store."""
+"""`TieredConsumer`: the API of `confluent_kafka.Consumer` over Kafka and the store."""

@@ -1,4 +1,4 @@
-"""Batches of records in Arrow, from either source in the same schema."""
+"""Arrow batches of records, in the same schema from either source."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -11,9 +11,10 @@ from sidetier.archive.reading.kafka_messages import records_of
 
 
 class ArrowBatch(NamedTuple):
-    """Records of one partition, in order of offsets; the columns are those of `RECORD_SCHEMA`.
+    """Records of one partition in offset order, with the columns of `RECORD_SCHEMA`.
 
-    What Kafka's client does not tell is -1 there: `producer_id` and `producer_epoch`.
+    Kafka's client does not report `producer_id` and `producer_epoch`: in records from Kafka they
+    are -1.
     """
 
     topic: str
@@ -22,6 +23,12 @@ class ArrowBatch(NamedTuple):
 
 
 def batches_of(messages: Iterable[Message]) -> Iterator[ArrowBatch]:
-    """Messages of Kafka, none of them an error, one batch for each run of a partition."""
-    for (topic, partition), run in groupby(messages, lambda one: (one.topic(), one.partition())):
+    """Yield one batch for each run of messages of the same partition.
+
+    Args:
+        messages: messages of Kafka without errors.
+    """
+    for (topic, partition), run in groupby(
+        messages, lambda message: (message.topic(), message.partition())
+    ):
         yield ArrowBatch(str(topic), int(partition or 0), records_of(list(run)))

@@ -1,4 +1,4 @@
-"""The methods that say which partitions are read, and from where."""
+"""Methods that choose the partitions to read, and their positions."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -12,15 +12,16 @@ from sidetier.segments import offsets as domain
 
 
 class Rebalancing:
-    """Stands between librdkafka's callbacks and the application's.
+    """Rebalance callbacks for librdkafka, which call the application's callbacks.
 
-    As in confluent-kafka, an application may answer in its callback with `assign`,
-    `incremental_assign` and their counterparts; where it does not, or fails, this does.
+    As in confluent-kafka, the application may change the assignment in its callback with `assign`,
+    `incremental_assign` and their counterparts. If it does not, or its callback fails, this class
+    changes the assignment.
 
     Args:
-        consumer: what the application's callbacks are given.
-        assign: what to do with new partitions.
-        revoke: what to do with partitions that are taken away.
+        consumer: passed to the application's callbacks.
+        assign: default action for new partitions.
+        revoke: default action for revoked partitions.
         callbacks: the application's on_assign, on_revoke and on_lost.
     """
 
@@ -37,19 +38,19 @@ class Rebalancing:
         self._answered = False
 
     def answered(self) -> None:
-        """The assignment was changed by the application."""
+        """Note that the application has changed the assignment."""
         self._answered = True
 
     def on_assign(self, _: object, partitions: list[TopicPartition]) -> None:
-        """Partitions come."""
+        """Handle partitions that the group assigns."""
         self._ask(self._on_assign, self._assign, partitions)
 
     def on_revoke(self, _: object, partitions: list[TopicPartition]) -> None:
-        """Partitions go."""
+        """Handle partitions that the group revokes."""
         self._ask(self._on_revoke, self._revoke, partitions)
 
     def on_lost(self, _: object, partitions: list[TopicPartition]) -> None:
-        """Partitions are gone already; what would be committed is refused."""
+        """Handle partitions that another member may own already; commits for them are refused."""
         self._ask(self._on_lost or self._on_revoke, self._revoke, partitions)
 
     def _ask(
@@ -68,7 +69,7 @@ class Rebalancing:
 
 
 class Assigning(GroupApi):
-    """Subscription, assignment, seeking, pausing, and questions about offsets."""
+    """Subscription, assignment, seek, pause, and queries about offsets."""
 
     _rebalancing: Rebalancing | None = None
 
@@ -79,11 +80,17 @@ class Assigning(GroupApi):
         on_revoke: Callback | None = None,
         on_lost: Callback | None = None,
     ) -> None:
-        """Join the group for these topics (`^...` is a pattern); callbacks are given this consumer.
+        """Join the group for these topics. The callbacks get this consumer as first argument.
+
+        Args:
+            topics: topic names; a name that starts with `^` is a pattern.
+            on_assign: called with assigned partitions.
+            on_revoke: called with revoked partitions.
+            on_lost: called with lost partitions; without it, `on_revoke` is called.
 
         Raises:
             KafkaException: librdkafka refuses, or there is no broker.
-            TypeError: a callback that cannot be called.
+            TypeError: a callback is not callable.
         """
         inner = self._inner("subscribe")
         named_callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
@@ -109,7 +116,7 @@ class Assigning(GroupApi):
             self._tell_subscribed(yes=False)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Replace the assignment. An offset that is not given means the committed one."""
+        """Replace the assignment. A partition without an offset starts at the committed offset."""
         self._require_open()
         with self._poll_lock:
             self._answer()
@@ -117,7 +124,7 @@ class Assigning(GroupApi):
             self._parts.board.assign(_starts(partitions))
 
     def unassign(self) -> None:
-        """End the assignment."""
+        """Remove the assignment."""
         self._require_open()
         with self._poll_lock:
             self._answer()
@@ -125,14 +132,14 @@ class Assigning(GroupApi):
             self._parts.board.clear()
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Add to the assignment."""
+        """Add partitions to the assignment."""
         self._require_open()
         with self._poll_lock:
             self._answer()
             self._parts.board.add(_starts(partitions))
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Take from the assignment."""
+        """Remove partitions from the assignment."""
         self._require_open()
         with self._poll_lock:
             self._answer()
@@ -140,13 +147,16 @@ class Assigning(GroupApi):
             self._parts.board.remove(_names(partitions))
 
     def assignment(self) -> list[TopicPartition]:
-        """What is assigned, with the offset that was given."""
+        """Return the assigned partitions, each with the offset that it was assigned with."""
         self._require_open()
         with self._poll_lock:
-            return [named(tp, one.start) for tp, one in self._parts.board.partitions.items()]
+            return [
+                named(tp, partition.start) for tp, partition in self._parts.board.partitions.items()
+            ]
 
     def seek(self, partition: TopicPartition) -> None:
-        """Read on from `partition.offset`; OFFSET_BEGINNING and OFFSET_END are the union's.
+        """Continue at `partition.offset`. OFFSET_BEGINNING and OFFSET_END refer to both sides as
+        one log.
 
         Raises:
             KafkaException: the partition is not assigned.
@@ -156,21 +166,21 @@ class Assigning(GroupApi):
             self._parts.board.seek(_name(partition), partition.offset)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Hand out nothing of these until `resume`."""
+        """Return no records of these partitions until `resume`."""
         self._require_open()
         with self._poll_lock:
             for tp in _names(partitions):
                 self._parts.board.pause(tp)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Go on with these."""
+        """Continue paused partitions."""
         self._require_open()
         with self._poll_lock:
             for tp in _names(partitions):
                 self._parts.board.resume(tp)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The next offsets that will be handed out; OFFSET_INVALID before anything was."""
+        """Return the next offsets that will be returned; OFFSET_INVALID before the first record."""
         self._require_open()
         with self._poll_lock:
             return positions(self._parts.board, partitions)
@@ -178,7 +188,12 @@ class Assigning(GroupApi):
     def offsets_for_times(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """The first offset with a timestamp (ms, in `offset`) or a later one, on either side."""
+        """Return the first offset at or after a timestamp, from either side.
+
+        Args:
+            partitions: with the timestamp in milliseconds as offset.
+            timeout: seconds for Kafka's answer; negative for no limit.
+        """
         self._require_open()
         return for_times(self._asker(), partitions, timeout)
 
@@ -188,7 +203,7 @@ class Assigning(GroupApi):
         timeout: float = -1,
         cached: bool = False,  # noqa: FBT001, FBT002 -- as confluent-kafka
     ) -> tuple[int, int]:
-        """The first offset that can be read from either side, and the end."""
+        """Return the first offset that either side can return, and the end (exclusive)."""
         self._require_open()
         return watermarks(self._asker(), partition, timeout, cached=cached)
 
@@ -228,14 +243,14 @@ def _name(partition: TopicPartition) -> domain.TopicPartition:
 
 
 def _names(partitions: Iterable[TopicPartition]) -> list[domain.TopicPartition]:
-    return [_name(one) for one in partitions]
+    return [_name(partition) for partition in partitions]
 
 
 def _starts(partitions: Iterable[TopicPartition]) -> Mapping[domain.TopicPartition, int]:
     starts: dict[domain.TopicPartition, int] = {}
-    for one in partitions:
-        tp = _name(one)
+    for partition in partitions:
+        tp = _name(partition)
         if tp in starts:
             raise given_twice(tp)
-        starts[tp] = one.offset
+        starts[tp] = partition.offset
     return starts

@@ -1,4 +1,4 @@
-"""`TieredConsumer`: Kafka and the store read as one log."""
+"""`TieredConsumer`: reads Kafka and the store as one log."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,22 +18,22 @@ from sidetier.consumer.client.settings import Settings, read_settings
 from sidetier.consumer.client.store_records import StoreSlice
 
 _SLICE_SECONDS: Final = 0.1
-"""How soon a poll notices `close`, or lets another thread through."""
+"""Longest time until a poll notices `close`, or lets another thread in, in seconds."""
 _MOST_MESSAGES: Final = 1_000_000
 
 
 class TieredConsumer(Assigning):
-    """A `confluent_kafka.Consumer` that reads the archive, too.
+    """A `confluent_kafka.Consumer` that also reads the archive.
 
     Args:
-        config: confluent-kafka's configuration, and `tiered.storage.*`; docs/consumer.md has all.
-            With `key.deserializer` or `value.deserializer` (or their `.builder`) messages are
-            deserialized, and errors raised, as by `DeserializingConsumer`.
-        options: the same, over `config`.
+        config: confluent-kafka's configuration, and `tiered.storage.*`; docs/consumer.md lists all
+            keys. With `key.deserializer` or `value.deserializer` (or their `.builder`), messages
+            are deserialized and errors are raised, as by `DeserializingConsumer`.
+        options: further keys, which override those in `config`.
 
     Raises:
-        ConfigurationError: a key below `tiered.storage.` is wrong, or one is missing.
-        KafkaException: librdkafka refuses its part.
+        ConfigurationError: a key below `tiered.storage.` is wrong or missing.
+        KafkaException: librdkafka refuses its part of the configuration.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> None:  # noqa: ANN401 -- as confluent-kafka's
@@ -55,16 +55,19 @@ class TieredConsumer(Assigning):
 
     @classmethod
     def over(cls, settings: Settings, sides: Sides, serdes: Deserializing | None = None) -> Self:
-        """A consumer over sides that were opened elsewhere."""
+        """Return a consumer over sides that the caller has opened."""
         consumer = cls.__new__(cls)
         consumer._begin(settings, sides, serdes)
         return consumer
 
     def poll(self, timeout: float | None = -1) -> Message | None:
-        """The next message, or an error as a message; None when `timeout` seconds have passed.
+        """Return the next message, or an error as a message; None after `timeout` seconds.
+
+        Args:
+            timeout: seconds; negative or None to wait without limit.
 
         Raises:
-            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+            RuntimeError: the consumer is closed, or another thread closes it during the call.
         """
         message = self._next(timeout)
         if message is None or self._serdes is None:
@@ -72,14 +75,18 @@ class TieredConsumer(Assigning):
         return self._serdes.apply(message)
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
-        """At most so many messages, as soon as there are some; an error comes alone.
+        """Return at most `num_messages` messages as soon as there are any. An error comes alone.
 
-        Nothing when `timeout` seconds have passed. What is returned belongs to partitions that are
-        assigned: no callback runs between the first message and the last.
+        Every returned message belongs to a partition that is still assigned: no callback runs
+        between the first message and the last.
+
+        Args:
+            num_messages: from 0 to 1,000,000.
+            timeout: seconds, after which the list is empty; negative or None to wait without limit.
 
         Raises:
-            ValueError: a number of messages below 0 or above a million.
-            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+            ValueError: `num_messages` is below 0 or above a million.
+            RuntimeError: the consumer is closed, or another thread closes it during the call.
         """
         if not 0 <= num_messages <= _MOST_MESSAGES:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
@@ -95,16 +102,20 @@ class TieredConsumer(Assigning):
     def consume_arrow(
         self, max_records: int = 10_000, timeout: float | None = -1
     ) -> list[ArrowBatch]:
-        """Records as Arrow batches, without a Python object for each: what is there, at most so
-        many records, as soon as there are any; nothing when `timeout` seconds have passed.
+        """Return at most `max_records` records as Arrow batches, as soon as there are any.
 
-        Keys and values are bytes, also where deserializers are configured.
+        Records of the store are not converted to Python objects. Keys and values are bytes, even if
+        deserializers are configured.
+
+        Args:
+            max_records: at least 1; over all batches.
+            timeout: seconds, after which the list is empty; negative or None to wait without limit.
 
         Raises:
-            ValueError: fewer than one record asked for.
-            KafkaException: an error that `poll` would hand out as a message; what came before it
-                was returned by an earlier call.
-            RuntimeError: the consumer is closed, or was closed meanwhile by another thread.
+            ValueError: `max_records` is below 1.
+            KafkaException: an error that `poll` would return as a message. Records before the error
+                were returned by an earlier call.
+            RuntimeError: the consumer is closed, or another thread closes it during the call.
         """
         if max_records < 1:
             raise ValueError("max_records must be at least 1")
@@ -116,7 +127,12 @@ class TieredConsumer(Assigning):
                 return batches
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages one after the other, until the consumer is closed; errors are raised."""
+        """Yield messages until the consumer is closed.
+
+        Raises:
+            KafkaException: an error that `poll` would return as a message, except the end of a
+                partition, which is skipped.
+        """
         while not self._closing.is_set():
             try:
                 message = self._next(1.0)
@@ -133,8 +149,9 @@ class TieredConsumer(Assigning):
                 raise KafkaException(error)
 
     def close(self) -> None:
-        """Leave the group, and end all reading. May be called twice, and from another thread: a
-        poll that waits ends with RuntimeError.
+        """Leave the group and stop reading.
+
+        May be called twice, and from another thread: a waiting poll then ends with RuntimeError.
         """
         self._closing.set()
         self._parts.feed.idle.set()
@@ -179,7 +196,7 @@ class TieredConsumer(Assigning):
         return None
 
     def _shares(self, most: int, deadline: float | None) -> list[Share]:
-        """What comes first; nothing at the deadline."""
+        """Return the next items; an empty list at the deadline."""
         clock = self._parts.sides.clock
         while True:
             with self._poll_lock.slice:
@@ -192,8 +209,9 @@ class TieredConsumer(Assigning):
     def _consume_deserialized(
         self, serdes: Deserializing, most: int, timeout: float | None
     ) -> list[Message]:
-        """Waits for one, and takes what is at hand behind it. A message that cannot be deserialized
-        is raised alone.
+        """Wait for one message, and add the messages that were fetched already.
+
+        A message that cannot be deserialized is raised alone, after those before it were returned.
         """
         messages: list[Message] = []
         message = self._next(timeout)

@@ -1,4 +1,4 @@
-"""What was handed out: counted, and told to Kafka's offset store, both now and then."""
+"""Returned records: their metrics, and the offsets that librdkafka stores for the commit."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,15 +12,15 @@ from sidetier.consumer.metrics import ConsumerMetrics
 
 
 class DeliveryRecorder:
-    """Counts, and positions to be stored.
+    """Counts returned records and stores positions. `flush` passes both on.
 
-    A position is stored after what lies before it was handed out, never earlier: a consumer that
-    is killed reads again what it was not committed, and loses nothing.
+    A position is stored only after the records before it were returned. So a consumer that is
+    killed reads uncommitted records again, and loses none.
 
     Args:
-        kafka: None where there is no group.
-        metrics: told of the sums.
-        stores: whether positions are stored (enable.auto.offset.store).
+        kafka: None without a broker.
+        metrics: receives the sums at each `flush`.
+        stores: whether positions are stored (`enable.auto.offset.store`).
     """
 
     def __init__(self, kafka: KafkaSide | None, metrics: ConsumerMetrics, *, stores: bool) -> None:
@@ -29,22 +29,22 @@ class DeliveryRecorder:
         self._bytes = {Source.KAFKA: 0, Source.STORE: 0}
 
     def one(self, source: Source, message: Message) -> None:
-        """One message."""
+        """Count one message."""
         self._records[source] += 1
         self._bytes[source] += len(message)
 
     def many(self, source: Source, messages: Sequence[Message]) -> None:
-        """Messages without errors."""
+        """Count messages, none of them an error."""
         self._records[source] += len(messages)
         self._bytes[source] += sum(map(len, messages))
 
     def part(self, part: StoreSlice) -> None:
-        """Rows of the store."""
+        """Count rows of the store."""
         self._records[Source.STORE] += part.stop - part.start
         self._bytes[Source.STORE] += _value_bytes(part)
 
     def flush(self, partitions: Iterable[Partition]) -> None:
-        """Tell the metrics, and Kafka's offset store."""
+        """Update the metrics, and store the positions that have moved in librdkafka."""
         for source, records in self._records.items():
             if records:
                 self._metrics.handed_out(source, records, self._bytes[source])
@@ -60,7 +60,7 @@ class DeliveryRecorder:
             kafka.store([_offset(partition) for partition in moved])
         except KafkaException as error:
             if error.args[0].code() != KafkaError._STATE:
-                raise  # _STATE: the assignment was lost, and another member reads on
+                raise  # _STATE: the assignment was lost, and another member continues
         for partition in moved:
             partition.dirty = False
 
@@ -74,7 +74,10 @@ def _offset(partition: Partition) -> KafkaTopicPartition:
 
 
 def _value_bytes(part: StoreSlice) -> int:
-    """From where the first value begins to where the last one ends: a null has no bytes."""
+    """Return the size of the values, from the start of the first to the end of the last.
+
+    A null value has no bytes in an Arrow column.
+    """
     values = part.piece.records.column("value")
     bounds = memoryview(values.buffers()[1]).cast("b").cast("i")
     return int(bounds[values.offset + part.stop] - bounds[values.offset + part.start])

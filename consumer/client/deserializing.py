@@ -1,4 +1,4 @@
-"""Deserializers, as `confluent_kafka.DeserializingConsumer` takes them."""
+"""Deserializers, configured as for `confluent_kafka.DeserializingConsumer`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ _BUILDER = ".builder"
 
 
 class Deserializing:
-    """Turns keys and values of messages into objects, the key first.
+    """Replaces keys and values of messages with deserialized objects, the key first.
 
     Args:
-        key: None leaves keys as they are.
-        value: None leaves values as they are.
-        owned: what was built here, and is closed with the consumer.
+        key: None to leave keys as bytes.
+        value: None to leave values as bytes.
+        owned: deserializers that a builder made, which are closed with the consumer.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class Deserializing:
         self._key, self._value, self._owned = key, value, owned
 
     def cluster_id(self, resolve: Callable[[], str]) -> None:
-        """Tell deserializers that ask for it how the cluster's id is found out."""
-        for one in (self._key, self._value):
-            tell = getattr(one, "set_cluster_id_resolver", None)
-            if tell is not None:
-                tell(resolve)
+        """Pass the function that returns the cluster's id to deserializers that accept one."""
+        for deserializer in (self._key, self._value):
+            setter = getattr(deserializer, "set_cluster_id_resolver", None)
+            if setter is not None:
+                setter(resolve)
 
     def apply(self, message: Message) -> Message:
-        """Deserialize in place, and return the message.
+        """Deserialize the message in place and return it.
 
         Raises:
             ConsumeError: the message is an error.
@@ -68,19 +68,21 @@ class Deserializing:
         return message
 
     def close(self) -> None:
-        """Close what was built here; may be called twice."""
+        """Close the deserializers that were built here. May be called twice."""
         owned, self._owned = self._owned, ()
-        for one in owned:
-            one.close()
+        for deserializer in owned:
+            deserializer.close()
 
 
 def deserializing(
     given: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[Deserializing | None, Mapping[str, Any]]:
-    """From `key.deserializer` and `value.deserializer`, or their `.builder`s.
+    """Create the deserializers from `key.deserializer` and `value.deserializer`, or their
+    `.builder`s.
 
     Returns:
-        None where neither is given, and the configuration without what builders took of it.
+        The deserializers, None where neither key is set; and the configuration without the keys
+        that builders used.
 
     Raises:
         ValueError: a deserializer and its builder are both given.

@@ -1,4 +1,4 @@
-"""What a `TieredConsumer` says that is wrong, in the terms of confluent-kafka."""
+"""Errors of a `TieredConsumer`, as `KafkaException` with a `KafkaError`."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ STORE_UNREACHABLE: Final = KafkaError._TRANSPORT
 
 
 class TieredError(KafkaException):
-    """Reading a partition cannot go on; `args[0]` is the KafkaError, as everywhere."""
+    """A partition cannot be read further. `args[0]` is the `KafkaError`, as in confluent-kafka."""
 
     def __init__(self, error: KafkaError, tp: TopicPartition, offset: int | None = None) -> None:
         super().__init__(error)
@@ -20,7 +20,7 @@ class TieredError(KafkaException):
         self.topic, self.partition, self.offset = tp.topic, tp.partition, offset
 
     def message(self) -> Message:
-        """As `poll` hands out errors: a message that has one, and its text as value."""
+        """Return the error as a message with the error's text as value, as `poll` does."""
         return Message(
             topic=self.topic,
             partition=self.partition,
@@ -31,7 +31,7 @@ class TieredError(KafkaException):
 
 
 class GapError(TieredError):
-    """Neither Kafka nor the store has the offsets from `first` up to, not including, `end`."""
+    """Neither Kafka nor the store has the offsets from `first` (inclusive) to `end` (exclusive)."""
 
     def __init__(self, tp: TopicPartition, first: int, end: int, detail: str = "") -> None:
         text = (
@@ -44,7 +44,7 @@ class GapError(TieredError):
 
 
 class NoOffsetError(TieredError):
-    """auto.offset.reset is `error`, and there is no offset to read from."""
+    """`auto.offset.reset` is `error`, and there is no valid offset to read from."""
 
     def __init__(self, tp: TopicPartition, offset: int | None, why: str) -> None:
         error = KafkaError(KafkaError._AUTO_OFFSET_RESET, f"{tp}: {why}")
@@ -52,7 +52,7 @@ class NoOffsetError(TieredError):
 
 
 class StoreError(TieredError):
-    """The archive cannot be read; `__cause__` is what the store or the decoder said."""
+    """The archive cannot be read. `__cause__` is the error of the store or of the decoder."""
 
     def __init__(self, tp: TopicPartition, offset: int | None, cause: SidetierError) -> None:
         super().__init__(KafkaError(_code(cause), f"{tp}: {cause}"), tp, offset)
@@ -60,24 +60,24 @@ class StoreError(TieredError):
 
     @property
     def passes(self) -> bool:
-        """Whether the same may succeed later with nothing changed."""
+        """Whether the same read may succeed later although nobody changes anything."""
         return isinstance(self.__cause__, SidetierError) and self.__cause__.retry
 
 
 class EndReachedError(TieredError):
-    """With enable.partition.eof: no error, the archive's end."""
+    """The end of the archive was reached. An event for `enable.partition.eof`, not a failure."""
 
     def __init__(self, tp: TopicPartition, offset: int) -> None:
         super().__init__(KafkaError(KafkaError._PARTITION_EOF), tp, offset)
 
 
 def not_configured(what: str) -> KafkaException:
-    """A method that cannot work as this consumer is configured."""
+    """Return the error for a method that this consumer's configuration does not support."""
     return KafkaException(KafkaError(KafkaError._NOT_CONFIGURED, what))
 
 
 def not_assigned(tp: TopicPartition) -> KafkaException:
-    """As librdkafka says it of a partition that is not assigned."""
+    """Return librdkafka's error for a partition that is not assigned."""
     return KafkaException(KafkaError(KafkaError._STATE, f"{tp} is not assigned"))
 
 
@@ -90,11 +90,11 @@ def _code(cause: SidetierError) -> int:
 
 
 def already_assigned(tp: TopicPartition) -> KafkaException:
-    """As librdkafka says it of a partition that is assigned twice."""
+    """Return librdkafka's error for a partition that is assigned already."""
     text = f"{tp} is already part of the current assignment"
     return KafkaException(KafkaError(KafkaError._CONFLICT, text))
 
 
 def given_twice(tp: TopicPartition) -> KafkaException:
-    """As librdkafka says it of a partition that comes twice in one list."""
+    """Return librdkafka's error for a partition that occurs twice in one list."""
     return KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{tp} is given twice"))

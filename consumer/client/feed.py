@@ -1,8 +1,8 @@
-"""What is at hand from both sides, and in which order it is handed out.
+"""Feed: fetched records and events of both sources, and the order in which they are returned.
 
-Both sides take turns, a piece each, so that neither starves the other. Kafka's client is served at
-the least every 50 ms of polling even when nothing is read from it: callbacks, rebalances and
-`max.poll.interval.ms` live there.
+Both sources take turns, one batch each, so that neither starves the other. While the application
+polls, Kafka's client is called at least every 50 ms even if no partition is read from it: this call
+runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
-    """Let the switchboard find out where the partition is read next."""
+    """Pass an event of the archive reader to the router, which chooses the next source."""
     if isinstance(news, ReachedEnd):
         board.store_ended(news.tp, news.next_offset)
     elif isinstance(news, Gap):
@@ -46,45 +46,47 @@ def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
 
 
 SERVE_EVERY: Final = 0.05
+"""Longest time between two calls of Kafka's client while polling, in seconds."""
 AHEAD: Final = 500
-"""Records that are taken from a side at once when they are handed out one by one."""
+"""Records taken from a source at once when the application polls for one message at a time."""
 SOON: Final = 0.02
-"""Longest wait on one side, in seconds, while the other one may have something."""
+"""Longest wait on one source, in seconds, while the other one may have records."""
 
 Share = list[Message] | StoreSlice | TieredError
-"""What is handed out together: records of Kafka, or one error of it; records of the store; an error
-of ours."""
+"""Items that are returned together: messages of Kafka, or one error message of Kafka; records of
+the store; or one error of the tiered consumer.
+"""
 
 
 class StoreTaker(Protocol):
-    """The part of an `ArchiveReader` that hands out; see there."""
+    """The method of `ArchiveReader` that returns records; see there."""
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
-        """What is there."""
+        """Return available records and events."""
         ...
 
 
 class Idle(Protocol):
-    """Waits where there is nothing to wait on: a `threading.Event`, set by `close`."""
+    """A wait for a poll that reads from neither source: a `threading.Event`, set by `close`."""
 
     def wait(self, timeout: float) -> object:
-        """Until it is set, or so many seconds have passed."""
+        """Wait until the event is set, or `timeout` seconds have passed."""
         ...
 
     def set(self) -> None:
-        """Let who waits go on."""
+        """Wake the waiting thread."""
         ...
 
 
 class Feed:
-    """Hands out what the sides have, and moves the partitions' positions with it.
+    """Returns records of both sources, and advances the partitions' positions.
 
     Args:
         board: the assigned partitions.
-        sides: Kafka's, None where there is no broker; and who reads the store.
-        clock: seconds.
-        tally: counts, and offsets to be stored.
-        idle: waits.
+        sides: Kafka's client, or None without a broker; and the archive reader.
+        clock: monotonic clock, in seconds.
+        delivery: counts returned records and stores offsets.
+        idle: wait for a poll that reads from neither source.
     """
 
     def __init__(
@@ -108,7 +110,10 @@ class Feed:
         board.drop = self.drop
 
     def next(self) -> Message | None:
-        """The next message that is at hand; None where `gather` has to be called."""
+        """Return the next fetched message, or None if the caller must call `gather`.
+
+        The fast path of a poll: it fetches from neither source.
+        """
         if self._board.router.troubles or self._clock() >= self._serve_at:
             return None
         if self._kafka_turn and self._held and self._given_back is None:
@@ -124,44 +129,47 @@ class Feed:
         return message
 
     def gather(self, most: int, wait: float) -> list[Share]:
-        """At most so many records; waits up to `wait` seconds for the first. An error comes alone.
+        """Return at most `most` records; wait up to `wait` seconds for the first. An error comes
+        alone.
 
-        May return nothing earlier, so that the caller can look around.
+        May return an empty list before `wait` has passed, so that the caller can check whether the
+        consumer is being closed.
         """
         self._board.router.step()
         self._bring(most)
-        found = self._hand_out(most)
-        if not found and wait > 0 and not self._board.router.troubles:
+        shares = self._hand_out(most)
+        if not shares and wait > 0 and not self._board.router.troubles:
             self._await(most, wait)
             self._board.router.step()
-            found = self._hand_out(most)
-        return found
+            shares = self._hand_out(most)
+        return shares
 
     def give_back(self, message: Message) -> None:
-        """Hand this one out again: it is the last one that was."""
+        """Take back the last returned message. It is returned again next."""
         partition = self._of(message)
         if partition is not None:
             self._given_back = (message, partition)
             partition.position = message.offset()
 
     def drop(self, tp: TopicPartition) -> None:
-        """Nothing that is at hand of this partition may be handed out any more."""
-        self._stored = deque(one for one in self._stored if _tp(one) != tp)
+        """Drop everything fetched of this partition that was not returned yet."""
+        self._stored = deque(item for item in self._stored if _tp(item) != tp)
+        # `behind`: Kafka's client has moved past what is dropped and must be aimed again.
         if self._given_back is not None and self._given_back[1].tp == tp:
             self._given_back[1].behind = True
             self._given_back = None
-        mine = [one for one in self._held if (one.topic(), one.partition()) == tp]
-        if not mine:
+        dropped = [item for item in self._held if (item.topic(), item.partition()) == tp]
+        if not dropped:
             return
-        self._held = deque(one for one in self._held if (one.topic(), one.partition()) != tp)
+        self._held = deque(item for item in self._held if (item.topic(), item.partition()) != tp)
         partition = self._board.partitions.get(tp)
         if partition is not None and partition.source is Source.KAFKA:
             partition.behind = True
             if partition.position is None:
-                partition.position = mine[0].offset()
+                partition.position = dropped[0].offset()
 
     def _bring(self, most: int) -> None:
-        """What is there already, of both sides."""
+        """Fetch from both sources what they have, without waiting."""
         kafka_flows, store_flows = self._flowing()
         ahead = AHEAD if most == 1 else most
         now = self._clock()
@@ -170,7 +178,7 @@ class Feed:
         elif kafka_flows or now >= self._serve_at:
             self._take_from_kafka(self._kafka, max(1, ahead - len(self._held)), 0.0)
         if store_flows:
-            rows = sum(one.left for one in self._stored if isinstance(one, StoreRecords))
+            rows = sum(piece.left for piece in self._stored if isinstance(piece, StoreRecords))
             if rows < most:
                 self._take_from_store(ahead - rows, 0.0)
 
@@ -182,7 +190,8 @@ class Feed:
         if store_flows:
             self._take_from_store(ahead, min(wait, SOON) if kafka_flows else wait)
         elif self._kafka is not None:
-            # Whoever polls wants the first message at once; librdkafka would wait for all of them.
+            # `most`, not `ahead`: librdkafka waits until it has as many messages as it was asked
+            # for, and a poll must return the first one at once.
             self._take_from_kafka(self._kafka, most, wait)
         else:
             self.idle.wait(wait)
@@ -253,19 +262,19 @@ class Feed:
     def _share_of_store(self, most: int, shares: list[Share]) -> int:
         taken = 0
         while self._stored and taken < most:
-            one = self._stored[0]
-            if isinstance(one, StoreRecords):
-                part = one.slice(most - taken)
+            piece = self._stored[0]
+            if isinstance(piece, StoreRecords):
+                part = piece.slice(most - taken)
                 shares.append(part)
                 taken += part.stop - part.start
-                if not one.left:
-                    self._finished(one)
+                if not piece.left:
+                    self._finished(piece)
                 self._delivery.part(part)
             elif shares:
-                break  # what hears of it may raise, and what was gathered would be lost
+                break  # `tell` may raise, and the records gathered before it would be lost
             else:
                 self._stored.popleft()
-                tell(self._board, one)
+                tell(self._board, piece)
         return taken
 
     def _one_of_kafka(self) -> Message | None:
@@ -279,7 +288,7 @@ class Feed:
         return None
 
     def _accepts(self, message: Message) -> bool:
-        """Whether it is what comes next of its partition; then the position moves behind it."""
+        """Whether the message is the partition's next one. If so, advance the position."""
         partition = self._of(message)
         if partition is None or partition.source is not Source.KAFKA:
             return False
@@ -301,11 +310,11 @@ class Feed:
         self._board.handed_out(piece.partition)
 
     def _of(self, message: Message) -> Partition | None:
-        # A named tuple is equal to a plain one, which is made in half the time.
+        # A plain tuple finds the named tuple's entry, and takes half the time to create.
         return self._board.partitions.get((message.topic(), message.partition()))  # type: ignore[call-overload,no-any-return]
 
     def _flowing(self) -> tuple[bool, bool]:
-        """Whether something may come from Kafka, and from the store."""
+        """Whether records may come from Kafka, and from the store."""
         changes = self._board.router.changes
         if changes != self._seen:
             self._seen = changes
@@ -318,7 +327,7 @@ def _tp(one: StoreRecords | ReachedEnd | Gap | Failed) -> TopicPartition:
 
 
 def _piece(partition: Partition, taken: Records) -> StoreRecords | None:
-    """The records from the partition's position on: what lies before was handed out already."""
+    """Return the records from the partition's position on; earlier ones were returned already."""
     records, position = taken.records, partition.position
     if position is not None and records.column("offset")[0].as_py() < position:
         records = records.filter(pc.greater_equal(records.column("offset"), position))

@@ -1,7 +1,7 @@
-"""The methods that only Kafka can answer: the group, commits, the cluster.
+"""Methods that only Kafka can answer: consumer group, commits, cluster metadata.
 
-Each takes its turn at the turnstile: confluent-kafka lets one thread at a time into a consumer, and
-who waits for one that polls without a pause waits for ever.
+Each method takes the `PollLock` first: confluent-kafka allows one thread at a time in a consumer,
+and a second thread would wait forever while the first one polls without a pause.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from sidetier.segments import offsets as domain
 
 
 class GroupApi:
-    """Hands calls through to the inner `confluent_kafka.Consumer`."""
+    """Methods that call the inner `confluent_kafka.Consumer`."""
 
     _settings: Settings
     _parts: Parts
@@ -26,9 +26,10 @@ class GroupApi:
     _closed: bool
 
     def commit(self, *args: Any, **kwargs: Any) -> list[TopicPartition] | None:  # noqa: ANN401 -- theirs
-        """As `confluent_kafka.Consumer.commit`: `message`, `offsets`, `asynchronous`.
+        """Commit as `confluent_kafka.Consumer.commit` does: `message`, `offsets`, `asynchronous`.
 
-        Without arguments what was handed out is committed, of both sources alike.
+        Without `message` and `offsets`, commit the positions after all returned records, of both
+        sources.
         """
         with self._poll_lock:
             inner = self._inner("commit")
@@ -38,14 +39,19 @@ class GroupApi:
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """The group's committed offsets."""
+        """Return the group's committed offsets."""
         with self._poll_lock:
             return self._inner("committed").committed(partitions, timeout)
 
     def store_offsets(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None
     ) -> None:
-        """Store offsets for the next commit; needs enable.auto.offset.store to be false."""
+        """Store offsets for the next commit. Needs `enable.auto.offset.store` to be false.
+
+        Raises:
+            ValueError: both or neither of `message` and `offsets` are given.
+            KafkaException: `enable.auto.offset.store` is true, or the message is an error.
+        """
         inner = self._inner("store_offsets")
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
@@ -58,40 +64,40 @@ class GroupApi:
             offsets = [_behind(message)]
         with self._poll_lock:
             inner.store_offsets(offsets=offsets or [])
-            for one in offsets or []:
-                tp = domain.TopicPartition(one.topic, one.partition)
+            for offset in offsets or []:
+                tp = domain.TopicPartition(offset.topic, offset.partition)
                 partition = self._parts.board.partitions.get(tp)
                 if partition is not None:
-                    partition.stored = one
+                    partition.stored = offset
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:  # noqa: ANN401
-        """The cluster's metadata."""
-        named = {} if topic is None else {"topic": topic}
+        """Return the cluster's metadata."""
+        options = {} if topic is None else {"topic": topic}
         with self._poll_lock:
-            return self._inner("list_topics").list_topics(timeout=timeout, **named)
+            return self._inner("list_topics").list_topics(timeout=timeout, **options)
 
     def cluster_id(self, timeout: float = -1) -> str:
-        """The cluster's id."""
+        """Return the cluster's id."""
         with self._poll_lock:
             return self._inner("cluster_id").cluster_id(timeout)
 
     def consumer_group_metadata(self) -> Any:  # noqa: ANN401 -- librdkafka's own, opaque
-        """For `Producer.send_offsets_to_transaction`."""
+        """Return the group metadata for `Producer.send_offsets_to_transaction`."""
         with self._poll_lock:
             return self._inner("consumer_group_metadata").consumer_group_metadata()
 
     def memberid(self) -> str:
-        """This member's id in the group."""
+        """Return this member's id in the group."""
         with self._poll_lock:
             return self._inner("memberid").memberid()
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Other credentials for connections that are made from now on."""
+        """Use other credentials for connections that are opened from now on."""
         with self._poll_lock:
             self._inner("set_sasl_credentials").set_sasl_credentials(username, password)
 
     def _inner(self, method: str) -> confluent_kafka.Consumer:
-        """Kafka's client.
+        """Return Kafka's client.
 
         Raises:
             RuntimeError: the consumer is closed.

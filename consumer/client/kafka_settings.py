@@ -1,4 +1,4 @@
-"""The keys that are librdkafka's: which of them we keep to ourselves, and which we set for it."""
+"""librdkafka's part of the configuration: keys that the tiered consumer reads or overrides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +26,14 @@ _TOPIC_CONFIG: Final = "default.topic.config"
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """What librdkafka is given, and what of it we do in its place.
+    """Configuration of the inner consumer, and the keys that the tiered consumer implements itself.
 
     Attributes:
-        config: for the inner consumer; None where there is no broker.
-        auto_store: enable.auto.offset.store: we store offsets when records are handed out.
-        cooperative: assignments change by single partitions.
-        error_cb: also told of the store's troubles.
+        config: configuration of the inner consumer; None without a broker.
+        auto_store: `enable.auto.offset.store`: the tiered consumer stores the offsets of records
+            that it has returned.
+        cooperative: the group adds and removes single partitions instead of whole assignments.
+        error_cb: the application's `error_cb`, also called with transient errors of the store.
     """
 
     config: Mapping[str, Any] | None
@@ -45,13 +46,14 @@ class KafkaSettings:
 
 
 def kafka_settings(given: Mapping[str, Any], mode: Mode) -> KafkaSettings:
-    """Take librdkafka's keys apart.
+    """Read and override librdkafka's keys.
 
-    The inner consumer stores no offsets by itself, and, but with KAFKA_ONLY, never resets one:
-    `auto.offset.reset` is `error` there.
+    The inner consumer does not store offsets itself. Except with `KAFKA_ONLY`, it does not reset
+    them either: its `auto.offset.reset` is `error`.
 
     Raises:
-        ConfigurationError: a value that librdkafka would not take, of a key that we need.
+        ConfigurationError: a key that the tiered consumer reads has a value that librdkafka would
+            refuse.
     """
     topic_config = given.get(_TOPIC_CONFIG) or {}
     reset = given.get(_RESET_KEY, topic_config.get(_RESET_KEY, "latest"))
@@ -86,19 +88,20 @@ def _inner(given: Mapping[str, Any], mode: Mode) -> Mapping[str, Any] | None:
     if mode is Mode.KAFKA_ONLY:
         return config
     if _TOPIC_CONFIG in config:
-        kept = {key: value for key, value in config[_TOPIC_CONFIG].items() if key != _RESET_KEY}
-        config[_TOPIC_CONFIG] = kept
+        rest = {key: value for key, value in config[_TOPIC_CONFIG].items() if key != _RESET_KEY}
+        config[_TOPIC_CONFIG] = rest
     config[_RESET_KEY] = Reset.ERROR.value
     return config
 
 
 def _is_new_protocol(given: Mapping[str, Any]) -> bool:
-    """KIP-848's, in which partitions come and go one by one; librdkafka does not mind the case."""
+    """Whether the group uses KIP-848, which always adds and removes single partitions."""
+    # librdkafka ignores the case of this value, too.
     return str(given.get("group.protocol", "")).lower() == "consumer"
 
 
 def _boolean(given: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    """As librdkafka reads it."""
+    """Parse a boolean as librdkafka does."""
     value = str(given.get(key, default)).lower()
     if value not in (*_TRUE, *_FALSE):
         raise ConfigurationError(f"{key}: must be true or false")

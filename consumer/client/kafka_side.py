@@ -1,13 +1,14 @@
-"""Kafka's side: the inner `confluent_kafka.Consumer`, and how it is aimed.
+"""Kafka's side: the inner `confluent_kafka.Consumer`, and the control of its positions.
 
-Every assigned partition is assigned to the inner consumer, too: then offsets can be stored and are
-committed by librdkafka, and the group sees a member like any other. Those that are read from the
-store are paused there, at an offset that needs no question to the broker: a `seek` while librdkafka
-asks where the end is would be undone by the late answer, and what lies between be skipped.
+Every assigned partition is also assigned to the inner consumer. So its offsets can be stored,
+librdkafka commits them, and the group sees an ordinary member. Partitions that are read from the
+store are paused there at offset 0, which librdkafka need not look up at the broker. With a logical
+offset such as `OFFSET_END`, a `seek` during the lookup would be undone by its late answer, and the
+records in between would be skipped.
 
-A partition whose fetch was refused, or that is just being started, is in no fetch state, and `seek`
-says `_STATE`: it must be assigned anew, which librdkafka allows for single partitions outside of an
-eager group only.
+A partition whose fetch was refused, or that is just being started, has no fetch state, and `seek`
+raises `_STATE`. It must be assigned again, which librdkafka allows for single partitions except in
+an eager group.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +23,21 @@ from sidetier.consumer.client.sources import Logical
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 PARKED: Final = 0
-"""Where partitions stand that are not read from Kafka: never `OFFSET_END`, see above."""
+"""Offset of partitions that are not read from Kafka; never `OFFSET_END`, see the module's
+docstring.
+"""
 LOOKUP_SECONDS: Final = 1.0
-"""How long a question to Kafka may take; it is asked again."""
+"""Timeout of one lookup at Kafka, which is then repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where Kafka's side of a partition begins; `flowing` where it is read from there."""
+    """Position of a partition in Kafka's consumer.
+
+    Attributes:
+        offset: an offset or a logical offset.
+        flowing: whether Kafka's consumer fetches the partition.
+    """
 
     tp: TopicPartition
     offset: int
@@ -38,7 +46,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class AtKafka:
-    """What Kafka says of a partition; the error is set where it could not be asked."""
+    """Answer of Kafka about a partition.
+
+    Attributes:
+        committed: the group's committed offset.
+        span: offsets from the log's start to its end (exclusive).
+        error: set if Kafka did not answer.
+    """
 
     committed: int | None = None
     span: OffsetRange | None = None
@@ -46,10 +60,11 @@ class AtKafka:
 
 
 class KafkaSide:
-    """The inner consumer. Not for KAFKA_ONLY, which hands everything through.
+    """The inner consumer. With `KAFKA_ONLY` all partitions are always read from it.
 
     Attributes:
-        callbacks: where what the application's callbacks raise is kept until `consumer` returns.
+        callbacks: keeps exceptions of the application's callbacks until a call of `consumer`
+            returns.
     """
 
     def __init__(
@@ -65,11 +80,15 @@ class KafkaSide:
         self._subscribed = False
 
     def subscribed(self, *, yes: bool) -> None:
-        """Whether assignments come from the group."""
+        """Set whether the group assigns the partitions (`subscribe`)."""
         self._subscribed = yes
 
     def assign(self, starts: Sequence[Start]) -> None:
-        """Replace the assignment. A pause outlives it: what is to stand still fetches nothing."""
+        """Replace the assignment.
+
+        A pause survives `assign` in librdkafka. So partitions that must not flow are paused first
+        and never fetch anything.
+        """
         self.hold(start.tp for start in starts if not start.flowing)
         self.consumer.assign([_start(start) for start in starts])
         self._flow(starts)
@@ -80,7 +99,7 @@ class KafkaSide:
         self._flow(starts)
 
     def remove(self, tps: Iterable[TopicPartition]) -> None:
-        """Take from the assignment."""
+        """Remove from the assignment."""
         self.consumer.incremental_unassign([named(tp) for tp in tps])
 
     def clear(self) -> None:
@@ -88,10 +107,14 @@ class KafkaSide:
         self.consumer.unassign()
 
     def aim(self, starts: Sequence[Start], everything: Iterable[Start]) -> bool:
-        """Read those from there. `everything` is the whole assignment as it then is.
+        """Move these partitions to new positions.
+
+        Args:
+            starts: the partitions to move.
+            everything: the whole assignment after the move.
 
         Returns:
-            Whether the whole assignment was made anew, and stored offsets are gone with it.
+            Whether partitions were assigned again. librdkafka has lost their stored offsets then.
         """
         refused = [start for start in starts if not self._seek(start)]
         if not refused:
@@ -106,41 +129,44 @@ class KafkaSide:
         return True
 
     def hold(self, tps: Iterable[TopicPartition]) -> None:
-        """Fetch nothing of these."""
+        """Pause fetching these partitions."""
         partitions = [named(tp) for tp in tps]
         if partitions:
             self.consumer.pause(partitions)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
-        """Fetch these from where they stand."""
+        """Continue fetching these partitions from their positions."""
         partitions = [named(tp) for tp in tps]
         if partitions:
             self.consumer.resume(partitions)
 
     def take(self, most: int, timeout: float) -> list[Message]:
-        """Messages and errors; serves callbacks, and tells librdkafka that we are alive."""
+        """Return messages and errors.
+
+        The call also runs callbacks, and counts as a poll for `max.poll.interval.ms`.
+        """
         return self.consumer.consume(most, timeout)
 
     def store(self, offsets: list[confluent_kafka.TopicPartition]) -> None:
-        """What the next commit without offsets, and the one at intervals, will commit."""
+        """Store offsets for the next commit without offsets, and for the automatic commit."""
         self.consumer.store_offsets(offsets=offsets)
 
     def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
-        """The group's offsets."""
-        asked = [named(tp) for tp in tps]
+        """Return the group's committed offsets."""
+        requested = [named(tp) for tp in tps]
         try:
-            found = self.consumer.committed(asked, timeout=LOOKUP_SECONDS)
+            offsets = self.consumer.committed(requested, timeout=LOOKUP_SECONDS)
         except KafkaException as error:
             return {tp: AtKafka(error=error.args[0]) for tp in tps}
         return {
-            tp: AtKafka(error=one.error)
-            if one.error is not None
-            else AtKafka(committed=one.offset if one.offset >= 0 else None)
-            for tp, one in _by_name(found)
+            tp: AtKafka(error=offset.error)
+            if offset.error is not None
+            else AtKafka(committed=offset.offset if offset.offset >= 0 else None)
+            for tp, offset in _by_name(offsets)
         }
 
     def spans(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, AtKafka]:
-        """Where the logs of these start and end now."""
+        """Return where the logs of these partitions start and end now."""
         lows = self._list_offsets(tps, Logical.BEGINNING)
         highs = self._list_offsets(tps, Logical.END)
         return {tp: _span(lows[tp], highs[tp]) for tp in tps}
@@ -148,13 +174,13 @@ class KafkaSide:
     def _list_offsets(
         self, tps: Sequence[TopicPartition], which: Logical
     ) -> dict[TopicPartition, int | KafkaError]:
-        """ListOffsets knows the earliest and the latest by the timestamps -2 and -1."""
-        asked = [named(tp, int(which)) for tp in tps]
+        """Ask for the earliest or latest offsets: timestamps -2 and -1 of ListOffsets."""
+        requested = [named(tp, int(which)) for tp in tps]
         try:
-            found = self.consumer.offsets_for_times(asked, timeout=LOOKUP_SECONDS)
+            offsets = self.consumer.offsets_for_times(requested, timeout=LOOKUP_SECONDS)
         except KafkaException as error:
             return dict.fromkeys(tps, error.args[0])
-        return {tp: one.error or one.offset for tp, one in _by_name(found)}
+        return {tp: offset.error or offset.offset for tp, offset in _by_name(offsets)}
 
     def _seek(self, start: Start) -> bool:
         try:
@@ -171,7 +197,7 @@ class KafkaSide:
 
 
 def named(tp: TopicPartition, offset: int = Logical.INVALID) -> confluent_kafka.TopicPartition:
-    """A partition in confluent-kafka's terms."""
+    """Return the partition as confluent-kafka's `TopicPartition`."""
     return confluent_kafka.TopicPartition(tp.topic, tp.partition, offset)
 
 
@@ -182,7 +208,9 @@ def _start(start: Start) -> confluent_kafka.TopicPartition:
 def _by_name(
     found: Iterable[confluent_kafka.TopicPartition],
 ) -> Iterator[tuple[TopicPartition, confluent_kafka.TopicPartition]]:
-    return ((TopicPartition(one.topic, one.partition), one) for one in found)
+    return (
+        (TopicPartition(partition.topic, partition.partition), partition) for partition in found
+    )
 
 
 def _span(low: int | KafkaError, high: int | KafkaError) -> AtKafka:

@@ -1,6 +1,6 @@
-"""What a consumer says: on the application's own `logging`, since standard output is not ours.
+"""Log of the consumer, on the application's own `logging`: a library must not write to stdout.
 
-Lines are an event's name and its values, `consumer.switched partition=orders-0 to=store offset=5`,
+A line is the event's name and its values, `consumer.switched partition=orders-0 to=store offset=5`,
 from the logger `sidetier.consumer`.
 """
 

@@ -1,9 +1,9 @@
-"""Questions to both sides: where each begins and ends, and what the group has committed.
+"""Lookups: where each side starts and ends, and what the group has committed.
 
-Kafka is asked on the polling thread: confluent-kafka lets one thread at a time into a consumer, and
-a call from a second one waits for as long as the first goes on polling. It takes a millisecond or
-two; where no broker answers, a second, seldom. The store, which is slower, is asked in the
-background.
+Kafka is asked on the polling thread: confluent-kafka allows one thread at a time in a consumer, and
+a call of a second thread would wait as long as the first one polls. An answer takes 1 to 2 ms;
+without a reachable broker, up to 1 s per request (`LOOKUP_SECONDS`). The store is slower and is
+asked on background threads.
 """
 
 import queue
@@ -22,7 +22,7 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Looker(Protocol):
-    """The part of an `ArchiveReader` that answers questions."""
+    """The method of `ArchiveReader` that answers lookups."""
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
         """See `ArchiveReader.bounds`."""
@@ -31,7 +31,14 @@ class Looker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a partition; `serial` is that of its assignment or seek."""
+    """A lookup for one partition.
+
+    Attributes:
+        serial: number of the partition's assignment or seek; see `Partition`.
+        committed: ask for the group's committed offset.
+        kafka: ask where Kafka's log starts and ends.
+        store: ask where the archive starts and ends.
+    """
 
     tp: TopicPartition
     serial: int
@@ -40,13 +47,13 @@ class Question:
     store: bool = False
 
     def also(self, *, kafka: bool, store: bool) -> Self:
-        """The same partition, and these sides."""
+        """Return the question with other values for `kafka` and `store`."""
         return replace(self, kafka=kafka, store=store)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found; only what was asked for is set."""
+    """Answer to a question. Only what was asked for is set."""
 
     question: Question
     committed: int | None = None
@@ -57,13 +64,15 @@ class Answer:
 
 
 class Lookups:
-    """Asks Kafka first, then the store: what Kafka deletes in between is stored by then.
+    """Asks Kafka first, then the store.
+
+    In this order no offset is missed: what Kafka deletes between the two answers is stored by then.
 
     Args:
-        kafka: None where there is no broker.
-        store: who looks at archives.
-        pool: where the store is asked; threads of its own unless given.
-        threads: how many archives are looked at, at once.
+        kafka: None without a broker.
+        store: the archive reader.
+        pool: executor for lookups in the store; by default a pool of `threads` threads.
+        threads: lookups in the store at the same time.
     """
 
     def __init__(
@@ -79,10 +88,12 @@ class Lookups:
         self._found: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
     def ask(self, questions: Sequence[Question]) -> None:
-        """Each gets one answer; waits for Kafka's."""
-        answers = {one.tp: Answer(one) for one in questions}
-        self._each(answers, [one.tp for one in questions if one.committed], _committed)
-        self._each(answers, [one.tp for one in questions if one.kafka], _spans)
+        """Start the lookups, one answer for each question. Returns once Kafka has answered."""
+        answers = {question.tp: Answer(question) for question in questions}
+        self._each(
+            answers, [question.tp for question in questions if question.committed], _committed
+        )
+        self._each(answers, [question.tp for question in questions if question.kafka], _spans)
         for answer in answers.values():
             if answer.question.store and answer.kafka_error is None:
                 self._pool.submit(self._look, answer)
@@ -90,18 +101,22 @@ class Lookups:
                 self._found.put(answer)
 
     def answers(self) -> Iterable[Answer]:
-        """What has come; does not wait. A mistake of ours in asking is raised here."""
+        """Yield the answers that have arrived, without waiting.
+
+        Raises:
+            BaseException: an unexpected exception of a background thread, so that it is not lost.
+        """
         while True:
             try:
-                found = self._found.get_nowait()
+                answer = self._found.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
 
     def close(self) -> None:
-        """No more questions."""
+        """Stop the background threads; drop lookups that have not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _each(
@@ -112,13 +127,13 @@ class Lookups:
     ) -> None:
         if not tps or self._kafka is None:
             return
-        for tp, found in ask(self._kafka, tps).items():
+        for tp, reply in ask(self._kafka, tps).items():
             answer = answers[tp]
             answers[tp] = replace(
                 answer,
-                committed=found.committed if found.committed is not None else answer.committed,
-                kafka=found.span or answer.kafka,
-                kafka_error=found.error or answer.kafka_error,
+                committed=reply.committed if reply.committed is not None else answer.committed,
+                kafka=reply.span or answer.kafka,
+                kafka_error=reply.error or answer.kafka_error,
             )
 
     def _look(self, answer: Answer) -> None:

@@ -1,4 +1,8 @@
-"""Records become `confluent_kafka.Message`: the real class, so that everything works with them."""
+"""Conversion of Arrow records to `confluent_kafka.Message`.
+
+The result is confluent-kafka's own class, so that deserializers and other code that expects it
+work.
+"""
 
 from collections.abc import Callable, Iterable
 from itertools import repeat
@@ -11,7 +15,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from sidetier.segments.offsets import TopicPartition
 
 _NO_LATENCY: Final = -1.0
-"""What librdkafka leaves in messages that were consumed: `latency()` is None then."""
+"""librdkafka's value in consumed messages, for which `Message.latency()` returns None."""
 _make: Final[Callable[..., Message]] = Message
 _NO_TIMESTAMP: Final = (TIMESTAMP_NOT_AVAILABLE, -1)
 
@@ -19,9 +23,14 @@ Headers = list[tuple[str, bytes | None]]
 
 
 def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
-    """A message for each row of `RECORD_SCHEMA`, of which there is one at least, in order.
+    """Return one message for each row of `RECORD_SCHEMA`, in order.
 
-    Column by column in C, and one call of the constructor per record: that is what a record costs.
+    Columns are converted as a whole in C. The only Python-level cost of a record is one call of the
+    `Message` constructor.
+
+    Args:
+        tp: partition of the records.
+        records: at least one row.
     """
     return list(
         map(
@@ -41,14 +50,15 @@ def messages_of(tp: TopicPartition, records: pa.RecordBatch) -> list[Message]:
 
 
 def headers_of(records: pa.RecordBatch) -> Iterable[Headers | None]:
-    """The headers of each record as pairs; None where it has none."""
+    """Return the headers of each record as (key, value) pairs; None where it has none."""
     column = records.column("headers")
-    places = memoryview(column.buffers()[1]).cast("b").cast("i")
-    if places[column.offset] == places[column.offset + len(column)]:
+    offsets = memoryview(column.buffers()[1]).cast("b").cast("i")
+    # Equal first and last offsets: no record of the batch has headers.
+    if offsets[column.offset] == offsets[column.offset + len(column)]:
         return repeat(None, records.num_rows)
-    pairs = column.flatten()
-    keys = pairs.field(0).to_pylist()
-    values = pairs.field(1).to_pylist()
+    entries = column.flatten()
+    keys = entries.field(0).to_pylist()
+    values = entries.field(1).to_pylist()
     bounds = column.offsets.to_numpy()
     first = int(bounds[0])
     starts, ends = (bounds[:-1] - first).tolist(), (bounds[1:] - first).tolist()
@@ -64,14 +74,14 @@ def _numbers(records: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
 
 
 def _rising(records: pa.RecordBatch, name: str) -> Iterable[int]:
-    """Numbers of which each is above the one before; mostly they have no gaps."""
+    """Return strictly increasing numbers, as a range in the usual case without gaps."""
     numbers = _numbers(records, name)
     first, last = int(numbers[0]), int(numbers[-1])
     return range(first, last + 1) if last - first == len(numbers) - 1 else numbers.tolist()
 
 
 def _mostly_one(numbers: npt.NDArray[Any]) -> Iterable[int]:
-    """Numbers that are mostly the same."""
+    """Return numbers that are usually all equal; if so, without a list."""
     first = numbers[0]
     return repeat(int(first), len(numbers)) if (numbers == first).all() else numbers.tolist()
 
@@ -82,7 +92,7 @@ def _values(records: pa.RecordBatch, name: str) -> list[bytes | None]:
 
 
 def _timestamps(records: pa.RecordBatch) -> Iterable[tuple[int, int]]:
-    """(type, ms); confluent-kafka's types are Kafka's plus one, 0 being none."""
+    """Return (type, ms) pairs. confluent-kafka's types are Kafka's plus 1; 0 is no timestamp."""
     times = _numbers(records, "timestamp")
     types = _mostly_one(_numbers(records, "timestamp_type") + TIMESTAMP_CREATE_TIME)
     pairs = zip(types, times.tolist(), strict=True)

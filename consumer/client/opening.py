@@ -1,4 +1,4 @@
-"""From settings to what a consumer works with."""
+"""Construction of a consumer's parts from its settings."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 
 class Reader(StoreSide, StoreTaker, Looker, Protocol):
-    """What a consumer needs of an `ArchiveReader`."""
+    """The methods of `ArchiveReader` that a consumer needs."""
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
         """See `ArchiveReader`."""
@@ -40,7 +40,13 @@ class Reader(StoreSide, StoreTaker, Looker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Kafka's client, the archive's reader, and who asks both; `close` ends what was opened."""
+    """Kafka's client, the archive reader, and the lookups over both.
+
+    Attributes:
+        kafka: None without a broker.
+        idle: event that a poll waits on when it reads from neither side; `close` sets it.
+        close: closes the store and the reader.
+    """
 
     kafka: KafkaSide | None
     reader: Reader
@@ -53,7 +59,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a consumer is made of."""
+    """The objects that a consumer consists of."""
 
     sides: Sides
     board: SubscriptionState
@@ -62,19 +68,19 @@ class Parts:
 
 
 class NoStore:
-    """The reader of a consumer that reads no store."""
+    """Reader for `KAFKA_ONLY`, in which the store is not read."""
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
-        """Nothing is stored."""
+        """Return None: there is no archive."""
         del tp, max_age
         return None
 
     def where(self, tp: TopicPartition) -> str:
-        """Never asked."""
+        """Return a placeholder; never called."""
         return f"nowhere, for {tp}"
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
-        """Nothing is stored."""
+        """Return None: there is no archive."""
         del tp, timestamp_ms
         return None
 
@@ -85,7 +91,7 @@ class NoStore:
         """Never called."""
 
     def unassign(self, tp: TopicPartition) -> None:
-        """Nothing."""
+        """Ignore the call."""
 
     def pause(self, tp: TopicPartition) -> None:
         """Never called."""
@@ -94,16 +100,16 @@ class NoStore:
         """Never called."""
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
-        """Nothing."""
+        """Return no records."""
         del max_records, timeout
         return []
 
     def close(self) -> None:
-        """Nothing."""
+        """Ignore the call."""
 
 
 def open_sides(settings: Settings) -> Sides:
-    """Open the store and Kafka's client; neither is asked anything yet.
+    """Open the store and Kafka's client. Neither gets a request yet.
 
     Raises:
         ConfigurationError: the store's settings are wrong.
@@ -123,7 +129,7 @@ def open_sides(settings: Settings) -> Sides:
 
 
 def assemble(settings: Settings, sides: Sides) -> Parts:
-    """A consumer's parts over both sides."""
+    """Build a consumer's parts over both sides."""
     both = (sides.kafka, sides.reader)
     warn: Callable[[KafkaError], None] = settings.kafka.error_cb or (lambda _: None)
     board = SubscriptionState(settings.rules, both, sides.lookups, sides.clock, sides.metrics, warn)
@@ -139,7 +145,7 @@ def _reader(settings: Settings, metrics: ConsumerMetrics, stack: ExitStack) -> R
         open_archive(
             settings.cluster,
             settings.storage,
-            connections=2 * settings.reader.fetch_threads,  # as many again look at archives
+            connections=2 * settings.reader.fetch_threads,  # half of them for the lookups' threads
             observer=metrics,
             stop=stop,
         )

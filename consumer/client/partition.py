@@ -1,4 +1,4 @@
-"""What is known of one assigned partition."""
+"""State of one assigned partition."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,36 +10,40 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
 class Source(StrEnum):
-    """Where a partition's records come from now."""
+    """The source that a partition's records come from."""
 
     LOOKING = "looking"
-    """Nowhere yet: it is being found out, or waited for."""
+    """No source yet: the router searches one, or waits."""
     KAFKA = "kafka"
     STORE = "store"
 
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """One assigned partition; belongs to the `Switchboard`.
+    """One assigned partition. Owned by `SubscriptionState`.
 
     Attributes:
-        start: what was asked for: an offset, or one of `Logical`, or a tail offset.
-        source: where it is read from.
-        position: the next offset to hand out; None until one is known.
-        consumed: something was handed out since the assignment or the last seek.
-        dirty: the position has moved since it was last told to Kafka's offset store.
-        paused: by the application.
-        behind: Kafka's side stands elsewhere than `position`, and has to be aimed before it flows.
-        serial: of this assignment or seek: what answers an older one's questions is dropped.
-        asking: questions are under way.
-        due: when it is looked at again, in seconds of the clock.
-        tries: how often in a row nothing could be read.
-        missing_since: since when what the sidecar may still store is missing.
-        until: with the store: where Kafka has the rest.
-        kafka, archive, refused, gap: what was found out; forgotten when the source is settled.
-        detail: what was said of the gap.
-        told_nothing: it was said that nothing of it is stored, and where it was looked for.
-        stored: what the application itself has stored, to be stored again with a new assignment.
+        start: requested start: an offset, a `Logical` value, or a tail offset.
+        source: where the partition is read from.
+        position: the next offset to return; None until it is known.
+        leader_epoch: leader epoch of the record before `position`.
+        consumed: a record was returned since the assignment or the last seek.
+        dirty: the position has moved since it was last given to librdkafka's offset store.
+        paused: paused by the application.
+        behind: Kafka's consumer is not at `position`, and must be aimed before it fetches again.
+        serial: number of the assignment or seek. Answers to questions of an older one are dropped.
+        asking: a lookup is under way.
+        due: clock time of the next search for a source, in seconds.
+        tries: failed reads in a row.
+        missing_since: clock time at which neither side was first found to have `position`.
+        until: while reading from the store: offset (exclusive) from which Kafka has the rest.
+        committed_known: whether the group's committed offset was looked up.
+        committed: the group's committed offset; None if there is none.
+        kafka, archive, refused, gap: results of lookups, dropped when a source is chosen; see
+            `Facts`.
+        detail: why the offsets of the gap are missing.
+        told_nothing: the warning that the store has nothing of the partition was given.
+        stored: offset that the application stored itself, stored again after a new assignment.
     """
 
     tp: TopicPartition
@@ -69,35 +73,40 @@ class Partition:
 
     @property
     def needs_committed(self) -> bool:
-        """Whether the group's committed offset must be asked for first."""
+        """Whether the group's committed offset must be looked up first."""
         stored = self.start in (Logical.STORED, Logical.INVALID)
         return self.position is None and stored and not self.committed_known
 
     def facts(self) -> Facts:
-        """What a decision is made of."""
+        """Return the input of `decide`."""
         archive = self.archive
         if archive is not None and self.gap is not None:
             archive = Archive(archive.span, archive.away, self.gap)
         return Facts(self._wanted(), self.kafka, archive, self.refused)
 
     def moved(self, position: int, leader_epoch: int | None) -> None:
-        """Something was handed out: this comes next."""
+        """Set the next offset after a record was returned."""
         self.position, self.leader_epoch = position, leader_epoch
         self.consumed = self.dirty = True
         self.tries, self.missing_since = 0, None
 
     def forget(self) -> None:
-        """Ask anew next time."""
+        """Drop all results of lookups."""
         self.committed_known, self.committed = False, None
         self.kafka, self.archive, self.refused, self.gap = None, None, False, None
 
     def ask_again(self) -> None:
-        """Ask both sides anew; what was refused stays so, since what is deleted is not restored."""
+        """Drop what both sides hold, so that both are looked up again.
+
+        `refused` is kept: an offset that the broker has deleted does not come back.
+        """
         self.kafka, self.archive = None, None
 
     def settle(self, source: Source, position: int) -> None:
-        """It is read from there, from this offset on. A gap of the store stays known there: Kafka
-        may refuse the offset too.
+        """Read from this source, from this position (inclusive) on.
+
+        A gap of the store at this position stays known when Kafka is chosen: Kafka may refuse the
+        offset, too.
         """
         gap = self.gap
         self.source, self.position = source, position
@@ -106,7 +115,7 @@ class Partition:
             self.gap = gap
 
     def move(self, start: int, serial: int) -> None:
-        """It is to be read from elsewhere: an assignment's start again, or a seek."""
+        """Reset the partition to a new start, after an assignment or a seek."""
         self.start, self.serial = start, serial
         self.source, self.position, self.until = Source.LOOKING, None, None
         self.consumed, self.dirty = False, False

@@ -1,16 +1,18 @@
-"""One thread at a time, and a polling thread that lets others through."""
+"""Lock of the consumer: one thread at a time, and a polling thread lets others in."""
 
 import threading
 from typing import Final, Self
 
 _REST_SECONDS: Final = 0.002
+"""How long a poll leaves the lock free for a waiting thread."""
 
 
 class PollLock:
-    """A lock that may be taken again by who has it, such as a callback within a poll.
+    """A reentrant lock, so that a callback inside a poll can call the consumer.
 
-    `with turnstile:` is for calls that are short; a loop that polls takes it slice by slice by
-    `with turnstile.slice:`, and rests between two slices where somebody waits.
+    Short calls use `with poll_lock:`. A poll loop uses `with poll_lock.slice:` for each pass, and
+    pauses 2 ms after a pass if another thread waits. Without the pause the polling thread would
+    almost always get the lock back first.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class PollLock:
     def give(self) -> None:
         """End a slice."""
         self._lock.release()
-        if self._waiting:
+        if self._waiting:  # read without the guard: a thread that is missed waits one slice more
             self._never.wait(_REST_SECONDS)
 
 

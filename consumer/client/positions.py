@@ -1,4 +1,4 @@
-"""Questions about offsets that concern both sides as one log."""
+"""Queries about offsets that treat both sides as one log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from sidetier.segments.offsets import Offset, OffsetRange
 
 
 def bounds(mode: Mode, kafka: OffsetRange | None, stored: OffsetRange | None) -> OffsetRange:
-    """The first offset that can be read, and the one that will be written next.
+    """Return the first readable offset and the next offset that will be written (exclusive end).
 
     Args:
-        mode: with TIERED_STORAGE_ONLY the store's alone.
-        kafka: None where it was not asked.
-        stored: None where nothing is.
+        mode: with `TIERED_STORAGE_ONLY` only the store counts.
+        kafka: None where Kafka was not asked.
+        stored: None where nothing is stored.
     """
     spans = [stored] if mode is Mode.TIERED_STORAGE_ONLY else [kafka, stored]
     known = [span for span in spans if span is not None]
@@ -32,20 +32,22 @@ def bounds(mode: Mode, kafka: OffsetRange | None, stored: OffsetRange | None) ->
 
 
 def first_of(*offsets: int | None) -> int | None:
-    """The first record with a timestamp or a later one, of what each side has found (None: none).
+    """Return the first record at or after a timestamp, from each side's answer (None: no record).
 
-    Either side gives the first one that it holds, and what both hold is the same log.
+    Each side returns its first match, and both hold the same log, so the lower offset is the first
+    one.
     """
-    found = [offset for offset in offsets if offset is not None and offset >= 0]
-    return min(found, default=None)
+    known = [offset for offset in offsets if offset is not None and offset >= 0]
+    return min(known, default=None)
 
 
 _CACHED_SECONDS = 3600.0
+"""Oldest snapshot of the archive that answers `cached` queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """What is asked: with `mode`, both sides or one; Kafka under the turnstile."""
+    """Access to the sides that the mode reads. Kafka's client is called under the `PollLock`."""
 
     mode: Mode
     sides: Sides
@@ -53,16 +55,16 @@ class Asker:
 
     @property
     def kafka(self) -> KafkaSide | None:
-        """None where the mode's log is the store's alone."""
+        """Kafka's side; None with `TIERED_STORAGE_ONLY`, whose log is the archive alone."""
         return None if self.mode is Mode.TIERED_STORAGE_ONLY else self.sides.kafka
 
 
 def watermarks(
     asker: Asker, partition: TopicPartition, timeout: float, *, cached: bool
 ) -> tuple[int, int]:
-    """The first offset that can be read, and the one that will be written next.
+    """Return the first readable offset and the next offset that will be written.
 
-    Of what is `cached`, OFFSET_INVALID stands for what is not known, as in confluent-kafka.
+    With `cached`, unknown values are OFFSET_INVALID, as in confluent-kafka.
 
     Raises:
         KafkaException: Kafka or the store does not answer.
@@ -73,10 +75,10 @@ def watermarks(
         with asker.poll_lock:
             low, high = asker.kafka.consumer.get_watermark_offsets(partition, timeout, cached)
     try:
-        found = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
+        archive = asker.sides.reader.bounds(tp, max_age=_CACHED_SECONDS if cached else 0.0)
     except SidetierError as error:
         raise StoreError(tp, None, error) from error
-    stored = None if found is None else OffsetRange(found.start_offset, found.next_offset)
+    stored = None if archive is None else OffsetRange(archive.start_offset, archive.next_offset)
     if asker.kafka is not None and min(low, high) < 0:
         return _known(low, high, stored)
     kafka = None if asker.kafka is None else OffsetRange(Offset(low), Offset(high))
@@ -85,7 +87,10 @@ def watermarks(
 
 
 def _known(low: int, high: int, stored: OffsetRange | None) -> tuple[int, int]:
-    """Kafka's client knows one of its bounds, or none; the end is Kafka's to say."""
+    """Return the bounds if Kafka's client has cached only one of its own, or none.
+
+    An unknown end stays unknown: only Kafka knows the end of the log.
+    """
     if stored is not None:
         low = stored.start if low < 0 else min(low, stored.start)
         high = high if high < 0 else max(high, stored.end)
@@ -95,7 +100,12 @@ def _known(low: int, high: int, stored: OffsetRange | None) -> tuple[int, int]:
 def for_times(
     asker: Asker, partitions: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """The first record of each partition with a timestamp or a later one; OFFSET_END for none.
+    """Return for each partition the first record at or after a timestamp; OFFSET_END for none.
+
+    Args:
+        asker: access to both sides.
+        partitions: with the timestamp in milliseconds as offset.
+        timeout: seconds for Kafka's answer; negative for no limit.
 
     Raises:
         KafkaException: Kafka or the store does not answer.
@@ -103,25 +113,26 @@ def for_times(
     at_kafka: dict[tuple[str, int], TopicPartition] = {}
     if asker.kafka is not None:
         with asker.poll_lock:
-            found = asker.kafka.consumer.offsets_for_times(list(partitions), timeout)
-        at_kafka = {(one.topic, one.partition): one for one in found}
+            offsets = asker.kafka.consumer.offsets_for_times(list(partitions), timeout)
+        at_kafka = {(partition.topic, partition.partition): partition for partition in offsets}
     return [
-        _for_time(asker.sides, one, at_kafka.get((one.topic, one.partition))) for one in partitions
+        _for_time(asker.sides, partition, at_kafka.get((partition.topic, partition.partition)))
+        for partition in partitions
     ]
 
 
 def positions(
     board: SubscriptionState, partitions: Sequence[TopicPartition]
 ) -> list[TopicPartition]:
-    """What will be handed out next; OFFSET_INVALID where nothing was handed out yet."""
-    return [_position(board, one) for one in partitions]
+    """Return the next offsets that will be returned; OFFSET_INVALID where none was returned yet."""
+    return [_position(board, partition) for partition in partitions]
 
 
 def _for_time(
     sides: Sides, asked: TopicPartition, at_kafka: TopicPartition | None
 ) -> TopicPartition:
     if at_kafka is not None and (at_kafka.error is not None or asked.offset == OFFSET_END):
-        return at_kafka  # OFFSET_END as a timestamp is where the log ends: that is Kafka's to say
+        return at_kafka  # OFFSET_END as a timestamp asks for the log's end, which Kafka knows
     tp = domain.TopicPartition(asked.topic, asked.partition)
     try:
         stored = _stored_at(sides, tp, asked.offset)
@@ -132,11 +143,11 @@ def _for_time(
 
 
 def _stored_at(sides: Sides, tp: domain.TopicPartition, timestamp: int) -> int | None:
-    """In the archive; OFFSET_END as a timestamp is its end, as it is the log's in ListOffsets."""
+    """Search the archive. OFFSET_END as a timestamp means the archive's end, as in ListOffsets."""
     if timestamp != OFFSET_END:
         return sides.reader.offset_for_time(tp, timestamp)
-    found = sides.reader.bounds(tp)
-    return None if found is None else found.next_offset
+    archive = sides.reader.bounds(tp)
+    return None if archive is None else archive.next_offset
 
 
 def _position(board: SubscriptionState, asked: TopicPartition) -> TopicPartition:

@@ -1,7 +1,7 @@
-"""Carries out what `sources` decides: finds the side that a partition is read from.
+"""Router: carries out the decisions of `sources` and points each partition at its source.
 
-Nothing here waits: questions go to `Lookups`, and `step` goes on where an answer has come. All runs
-on whichever thread holds the consumer's turnstile.
+Nothing here waits for the store: `Lookups` asks it in the background, and `step` continues when an
+answer has arrived. All methods run on the thread that holds the consumer's `PollLock`.
 """
 
 from collections.abc import Callable
@@ -38,44 +38,44 @@ from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
 
 _ROUNDS: Final = 4
-"""Questions in a row that Kafka alone answers."""
+"""Maximum rounds of lookups in one `step`. Kafka answers a lookup before the next round."""
 
 
 class StoreSide(Protocol):
-    """The part of an `ArchiveReader` that is told what to read; see there."""
+    """The methods of `ArchiveReader` that control what it reads; see there."""
 
     def where(self, tp: TopicPartition) -> str:
-        """Where it is looked for."""
+        """Return the URL and prefix where the reader looks for the partition."""
         ...
 
     def assign(self, tp: TopicPartition, offset: int) -> None:
-        """Read from there on."""
+        """Read the partition from this offset on."""
         ...
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on elsewhere."""
+        """Continue at another offset."""
         ...
 
     def unassign(self, tp: TopicPartition) -> None:
-        """Forget it."""
+        """Stop reading the partition."""
         ...
 
     def pause(self, tp: TopicPartition) -> None:
-        """Hand out nothing of it."""
+        """Return nothing of the partition until `resume`."""
         ...
 
     def resume(self, tp: TopicPartition) -> None:
-        """Go on."""
+        """Continue a paused partition."""
         ...
 
 
 class Router:
-    """Every assigned partition, and those whose source is looked for.
+    """All assigned partitions, and for each the search for its source.
 
     Attributes:
-        partitions: all that are assigned.
-        troubles: errors that the application has to see, in order.
-        changes: rises whenever a partition's source changes.
+        partitions: all assigned partitions.
+        troubles: errors for the application, oldest first.
+        changes: counter that increases when the source or the pause of any partition changes.
     """
 
     def __init__(
@@ -98,25 +98,25 @@ class Router:
 
     @property
     def looking(self) -> bool:
-        """Whether a source is looked for: then polling comes back soon."""
+        """Whether the source of any partition is still unknown. Polling then waits only briefly."""
         return bool(self._looking)
 
     def look(self, partition: Partition) -> None:
-        """Find its source, after a pause where that was in vain before."""
+        """Search the partition's source, after a backoff if earlier tries failed."""
         partition.source, partition.asking = Source.LOOKING, False
         partition.due = self._clock() + max(0.0, pause_after(partition.tries) - FIRST_PAUSE)
         self._looking[partition.tp] = partition
         self.changes += 1
 
     def leave(self, partition: Partition) -> None:
-        """Nothing more is wanted from where it is read."""
+        """Stop reading the partition from its present source."""
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
         elif partition.source is Source.KAFKA and self._kafka is not None:
             self._kafka.hold([partition.tp])
 
     def forget(self, partition: Partition) -> None:
-        """It is not assigned any more."""
+        """Remove a partition that is not assigned any more."""
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
         self._looking.pop(partition.tp, None)
@@ -124,21 +124,24 @@ class Router:
         self.changes += 1
 
     def again(self, partition: Partition) -> None:
-        """Kafka's side may stand anywhere: let the next `step` aim it."""
+        """Aim Kafka's consumer at the partition's position in the next `step`.
+
+        For partitions whose position in Kafka's consumer is unknown after an interruption.
+        """
         if partition.position is None and partition.start < 0:
             self.look(partition)
         else:
             self._aims[partition.tp] = partition
 
     def step(self) -> None:
-        """Go on with every partition whose source is looked for."""
+        """Continue the search for every partition whose source is unknown."""
         self.aim()
         for _ in range(_ROUNDS):
             if not self._looking or not self._round():
                 return
 
     def _round(self) -> bool:
-        """One decision for each; returns whether something was asked."""
+        """Decide once for each partition; return whether a lookup was started."""
         now = self._clock()
         for answer in self._lookups.answers():
             self._answered(answer, now)
@@ -155,7 +158,7 @@ class Router:
         return bool(questions)
 
     def from_kafka(self, partition: Partition, decision: FromKafka) -> None:
-        """Read from Kafka, once `aim` is called."""
+        """Read the partition from Kafka once `aim` is called."""
         self._say_reset(partition, decision.offset, decision.reset)
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
@@ -167,7 +170,7 @@ class Router:
         self.changes += 1
 
     def aim(self, *more: Partition) -> None:
-        """Let Kafka's side stand where it is to be read from."""
+        """Seek Kafka's consumer to the positions that it must read from."""
         self._aims.update((partition.tp, partition) for partition in more)
         if not self._aims or self._kafka is None:
             return
@@ -180,7 +183,7 @@ class Router:
             partition.behind = False
 
     def _find(self, partition: Partition, now: float) -> Question | None:
-        """Decide, and do it; or what must be asked first."""
+        """Carry out the decision, or return the question that must be answered first."""
         if partition.needs_committed:
             if self._kafka is not None:
                 return Question(partition.tp, partition.serial, committed=True, store=True)
@@ -188,8 +191,8 @@ class Router:
         broker = self._kafka is not None
         decision = decide(self._rules.mode, self._rules.reset, partition.facts(), broker=broker)
         if isinstance(decision, Ask):
-            asked = Question(partition.tp, partition.serial)
-            return asked.also(kafka=decision.kafka, store=decision.store)
+            question = Question(partition.tp, partition.serial)
+            return question.also(kafka=decision.kafka, store=decision.store)
         self._carry_out(partition, decision, now)
         return None
 
@@ -265,29 +268,33 @@ class Router:
             self.store_away(partition, StoreError(partition.tp, None, answer.store_error))
 
     def _say_where(self, partition: Partition) -> None:
-        """Nothing is stored of it: that may be right, or the place be wrong. Said once."""
+        """Warn once if the store has nothing of the partition: its URL may be wrong."""
         nothing = partition.archive == Archive()
         if not nothing or partition.told_nothing or self._rules.mode is Mode.KAFKA_ONLY:
             return
         partition.told_nothing = True
-        name, where = str(partition.tp), self._store.where(partition.tp)
-        log.warning("consumer.nothing_stored", partition=name, where=where)
+        name, place = str(partition.tp), self._store.where(partition.tp)
+        log.warning("consumer.nothing_stored", partition=name, where=place)
         if self._rules.mode is Mode.TIERED_STORAGE_ONLY:
             text = (
-                f"nothing of {name} is stored at {where}; it is waited for. See whether "
+                f"nothing of {name} is stored at {place}; it is waited for. See whether "
                 "tiered.storage.url and cluster.name, and the topic, are right"
             )
             self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
 
     def store_away(self, partition: Partition, error: StoreError) -> None:
-        """The store does not answer, or refuses: told now and then, and tried again."""
+        """Report a store that does not answer or refuses.
+
+        A transient error goes to `error_cb`. Any other error goes to the application at the first
+        try and at every tenth.
+        """
         if error.passes:
             self._warn(error.error)
         elif partition.tries <= 1 or partition.tries % TOLD_EVERY == 0:
             self.troubles.append(error)
 
     def _store_again(self, kafka: KafkaSide) -> None:
-        """An assignment that is made anew begins without stored offsets: store them again."""
+        """Store the offsets again: a new assignment in librdkafka begins without stored offsets."""
         offsets = []
         for partition in self.partitions.values():
             partition.dirty = partition.consumed
@@ -307,7 +314,7 @@ class Router:
 
 
 def start_now(partition: Partition) -> Start:
-    """Where Kafka's side of a partition has to stand now."""
+    """Return where Kafka's consumer must read the partition now."""
     if partition.source is not Source.KAFKA:
         return Start(partition.tp, PARKED, flowing=False)
     at = partition.start if partition.position is None else partition.position

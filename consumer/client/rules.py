@@ -1,4 +1,4 @@
-"""The settings that decisions follow, and how long is waited between two tries."""
+"""Settings that the router's decisions follow, and backoff between tries."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,12 +8,12 @@ from confluent_kafka import KafkaError
 from sidetier.consumer.client.sources import Mode, Reset
 
 FIRST_PAUSE: Final = 0.25
-"""Seconds before both sides are asked again, doubling up to `LONGEST_PAUSE`."""
+"""Backoff before both sources are asked again, in seconds. Doubles up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 10.0
 SETTLED_PAUSE: Final = 60.0
-"""Seconds after which a partition that stands still for an error is looked at again."""
+"""Seconds until a partition that stopped with a permanent error is tried again."""
 TOLD_EVERY: Final = 10
-"""An error that stays is told to the application again after so many tries."""
+"""A permanent error that continues is reported to the application at every tenth try."""
 
 _PASSING: Final = frozenset(
     {
@@ -44,14 +44,15 @@ _PASSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decisions follow.
+    """Settings for decisions.
 
     Attributes:
-        mode: not KAFKA_ONLY.
-        reset: auto.offset.reset, of the union of both sides.
-        skip_gaps: step over what neither side has, instead of an error.
-        patience: seconds that Kafka may have deleted what is not stored yet, before it is a gap.
-        say_end: hand out an event when the archive's end is reached (enable.partition.eof).
+        mode: `tiered.storage.mode`.
+        reset: `auto.offset.reset`, applied to both sources as one log.
+        skip_gaps: skip offsets that neither source has, instead of an error.
+        patience: seconds to wait for the sidecar's upload of offsets that Kafka has deleted and the
+            archive does not have yet. After that they count as a gap.
+        say_end: return an event at the end of the archive (`enable.partition.eof`).
     """
 
     mode: Mode
@@ -62,12 +63,10 @@ class Rules:
 
 
 def pause_after(tries: int) -> float:
-    """Seconds until the next try after so many in a row."""
+    """Return the backoff in seconds after this number of failed tries in a row."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 10)) if tries > 0 else 0.0
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether Kafka's answer will be another one soon; librdkafka tells `error_cb` of those that
-    are worth it.
-    """
+    """Whether an error of Kafka is transient. librdkafka reports such errors to `error_cb`."""
     return error.code() in _PASSING or error.retriable()

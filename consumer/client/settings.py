@@ -1,4 +1,4 @@
-"""A consumer's configuration, taken apart: librdkafka's keys, `tiered.storage.*`, deserializers."""
+"""Configuration of a consumer: librdkafka's keys, `tiered.storage.*`, and deserializers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,10 @@ def _upper_case(value: object) -> object:
 
 
 class TieredConfig(ArchiveOptions):
-    """`tiered.storage.*`, dots become underscores; `tiered.storage.s3.*` is a part of its own."""
+    """Keys below `tiered.storage.`; `tiered.storage.on.gap` is the field `on_gap`.
+
+    The keys below `tiered.storage.s3.` are a separate model.
+    """
 
     mode: Annotated[Mode, BeforeValidator(_upper_case)] = Field(
         default=Mode.KAFKA_PREFERRED, strict=False, description="Which side is read first."
@@ -67,8 +70,11 @@ class Settings:
     """The whole configuration of one consumer.
 
     Attributes:
-        storage: None where no store is read: KAFKA_ONLY.
-        registry: where metrics go; None: nowhere.
+        reader: settings of the archive reader.
+        cluster: cluster name of the archive; empty with `KAFKA_ONLY`.
+        storage: None with `KAFKA_ONLY`, in which the store is not read.
+        registry: registry for metrics; None for no metrics.
+        deserializers: `key.deserializer`, `value.deserializer` and their `.builder` keys.
     """
 
     mode: Mode
@@ -82,11 +88,11 @@ class Settings:
 
 
 def read_settings(configuration: Mapping[str, Any]) -> Settings:
-    """Take a configuration apart, and check what is ours.
+    """Split a configuration into its parts, and check the keys of the tiered consumer.
 
     Raises:
-        ConfigurationError: a key below `tiered.storage.` is not known, has a wrong value, or
-            contradicts another.
+        ConfigurationError: a key below `tiered.storage.` is unknown, has a wrong value, or
+            contradicts another key; or a value of librdkafka's that the consumer reads is wrong.
     """
     given = dict(configuration)
     tiered = {key: given.pop(key) for key in list(given) if key.startswith(PREFIX)}
@@ -124,7 +130,7 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
 
 
 def option_names() -> tuple[str, ...]:
-    """Every key that is ours, as users write it."""
+    """Return every key below `tiered.storage.`, as users write it."""
     return (*names_of(TieredConfig), PREFIX + _REGISTRY)
 
 
@@ -133,7 +139,7 @@ def _is_deserializer(key: str) -> bool:
 
 
 def _archive(config: TieredConfig, given: set[str]) -> tuple[str, StorageConfig | None]:
-    """The cluster's name, and its store."""
+    """Return the cluster's name and its store."""
     if config.mode is Mode.KAFKA_ONLY:
         return "", None
     return archive_of(config, given, f" with {PREFIX}mode {config.mode.value}")

@@ -1,9 +1,11 @@
-"""From where a partition is read next: pure decisions over what Kafka and the store hold.
+"""Choice of the source that a partition is read from next: pure functions of what each side holds.
 
-A partition has one source at a time. It changes at the moments named here, and only there: when it
-is assigned or sought, when Kafka refuses an offset (out of range, or none committed), when the
-store has come to its end, to a gap or to a failure, and, with `KAFKA_PREFERRED`, when the store
-has reached what Kafka still has.
+A partition has one source at a time. The source changes only at these events:
+
+- the partition is assigned, or the application seeks;
+- Kafka refuses an offset (out of range, or none committed);
+- the archive reader comes to the archive's end, to a gap, or to a failure;
+- with `KAFKA_PREFERRED`, the archive reader reaches the offset that Kafka's log starts at.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ class Mode(StrEnum):
 
 
 class Reset(StrEnum):
-    """`auto.offset.reset`, under the first of each value's names."""
+    """`auto.offset.reset`. Each value has aliases in librdkafka; see `kafka_settings`."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -31,7 +33,7 @@ class Reset(StrEnum):
 
 
 class Logical(IntEnum):
-    """Offsets that are no place yet; the values are those of librdkafka."""
+    """Offsets without a position in the log; the values are librdkafka's."""
 
     END = -1
     BEGINNING = -2
@@ -40,17 +42,17 @@ class Logical(IntEnum):
 
 
 TAIL_BASE: Final = -2000
-"""librdkafka's `OFFSET_TAIL(n)` is this minus n: n before the end."""
+"""librdkafka's `OFFSET_TAIL(n)`, n records before the end, is `TAIL_BASE - n`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What the store was found to hold.
+    """What the store holds of a partition.
 
     Attributes:
-        span: None where nothing is stored.
-        away: the store did not answer: `span` says nothing then.
-        gap: offsets within the span that are known not to be there.
+        span: readable offsets; None where nothing is stored.
+        away: the store did not answer. `span` is None then, which does not mean an empty archive.
+        gap: offsets within the span that cannot be read from the store.
     """
 
     span: OffsetRange | None = None
@@ -58,13 +60,13 @@ class Archive:
     gap: OffsetRange | None = None
 
     def holds(self, offset: int) -> bool:
-        """Whether the store can be read from the offset on."""
+        """Whether the store can be read from this offset on."""
         if self.away or self.span is None or offset not in self.span:
             return False
         return self.gap is None or offset not in self.gap
 
     def next_start(self, offset: int) -> int | None:
-        """The first offset above that the store can be read from; None where there is none."""
+        """Return the first readable offset above `offset`; None if there is none."""
         if self.span is None:
             return None
         if self.span.start > offset:
@@ -76,14 +78,14 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known when a source is to be found.
+    """Input of `decide`.
 
     Attributes:
-        wanted: the next offset to hand out; `Logical.BEGINNING` or `END`; a tail offset; None
-            where the group has committed none.
-        kafka: what Kafka holds; None where it was not asked.
-        archive: what the store holds; None where it was not asked.
-        refused: Kafka has said of `wanted` that it is out of range.
+        wanted: the next offset to return; `Logical.BEGINNING` or `END`; a tail offset; or None if
+            the group has no committed offset.
+        kafka: offsets in Kafka; None before Kafka was asked.
+        archive: offsets in the store; None before the store was asked.
+        refused: Kafka has refused `wanted` as out of range.
     """
 
     wanted: int | None
@@ -94,7 +96,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """It cannot be told yet: ask these sides, Kafka first, and decide again."""
+    """More facts are needed: ask these sides, Kafka first, and decide again."""
 
     kafka: bool = False
     store: bool = False
@@ -102,7 +104,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class FromKafka:
-    """Read from Kafka. `reset`: the offset that was wanted is given up, by auto.offset.reset."""
+    """Read from Kafka, from `offset` on.
+
+    Attributes:
+        reset: why `auto.offset.reset` replaced the wanted offset; empty if it did not.
+    """
 
     offset: int
     reset: str = ""
@@ -110,7 +116,12 @@ class FromKafka:
 
 @dataclass(frozen=True, slots=True)
 class FromStore:
-    """Read from the store, up to its end, or to `until` where Kafka has the rest."""
+    """Read from the store, from `offset` on.
+
+    Attributes:
+        until: offset from which Kafka has the rest; None to read to the archive's end.
+        reset: as in `FromKafka`.
+    """
 
     offset: int
     until: int | None = None
@@ -119,17 +130,18 @@ class FromStore:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Nothing can be read now; ask both sides again after a while."""
+    """Nothing can be read now. Ask both sides again after a backoff."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Neither side has the offsets from `first` up to, not including, `end`.
+    """Neither side has the offsets from `first` (inclusive) to `end` (exclusive).
 
-    `settled` is False where the sidecar may still be storing them: Kafka has deleted what the
-    archive has not reached yet.
+    Attributes:
+        settled: False if the sidecar may still upload them: Kafka has deleted offsets that the
+            archive has not reached yet.
     """
 
     first: int
@@ -139,7 +151,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class NoReset:
-    """auto.offset.reset is `error`, and there is no offset to read from."""
+    """`auto.offset.reset` is `error`, and there is no valid offset to read from."""
 
     why: str
 
@@ -148,13 +160,13 @@ Decision = Ask | FromKafka | FromStore | Again | Missing | NoReset
 
 
 def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> Decision:
-    """Where to read on.
+    """Return where to read on.
 
     Args:
-        mode: not KAFKA_ONLY, where nothing is to be decided.
-        reset: what becomes of an offset that lies outside of the union of both sides.
-        facts: what is known.
-        broker: False where there is no Kafka to ask: TIERED_STORAGE_ONLY by hand.
+        mode: any mode but `KAFKA_ONLY`, in which there is nothing to decide.
+        reset: replacement for an offset that neither side has, below or above both.
+        facts: what is known of the partition.
+        broker: False without brokers, which only `TIERED_STORAGE_ONLY` allows.
     """
     wanted = facts.wanted
     if wanted is None or wanted < 0:
@@ -167,10 +179,13 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
 
 
 def _of_no_place(mode: Mode, reset: Reset, facts: Facts) -> Decision:
-    """Where nothing is committed, and for offsets that have first to become a place."""
+    """Decide for logical and tail offsets, and for a group without a committed offset."""
     if facts.wanted is None:
-        found = _by_reset(mode, reset, facts, "no offset is committed")
-        return replace(found, reset="") if isinstance(found, FromKafka | FromStore) else found
+        decision = _by_reset(mode, reset, facts, "no offset is committed")
+        # A group's first read is no reset to warn about: no offset was lost.
+        return (
+            replace(decision, reset="") if isinstance(decision, FromKafka | FromStore) else decision
+        )
     if facts.wanted <= TAIL_BASE:
         return _tail(mode, reset, facts)
     return (
@@ -221,7 +236,11 @@ def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Dec
 
 
 def _beyond_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
-    """The archive lags behind the log, and will come to it; unless the log is shorter, too."""
+    """Decide for an offset above the archive's end: the archive lags behind the log and will reach
+    it.
+
+    If the offset is also above the end of Kafka's log, `auto.offset.reset` applies.
+    """
     kafka = facts.kafka
     if broker and kafka is None:
         return Ask(kafka=True)
@@ -232,7 +251,7 @@ def _beyond_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool
 
 
 def _nowhere(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Decision:
-    """Both sides were asked, and neither can be read at `wanted`."""
+    """Decide when both sides were asked and neither can be read at `wanted`."""
     kafka, archive = facts.kafka, facts.archive
     if kafka is None or archive is None:
         return Ask(kafka=kafka is None, store=archive is None)
@@ -269,7 +288,7 @@ def _by_reset(mode: Mode, reset: Reset, facts: Facts, why: str) -> Decision:
 
 
 def _beginning(mode: Mode, facts: Facts, why: str) -> Decision:
-    """The oldest offset of what the mode reads."""
+    """Decide for the oldest offset of the sides that the mode reads."""
     kafka, archive = facts.kafka, facts.archive
     asks_kafka = kafka is None and mode is not Mode.TIERED_STORAGE_ONLY
     if asks_kafka or archive is None:
@@ -284,7 +303,7 @@ def _beginning(mode: Mode, facts: Facts, why: str) -> Decision:
 
 
 def _older(mode: Mode, kafka: OffsetRange, stored: OffsetRange | None, why: str) -> Decision:
-    """Of both sides the one that begins earlier; of equals the one that the mode prefers."""
+    """Choose the side that starts earlier; if both start at the same offset, the preferred one."""
     if stored is None or kafka.start < stored.start:
         return FromKafka(kafka.start, reset=why)
     if mode is Mode.TIERED_STORAGE_PREFERRED:
@@ -295,7 +314,7 @@ def _older(mode: Mode, kafka: OffsetRange, stored: OffsetRange | None, why: str)
 
 
 def _end(mode: Mode, facts: Facts, why: str) -> Decision:
-    """The next offset that will be written to what the mode reads."""
+    """Decide for the next offset that will be written to the sides that the mode reads."""
     if mode is not Mode.TIERED_STORAGE_ONLY:
         if facts.kafka is None:
             return Ask(kafka=True)
@@ -308,7 +327,7 @@ def _end(mode: Mode, facts: Facts, why: str) -> Decision:
 
 
 def _tail(mode: Mode, reset: Reset, facts: Facts) -> Decision:
-    """So many before the end, or from the beginning where there are fewer."""
+    """Decide for the n-th offset before the end, or for the beginning if the log is shorter."""
     store_only = mode is Mode.TIERED_STORAGE_ONLY
     if facts.archive is None or (facts.kafka is None and not store_only):
         return Ask(kafka=not store_only and facts.kafka is None, store=facts.archive is None)
@@ -316,6 +335,7 @@ def _tail(mode: Mode, reset: Reset, facts: Facts) -> Decision:
         return Again("the store does not answer")
     spans = [span for span in (facts.kafka, facts.archive.span) if span is not None]
     if store_only:
+        # The archive's span is the last of the list. Kafka may have been asked before.
         spans = spans[-1:] if facts.archive.span is not None else []
     if not spans:
         return Again("nothing is stored of the partition")

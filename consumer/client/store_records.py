@@ -1,4 +1,4 @@
-"""Records of the store that are at hand, and the parts of them that are handed out."""
+"""Records of the store that were fetched, and the slices of them that are returned."""
 
 from dataclasses import dataclass, field
 
@@ -11,13 +11,13 @@ from sidetier.consumer.client.partition import Partition
 
 @dataclass(slots=True, eq=False)
 class StoreRecords:
-    """A batch that the reader has given, handed out row by row or in slices.
+    """A batch of the archive reader, returned row by row or in slices.
 
     Attributes:
-        partition: whose records these are; its position moves with them.
+        partition: partition of the records. Its position moves as rows are returned.
         records: never empty.
-        next_offset: where reading goes on behind them.
-        row: the first row that is still at hand.
+        next_offset: offset at which reading continues after these records.
+        row: the first row that was not returned yet.
     """
 
     partition: Partition
@@ -25,7 +25,7 @@ class StoreRecords:
     next_offset: int
     row: int = 0
     left: int = field(init=False)
-    """Rows that are still at hand."""
+    """Rows that were not returned yet."""
     _messages: list[Message] | None = None
 
     def __post_init__(self) -> None:
@@ -33,22 +33,23 @@ class StoreRecords:
 
     @property
     def messages(self) -> list[Message]:
-        """One for each row, made when first asked for."""
+        """One message for each row, created at the first access."""
         if self._messages is None:
             self._messages = messages_of(self.partition.tp, self.records)
         return self._messages
 
     def one(self) -> Message:
-        """The next row."""
+        """Return the next row."""
         message = (self._messages or self.messages)[self.row]
         self.row += 1
         self.left -= 1
+        # After the last row the position skips control batches and compacted offsets behind it.
         offset = self.next_offset - 1 if not self.left else int(message.offset() or 0)
         self.partition.moved(offset + 1, message.leader_epoch())
         return message
 
     def slice(self, most: int) -> "StoreSlice":
-        """The next rows, at most so many."""
+        """Return the next rows, at most `most`."""
         start, stop = self.row, min(self.row + most, int(self.records.num_rows))
         self.row = stop
         self.left -= stop - start
@@ -63,16 +64,16 @@ class StoreRecords:
 
 @dataclass(frozen=True, slots=True)
 class StoreSlice:
-    """Rows of a piece that are handed out together."""
+    """Rows of one batch that are returned together, from `start` to `stop` (exclusive)."""
 
     piece: StoreRecords
     start: int
     stop: int
 
     def messages(self) -> list[Message]:
-        """As `consume` hands them out."""
+        """Return the rows as messages, for `consume`."""
         return self.piece.messages[self.start : self.stop]
 
     def batch(self) -> pa.RecordBatch:
-        """As `consume_arrow` does."""
+        """Return the rows as Arrow batch, for `consume_arrow`."""
         return self.piece.records.slice(self.start, self.stop - self.start)

@@ -1,4 +1,4 @@
-"""What is assigned, and what happens to it: the application's calls, and the sides' news."""
+"""Assigned partitions, changed by calls of the application and by events of both sides."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -25,15 +25,17 @@ class SubscriptionState:
     """The assigned partitions, each read from one side at a time.
 
     Args:
-        rules: see there.
-        sides: Kafka's, None where there is no broker; and who reads the store.
-        lookups: asked where each side begins and ends.
-        clock: seconds.
-        metrics: counts.
-        warn: hears of what passes by itself, but should be known (`error_cb`).
+        rules: settings for decisions.
+        sides: Kafka's side, or None without a broker; and the archive reader.
+        lookups: looks up where each side starts and ends.
+        clock: monotonic clock, in seconds.
+        metrics: counts refusals, gaps and switches.
+        warn: called with transient errors (`error_cb`).
 
     Attributes:
-        drop: called with a partition of which nothing that is at hand may be handed out any more.
+        router: finds the source of each partition.
+        partitions: the assigned partitions; the router's own dict.
+        drop: called with a partition of which nothing fetched earlier may be returned any more.
     """
 
     def __init__(
@@ -53,7 +55,11 @@ class SubscriptionState:
         self._serials = itertools.count(1)
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Replace the assignment: partitions, and an offset or one of `Logical` for each."""
+        """Replace the assignment.
+
+        Args:
+            starts: an offset or one of `Logical` for each partition.
+        """
         new = self._new(starts)
         if self._kafka is not None:
             self._kafka.assign([self._begin(partition) for partition in new])
@@ -61,7 +67,11 @@ class SubscriptionState:
         self._accept(new)
 
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Add to the assignment; one that is assigned already is refused."""
+        """Add to the assignment.
+
+        Raises:
+            KafkaException: `_CONFLICT`: a partition is assigned already.
+        """
         new = self._new(starts)
         if self._kafka is not None:
             self._kafka.add([self._begin(partition) for partition in new])
@@ -71,7 +81,11 @@ class SubscriptionState:
         self._accept(new)
 
     def remove(self, tps: Iterable[TopicPartition]) -> None:
-        """Take from the assignment; all must be in it."""
+        """Remove from the assignment.
+
+        Raises:
+            KafkaException: `_STATE`: a partition is not assigned.
+        """
         gone = list(tps)
         if self._kafka is not None:
             self._kafka.remove(gone)
@@ -86,14 +100,18 @@ class SubscriptionState:
         self._forget(list(self.partitions))
 
     def partition(self, tp: TopicPartition) -> Partition:
-        """An assigned partition; raises KafkaException `_STATE` where it is not assigned."""
+        """Return an assigned partition.
+
+        Raises:
+            KafkaException: `_STATE`: it is not assigned.
+        """
         try:
             return self.partitions[tp]
         except KeyError:
             raise not_assigned(tp) from None
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Read on from an offset, or one of `Logical`."""
+        """Continue at an offset, or at one of `Logical`."""
         partition = self.partition(tp)
         self._drop(tp)
         self.router.leave(partition)
@@ -106,7 +124,10 @@ class SubscriptionState:
             self.router.step()
 
     def pause(self, tp: TopicPartition) -> None:
-        """Hand out nothing of it. What is at hand is dropped, and read again on `resume`."""
+        """Return nothing of the partition until `resume`.
+
+        Records fetched already are dropped, and fetched again after `resume`.
+        """
         partition = self.partitions.get(tp)
         if partition is None or partition.paused:
             return
@@ -120,7 +141,7 @@ class SubscriptionState:
             self._kafka.hold([tp])
 
     def resume(self, tp: TopicPartition) -> None:
-        """Go on after `pause`."""
+        """Continue a paused partition."""
         partition = self.partitions.get(tp)
         if partition is None or not partition.paused:
             return
@@ -135,17 +156,23 @@ class SubscriptionState:
                 self._kafka.release([tp])
 
     def reads(self, source: Source) -> bool:
-        """Whether something may come from this side."""
-        return any(one.source is source and not one.paused for one in self.partitions.values())
+        """Whether any partition is read from this source and not paused."""
+        return any(
+            partition.source is source and not partition.paused
+            for partition in self.partitions.values()
+        )
 
     @property
     def resets_itself(self) -> bool:
-        """Whether librdkafka follows auto.offset.reset, and its errors are the application's."""
+        """Whether librdkafka applies `auto.offset.reset` and the application gets its errors."""
         return self._rules.mode is Mode.KAFKA_ONLY
 
     def kafka_broke_off(self) -> None:
-        """Kafka's client was interrupted (Ctrl-C, say). It drops what it was about to return then,
-        a refusal, too, and stands behind it: all is read again from where it is wanted.
+        """Aim all of Kafka's partitions again after a call of Kafka's client was interrupted
+        (Ctrl-C).
+
+        The interrupted client drops the messages and errors that it was about to return, and its
+        positions are behind them. So each partition is read again from the next wanted offset.
         """
         for partition in list(self.partitions.values()):
             if partition.source is Source.KAFKA:
@@ -153,8 +180,11 @@ class SubscriptionState:
                 self.router.again(partition)
 
     def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
-        """Kafka says `_AUTO_OFFSET_RESET`: the offset is out of range, or (negative) none is
-        committed.
+        """Find another source after Kafka's error `_AUTO_OFFSET_RESET`.
+
+        Args:
+            tp: the refused partition.
+            offset: the offset that is out of range; negative if the group has no committed offset.
         """
         partition = self.partitions.get(tp)
         if partition is None or partition.source is not Source.KAFKA:
@@ -162,7 +192,7 @@ class SubscriptionState:
         if partition.position is None and offset >= 0:
             partition.position = offset
         if partition.position is not None and 0 <= offset < partition.position:
-            return  # of a place that was left since
+            return  # the error is about a position that the partition has left since
         self._metrics.missed(Source.KAFKA)
         gap = partition.gap
         partition.forget()
@@ -172,7 +202,10 @@ class SubscriptionState:
         self.router.look(partition)
 
     def store_ended(self, tp: TopicPartition, next_offset: int) -> None:
-        """The store has nothing more: Kafka goes on there, unless it is not to be read."""
+        """Continue at Kafka after the archive's end.
+
+        With `TIERED_STORAGE_ONLY` the reader waits for more, and the end is reported if configured.
+        """
         partition = self.partitions[tp]
         _advance(partition, next_offset)
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
@@ -185,7 +218,14 @@ class SubscriptionState:
     def store_lacks(
         self, tp: TopicPartition, gap: OffsetRange, detail: str, *, below: bool
     ) -> None:
-        """The store does not have these offsets; `below`: its start has moved beyond them."""
+        """Find another source for offsets that the store does not have.
+
+        Args:
+            tp: the partition.
+            gap: the missing offsets.
+            detail: why they are missing.
+            below: the archive's start has moved beyond them, so they are no gap inside the archive.
+        """
         partition = self.partitions[tp]
         self._metrics.missed(Source.STORE)
         _advance(partition, gap.start)
@@ -194,30 +234,34 @@ class SubscriptionState:
             partition.gap, partition.detail = gap, detail
 
     def store_failed(self, tp: TopicPartition, next_offset: int, error: StoreError) -> None:
-        """The store cannot be read now. Kafka is, if it has the offset."""
+        """Continue at Kafka, if it has the offset, after the store could not be read."""
         partition = self.partitions[tp]
         _advance(partition, next_offset)
         partition.tries += 1
         self.router.store_away(partition, error)
         if error.passes and self._rules.mode is Mode.TIERED_STORAGE_ONLY:
-            return  # the reader tries again by itself
+            return  # the archive reader retries by itself
         self._lost(partition)
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
             partition.archive = Archive(away=True)
 
     def handed_out(self, partition: Partition) -> None:
-        """A piece of the store is handed out to its end: Kafka goes on where it can."""
-        at, until = partition.position, partition.until
-        if until is not None and at is not None and at >= until:
+        """Continue at Kafka if the returned batch ends where Kafka has the rest."""
+        position, until = partition.position, partition.until
+        if until is not None and position is not None and position >= until:
             self._drop(partition.tp)
-            self.router.from_kafka(partition, FromKafka(at))
+            self.router.from_kafka(partition, FromKafka(position))
             self.router.aim()
 
     def _new(self, starts: Mapping[TopicPartition, int]) -> list[Partition]:
         return [Partition(tp, start, next(self._serials)) for tp, start in starts.items()]
 
     def _begin(self, partition: Partition) -> Start:
-        """Kafka first, where that is the mode: librdkafka itself asks for what is committed."""
+        """Return the partition's start in Kafka's consumer; choose Kafka as source if that needs no
+        lookup.
+
+        With `KAFKA_PREFERRED` and a start at the committed offset, librdkafka looks this offset up.
+        """
         start, mode = partition.start, self._rules.mode
         direct = start >= 0 or start in (Logical.STORED, Logical.INVALID)
         if mode is Mode.KAFKA_ONLY or (mode is Mode.KAFKA_PREFERRED and direct):
@@ -238,7 +282,7 @@ class SubscriptionState:
             self.router.forget(self.partitions.pop(tp))
 
     def _lost(self, partition: Partition) -> None:
-        """It was read from the store, and cannot be any more."""
+        """Find another source for a partition that the store cannot serve any more."""
         self.drop(partition.tp)
         self.router.leave(partition)
         partition.forget()
@@ -247,7 +291,7 @@ class SubscriptionState:
     def _drop(self, tp: TopicPartition) -> None:
         self.drop(tp)
         troubles = self.router.troubles
-        troubles[:] = [one for one in troubles if (one.topic, one.partition) != tp]
+        troubles[:] = [error for error in troubles if (error.topic, error.partition) != tp]
 
 
 def _advance(partition: Partition, position: int) -> None:

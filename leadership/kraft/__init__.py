@@ -1,1 +1,1 @@
-"""Leadership in KRaft mode: the broker's own metadata log as watch, Metadata as confirmation."""
+"""Leadership in KRaft mode: the broker's metadata log as a hint, Metadata as confirmation."""

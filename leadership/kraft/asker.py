@@ -1,4 +1,4 @@
-"""The thread that waits for the broker's answers."""
+"""The thread that waits for the broker's responses to Metadata requests."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _JOIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The broker answered after `took` seconds."""
+    """The broker responded after `took` seconds."""
 
     answer: MetadataAnswer
     took: float
@@ -21,7 +21,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No answer came, or one that cannot be read."""
+    """No response arrived, or an unreadable one."""
 
     error: Exception
 
@@ -30,9 +30,9 @@ Outcome = Answered | Unanswered
 
 
 class Asker:
-    """Sends a Metadata request after each `ask`, and hands each outcome to `on_outcome`.
+    """Sends a Metadata request after each `ask` and passes each outcome to `on_outcome`.
 
-    What a request raises is its outcome. `on_death` is called when the thread itself dies.
+    An error of a request is its outcome. `on_death` is called when the thread itself dies.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Asker:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the thread died."""
+        """Error that ended the thread; None while it lives."""
         return self._worker.failure
 
     def start(self) -> None:
@@ -58,11 +58,11 @@ class Asker:
         self._worker.start()
 
     def ask(self) -> None:
-        """Send one request soon; returns at once."""
+        """Request one Metadata request; return at once."""
         self._wanted.set()
 
     def stop(self) -> None:
-        """Send no more; an answer under way is waited for no longer than a second."""
+        """Send no more requests; wait at most one second for a response."""
         self._stopping = True
         self._wanted.set()
         self._worker.join(_JOIN_SECONDS)
@@ -82,6 +82,6 @@ class Asker:
         begun = time.monotonic()
         try:
             answer = self._request.ask()
-        except Exception as error:  # noqa: BLE001 - it belongs to this request
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of this request
             return Unanswered(error)
         return Answered(answer, time.monotonic() - begun)

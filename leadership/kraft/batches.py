@@ -1,4 +1,4 @@
-"""Record batches of the metadata log, and the values inside."""
+"""Record batches of the metadata log, and the values in them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sidetier.segments.records import decode_records
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One whole batch; `start` and `end` are its place in the file, in bytes."""
+    """One whole batch; `start` (inclusive) and `end` (exclusive) are byte positions in the file."""
 
     start: int
     end: int
@@ -20,19 +20,22 @@ class Batch:
     base_offset: Offset
     next_offset: Offset
     values: tuple[bytes, ...]
-    """One per offset; none in a control batch (leader change, snapshot header and footer)."""
+    """One value per offset; empty for a control batch (leader change, snapshot header, footer)."""
 
 
 def read_batches(data: bytes, origin: int = 0) -> Iterator[Batch]:
-    """The whole batches of `data`, which begins at a batch; stops quietly at one that is cut off.
+    """Yield the whole batches of `data`; stop without an error at one that is cut off.
 
-    `origin` is where `data` begins in its file. A batch at the very end whose checksum does not fit
-    counts as cut off: its writer may be at it.
+    A batch at the very end with a wrong CRC counts as cut off: the broker may still be writing it.
+
+    Args:
+        data: Bytes that begin at a batch.
+        origin: Byte position of `data` in its file.
 
     Raises:
-        DamagedSegmentError: a batch that others follow does not have its checksum.
-        UnsupportedFormatError: a batch is of another message format, or compressed by a codec that
-            is not known here (a metadata log never is).
+        DamagedSegmentError: A batch that is followed by others has a wrong CRC.
+        UnsupportedFormatError: A batch has another message format, or an unknown compression codec
+            (metadata logs are never compressed).
     """
     position = 0
     while position + HEADER_BYTES <= len(data):

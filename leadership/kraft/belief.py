@@ -1,18 +1,18 @@
-"""What to believe of the metadata log and of the broker's answers; pure.
+"""Combine the metadata log and the broker's Metadata responses into one view. Pure.
 
-A partition is led when both say so. The log is prompt, but its tail may be uncommitted; the answer
-shows committed metadata only, but comes when asked. So a loss counts from either, at once, and a
-gain waits for the answer to a request that was sent after the log had shown it.
+A partition is led if both sources say so. The log is prompt, but its tail may be uncommitted; the
+response contains only committed metadata, but comes only on request. So a loss counts at once from
+either source, and a gain counts when a request that was sent after the log showed it is answered.
 
-While the broker does not answer (it restarts, or recovers its logs) the last answer stands for
-`stale_after` seconds: what was led then and is not lost by the log is still led, so that its closed
-segments go on being stored. A controlled shutdown writes the losses to the log before the broker
-stops; where it does not, the conditional writes of the store keep two leaders apart. After that
-time the view is unknown.
+While the broker does not respond (it restarts, or recovers its logs), the last response stays valid
+for `stale_after` seconds: a partition that was led then, and that the log does not report as lost,
+is still led, so that its closed segments are still uploaded. A controlled shutdown writes the
+losses to the log before the broker stops; otherwise the store's conditional writes keep two leaders
+apart. After `stale_after` the view is unknown.
 
-A log that cannot be read is stood in for by its last state, likewise for `stale_after` seconds, and
-then by the answers alone, without epochs. With the log alone its tail is taken as it is: a wrong
-guess does no harm, since nothing above the high watermark is ever uploaded.
+If the log cannot be read, its last state also stays valid for `stale_after` seconds; after that the
+responses count alone, without leader epochs. If the log is the only source, its tail is used as it
+is: a wrong guess does no harm, because nothing above the high watermark is ever uploaded.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,9 +32,11 @@ class _Log:
 
 @dataclass(slots=True)
 class Belief:
-    """The latest word of each source; times are seconds of one monotonic clock.
+    """Latest state of each source. All times are seconds of one monotonic clock.
 
-    `confirms` says that Metadata requests are made at all.
+    Attributes:
+        confirms: Whether Metadata requests are made at all.
+        stale_after: Seconds for which the last state of a silent source stays valid.
     """
 
     confirms: bool
@@ -47,7 +49,7 @@ class Belief:
     def log_read(
         self, leads: Mapping[TopicPartition, LeaderEpoch], topic_ids: Mapping[str, str]
     ) -> bool:
-        """The log was read, and says that these are led; True where it said otherwise before."""
+        """Record the led partitions of the log; return True if they changed or are the first."""
         before = self._log.leads if self._log else {}
         changed = {tp for tp, _ in before.items() ^ leads.items()}
         self._changed_since_ask |= changed
@@ -57,27 +59,27 @@ class Belief:
         return first or bool(changed)
 
     def log_failed(self, now: float) -> None:
-        """The log could not be read."""
+        """Record that the log could not be read."""
         if self._log and self._log.failing_since is None:
             self._log.failing_since = now
 
     def asked(self) -> None:
-        """A Metadata request is about to be sent."""
+        """Record that a Metadata request is about to be sent."""
         self._changed_since_ask.clear()
 
     def answered(self, leads: Collection[TopicPartition], now: float) -> None:
-        """The broker answered that these are led."""
+        """Record the led partitions of the broker's response."""
         self._confirmed = set(leads) - self._changed_since_ask
         self._answered_at = now
 
     def settled(self) -> bool:
-        """Whether the two sources say the same, or one of them has nothing to say."""
+        """Return whether both sources agree, or one of them has no state."""
         if self._log is None or self._log.failing_since is not None or self._confirmed is None:
             return True
         return self._log.leads.keys() == self._confirmed
 
     def view(self, now: float) -> LeadershipView:
-        """What is led, as far as can be told at this moment."""
+        """Return the view at this moment."""
         log = self._log if self._log and not self._is_stale(self._log.failing_since, now) else None
         if not self.confirms:
             return _known(log.leads, log.topic_ids) if log else LeadershipView()

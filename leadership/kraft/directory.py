@@ -1,7 +1,7 @@
-"""The files of `__cluster_metadata-0`, by name.
+"""Names of the files in `__cluster_metadata-0`.
 
 Source: Kafka's `UnifiedLog` (segments) and KIP-630 (snapshots, `<end offset>-<epoch>.checkpoint`).
-A snapshot gets this name only when it is whole (`.checkpoint.part` before).
+A snapshot gets this name only when it is complete (`.checkpoint.part` before).
 """
 
 import re
@@ -18,35 +18,35 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 
 class SnapshotId(NamedTuple):
-    """A snapshot of everything below `end_offset`; sorts by age."""
+    """Snapshot of all records below `end_offset` (exclusive); sorts by age."""
 
     end_offset: Offset
     epoch: int
 
     @property
     def file_name(self) -> str:
-        """The name that Kafka gives it."""
+        """File name of the snapshot in Kafka."""
         return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFiles:
-    """What one listing showed; both ascending."""
+    """Files of one directory listing, in ascending order."""
 
     logs: tuple[BaseOffset, ...]
     snapshots: tuple[SnapshotId, ...]
 
     def segment_holding(self, offset: Offset) -> BaseOffset | None:
-        """The segment to begin with in order to read from `offset` on; None where all lie above."""
+        """Return the segment that contains `offset`; None if all segments begin above it."""
         return max((base for base in self.logs if base <= offset), default=None)
 
     def segment_after(self, base: BaseOffset) -> BaseOffset | None:
-        """The next segment, None for the active one."""
+        """Return the next segment; None if `base` is the active one."""
         return min((other for other in self.logs if other > base), default=None)
 
 
 def parse_files(names: Iterable[str]) -> MetadataFiles:
-    """Sorts a listing; other names (indexes, `.deleted`, `.part`, checkpoints) are left out."""
+    """Parse a listing; ignore other names (indexes, `.deleted`, `.part`, checkpoints)."""
     logs, snapshots = [], []
     for name in names:
         if log := _LOG.fullmatch(name):
@@ -57,5 +57,5 @@ def parse_files(names: Iterable[str]) -> MetadataFiles:
 
 
 def log_file_name(base: BaseOffset) -> str:
-    """The name of a segment's log."""
+    """Return the name of a segment's `.log` file."""
     return f"{base:020d}.log"

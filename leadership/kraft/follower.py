@@ -1,4 +1,4 @@
-"""Keeps up with the metadata log: when to look, and what to say when it cannot be read."""
+"""Schedule reads of the metadata log, and report when it cannot be read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,22 +17,27 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogIntervals:
-    """Seconds between two looks: while all is well, and after a failed one."""
+    """Seconds between two reads: after a successful one, and after a failed one."""
 
     regular: float
     after_failure: float
 
 
 class LogFollower:
-    """Looks at the metadata log after each hint, and from time to time without one."""
+    """Reads the metadata log after each hint, and at intervals without hints."""
 
     def __init__(
         self, metadata_log_dir: Path, intervals: LogIntervals, on_hint: Callable[[], None]
     ) -> None:
-        """`on_hint` is called on another thread when it is worth to `look`.
+        """Create the follower; no file is read.
+
+        Args:
+            metadata_log_dir: Log dir that contains `__cluster_metadata-0`.
+            intervals: Seconds between two reads.
+            on_hint: Called on another thread when the directory changed.
 
         Raises:
-            ConfigurationError: there is no such directory.
+            ConfigurationError: The directory does not exist.
         """
         if not metadata_log_dir.is_dir():
             raise ConfigurationError(f"the metadata log dir {metadata_log_dir} is no directory")
@@ -42,24 +47,24 @@ class LogFollower:
         self._intervals = intervals
         self._failing = False
         self.due = 0.0
-        """When to look even without a hint; seconds of the caller's clock."""
+        """Time of the next read without a hint, in seconds of the caller's clock."""
 
     @property
     def image(self) -> MetadataImage:
-        """What the log described at the last successful look."""
+        """Image that the log described at the last successful read."""
         return self._log_file.image
 
     def wants_look(self, now: float, *, hinted: bool) -> bool:
-        """Whether to look now; a log that could not be read is left alone for a while."""
+        """Return whether to read now. After a failure, hints are ignored until `due`."""
         return now >= self.due or (hinted and not self._failing)
 
     def look(self, now: float) -> bool:
-        """Read what is new; True where the image may have changed.
+        """Read new batches; return True if the image may have changed.
 
         Raises:
-            LeadershipError: the log cannot be read; `retry` says whether it may be later.
+            LeadershipError: The log cannot be read; `retry` tells whether a later read can succeed.
         """
-        self._watch.ensure()  # before the look: what comes after it gives a hint
+        self._watch.ensure()  # before the read: later changes then give a hint
         try:
             changed = self._log_file.poll()
         except LeadershipError as error:
@@ -73,10 +78,10 @@ class LogFollower:
         return changed or recovered
 
     def failed(self, now: float) -> None:
-        """A look has ended in a way that nobody expects: the next one comes after a pause."""
+        """Record that a read failed unexpectedly; the next one follows after a pause."""
         self.due = now + self._intervals.after_failure
         self._failing = True
 
     def stop(self) -> None:
-        """Give no more hints."""
+        """Stop giving hints."""
         self._watch.stop()

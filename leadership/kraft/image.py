@@ -1,4 +1,4 @@
-"""The state that the metadata log describes, as far as leadership goes; no I/O."""
+"""The leadership state that the metadata log describes. No I/O."""
 
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ _UNKNOWN = _Lead(-1, -1)
 
 
 class MetadataImage:
-    """Topics by id, and leader and leader epoch of each partition.
+    """Topics by id, with leader and leader epoch of each partition.
 
-    Records inside a transaction wait until it ends, and are forgotten when it is aborted.
+    Records inside a transaction wait until it ends, and are dropped if it is aborted.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class MetadataImage:
         self._transaction: list[MetadataRecord] | None = None
 
     def apply(self, record: MetadataRecord) -> bool:
-        """Take one record in; True where the state may have changed."""
+        """Apply one record; return True if the state may have changed."""
         match record:
             case BeginTransactionRecord():
                 self._transaction = []
@@ -76,7 +76,7 @@ class MetadataImage:
                 pass
 
     def leads(self, broker: BrokerId) -> Mapping[TopicPartition, LeaderEpoch]:
-        """The partitions that the broker leads, with the epoch in which it does."""
+        """Return the partitions that the broker leads, with their leader epochs."""
         return {
             TopicPartition(name, partition): LeaderEpoch(lead.epoch)
             for topic_id, name in self._names.items()
@@ -85,10 +85,10 @@ class MetadataImage:
         }
 
     def topic_ids(self) -> Mapping[str, str]:
-        """Each topic's id, as Kafka prints it."""
+        """Return each topic's id in Kafka's text form."""
         return {name: print_uuid(topic_id) for topic_id, name in self._names.items()}
 
 
 def print_uuid(raw: bytes) -> str:
-    """Sixteen bytes as Kafka's `Uuid.toString` writes them: 22 characters of base64url."""
+    """Return sixteen bytes in the form of Kafka's `Uuid.toString`: 22 characters of base64url."""
     return urlsafe_b64encode(raw).rstrip(b"=").decode()

@@ -1,9 +1,9 @@
-"""Follows the broker's own copy of the metadata log, and keeps the image that it describes.
+"""Follow the broker's own copy of the metadata log, and keep the image that it describes.
 
-What is on disk may not be committed, and can vanish again. After each read the last batch that was
-taken in is compared with what lies at its place now: truncation cuts a suffix before anything is
-written anew, so as long as that batch is unchanged all before it is too. Otherwise everything is
-read again from the newest snapshot.
+Batches on disk may be uncommitted, and can be truncated again. After each read, the last applied
+batch is compared with the bytes now at its position. Truncation cuts a suffix before anything new
+is appended, so while that batch is unchanged, everything before it is unchanged too. Otherwise
+everything is read again from the newest snapshot.
 """
 
 import os
@@ -35,12 +35,12 @@ _BEGINNING = Offset(0)
 
 
 class _LostTrackError(Exception):
-    """What was read no longer fits what is there."""
+    """The data read so far no longer matches the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """The last batch that was taken in: where it lies, and its header with the checksum."""
+    """The last applied batch: its segment and byte position, and its header with the CRC."""
 
     segment: BaseOffset
     start: int
@@ -49,7 +49,7 @@ class _Anchor:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the log has been read."""
+    """How far the log was read, and the resulting image."""
 
     next_offset: Offset = _BEGINNING
     segment: BaseOffset | None = None
@@ -60,26 +60,26 @@ class _Progress:
 
 
 class MetadataLog:
-    """The metadata log in one directory; not for use by several threads at once."""
+    """The metadata log in one directory. For one thread at a time."""
 
     def __init__(self, directory: Path, *, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._directory = directory
         self._chunk_bytes = chunk_bytes
         self._progress: _Progress | None = None
         self.reloads = 0
-        """How often everything was read from the newest snapshot, the first time included."""
+        """Number of full reads from the newest snapshot, including the first one."""
 
     @property
     def image(self) -> MetadataImage:
-        """What the log described at the last `poll`."""
+        """Image that the log described at the last `poll`."""
         return self._progress.image if self._progress else MetadataImage()
 
     def poll(self) -> bool:
-        """Read what is new; True where the image may have changed.
+        """Read new batches; return True if the image may have changed.
 
         Raises:
-            LeadershipUnavailableError: the files are missing or do not fit together now.
-            LeadershipError: they are of a version that is not known here.
+            LeadershipUnavailableError: The files are missing, or do not fit together at the moment.
+            LeadershipError: The files are of an unknown version.
         """
         if self._progress is not None:
             try:
@@ -88,7 +88,7 @@ class MetadataLog:
             except (_LostTrackError, SegmentError, OSError):
                 self._progress = None
             except Exception:
-                self._progress = None  # a part may have been taken in: the next poll reads it anew
+                self._progress = None  # may be half applied: the next poll reads everything again
                 raise
             else:
                 return self._progress.changed
@@ -96,7 +96,7 @@ class MetadataLog:
         return True
 
     def _reload(self) -> _Progress:
-        """Read from the newest snapshot on; tries again, as files may be cleaned away meanwhile."""
+        """Read from the newest snapshot; retry, because the broker may delete files meanwhile."""
         reason: Exception | None = None
         for _ in range(_TRIES):
             try:
@@ -134,14 +134,14 @@ class MetadataLog:
 
     def _read_forward(self, progress: _Progress) -> None:
         while True:
-            files = self._list()  # first: a segment that has a successor is whole when it is read
+            files = self._list()  # before reading: a segment with a successor is then complete
             if progress.segment is None:
                 progress.segment = files.segment_holding(progress.next_offset)
                 if progress.segment is None:
                     return
             anchor = progress.anchor
             self._read_segment(progress, progress.segment)
-            self._check_anchor(anchor)  # last: while it stands, what was read followed it
+            self._check_anchor(anchor)  # after reading: if unchanged, the batches read follow it
             following = files.segment_after(progress.segment)
             if following is None:
                 return
@@ -170,14 +170,14 @@ class MetadataLog:
                 )
 
     def _batches(self, file: int, position: int) -> Iterator[Batch]:
-        """The whole batches from `position` to the end of the file, a chunk in memory at a time."""
+        """Yield the whole batches from `position` to the end of the file, one chunk in memory."""
         chunk_bytes = self._chunk_bytes
         while data := os.pread(file, chunk_bytes, position):
             begun_at = position
             for batch in read_batches(data, position):
                 yield batch
                 position = batch.end
-            if position == begun_at:  # one batch fills more than the chunk, or the tail is cut off
+            if position == begun_at:  # the batch is larger than the chunk, or the tail is cut off
                 if len(data) < chunk_bytes:
                     return
                 chunk_bytes *= 2
@@ -187,7 +187,7 @@ class MetadataLog:
 
 
 def _take(progress: _Progress, batch: Batch) -> None:
-    """Take one batch of the log in, or the part of it that lies above what is known already."""
+    """Apply one batch, or the part of it that is above the next offset."""
     if batch.base_offset > progress.next_offset:
         raise _LostTrackError(
             f"offset {progress.next_offset} is missing before {batch.base_offset}"

@@ -1,8 +1,8 @@
-"""The few kinds of metadata record that tell who leads what.
+"""The kinds of metadata record that describe leadership.
 
-Source: Kafka's `common/metadata/*.json` and `MetadataRecordSerde` (frame version 1). Every value
+Source: Kafka's `common/metadata/*.json` and `MetadataRecordSerde` (frame version 1). Each value
 begins with the frame version, the record's api key and its version, each an unsigned varint; the
-record follows in the flexible encoding. All versions known to Kafka 3.3 to 4.3 are read.
+record follows in the flexible encoding. All versions of Kafka 3.3 to 4.3 are supported.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _LEADER_UNCHANGED = -2
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic was created; `topic_id` is 16 bytes."""
+    """A topic was created; `topic_id` has 16 bytes."""
 
     name: str
     topic_id: bytes
@@ -27,7 +27,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A partition as a whole; `leader` is -1 where there is none."""
+    """Complete state of a partition; `leader` is -1 if there is none."""
 
     topic_id: bytes
     partition: int
@@ -37,9 +37,9 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """What changed in a partition; `leader` is None where the record leaves it alone.
+    """Change of a partition; `leader` is None if the record does not set the leader.
 
-    A change that names a leader, also the same one, raises the leader epoch by one.
+    A change that sets the leader, even to the same broker, increases the leader epoch by one.
     """
 
     topic_id: bytes
@@ -49,24 +49,24 @@ class PartitionChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """A topic went, with all its partitions."""
+    """A topic was deleted with all its partitions."""
 
     topic_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BeginTransactionRecord:
-    """What follows counts only once the transaction ends (KIP-868)."""
+    """The following records take effect only when the transaction ends (KIP-868)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionRecord:
-    """What the open transaction holds now counts."""
+    """The records of the open transaction take effect now."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortTransactionRecord:
-    """What the open transaction holds never happened."""
+    """The records of the open transaction are dropped."""
 
 
 MetadataRecord = (
@@ -81,10 +81,10 @@ MetadataRecord = (
 
 
 def decode_record(value: bytes) -> MetadataRecord | None:
-    """The record inside a value of the metadata log; None for a kind that says nothing of leaders.
+    """Decode a value of the metadata log; None for a kind that does not describe leadership.
 
     Raises:
-        UnsupportedFormatError: the frame, or a record of these kinds, is of an unknown version.
+        UnsupportedFormatError: The frame, or a record of these kinds, has an unknown version.
     """
     reader = WireReader(value)
     frame_version = reader.unsigned_varint()
@@ -112,7 +112,7 @@ def _partition(reader: WireReader) -> PartitionRecord:
     for _ in ("replicas", "isr", "removing", "adding"):
         reader.skip_compact_array(_INT32_BYTES)
     leader, leader_epoch = reader.int32(), reader.int32()
-    # What follows (partition epoch, directories, tagged fields) says nothing of the leader.
+    # The rest (partition epoch, directories, tagged fields) does not describe the leader.
     return PartitionRecord(topic_id, partition, leader, leader_epoch)
 
 

@@ -1,4 +1,4 @@
-"""The Metadata request to the sidecar's own broker, through librdkafka."""
+"""Metadata request to the sidecar's own broker, through librdkafka."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,42 +16,43 @@ if TYPE_CHECKING:
 
 _OURS: Mapping[str, str | int | float | bool] = {
     "client.id": "sidetier-leadership",
-    "reconnect.backoff.max.ms": 1000,  # a broker that is back is seen within a second
-    "topic.metadata.refresh.interval.ms": -1,  # requests are made here, when they are due
+    "reconnect.backoff.max.ms": 1000,  # notice a restarted broker within a second
+    "topic.metadata.refresh.interval.ms": -1,  # the schedule here decides when to request
     "socket.keepalive.enable": True,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """What a broker said: the partitions led by one broker, and Kafka's id of the cluster."""
+    """Content of a response: the partitions that our broker leads, and Kafka's cluster id."""
 
     leads: frozenset[TopicPartition]
     cluster_id: str | None
 
 
 class MetadataRequest(Protocol):
-    """Asks who leads what; one caller at a time."""
+    """Requests the leaders of all partitions. For one caller at a time."""
 
     def ask(self) -> MetadataAnswer:
-        """Ask, and wait for the answer.
+        """Send the request and wait for the response.
 
         Raises:
-            LeadershipUnavailableError: no answer came in time.
+            LeadershipUnavailableError: No response arrived in time.
         """
         ...
 
     def close(self) -> None:
-        """Let connections go; may be called twice."""
+        """Close the connections. May be called twice."""
         ...
 
 
 class BrokerMetadataRequest:
     """`MetadataRequest` on confluent-kafka.
 
-    The client begins with the configured broker. Should that one be down, librdkafka may ask
-    another that it has heard of: committed metadata too, so the answer is as good. Topics that the
-    principal may not describe are missing from the answer, and count as not led.
+    The client begins with the configured broker. If that broker is down, librdkafka may send the
+    request to another broker that it knows: its response also contains committed metadata, so it
+    is equally valid. Topics without DESCRIBE permission for the principal are missing from the
+    response and count as not led.
     """
 
     def __init__(
@@ -61,17 +62,17 @@ class BrokerMetadataRequest:
         timeout: float,
         properties: Mapping[str, str],
     ) -> None:
-        """Does not connect yet.
+        """Create the client; it does not connect yet.
 
         Raises:
-            ConfigurationError: librdkafka refuses a property.
+            ConfigurationError: librdkafka rejects a property.
         """
         self._client: AdminClient | None = admin_client(bootstrap_servers, properties, _OURS)
         self._broker_id = broker_id
         self._timeout = timeout
 
     def ask(self) -> MetadataAnswer:
-        """Ask, and wait for the answer."""
+        """Send the request and wait for the response."""
         if self._client is None:
             raise LeadershipUnavailableError("the Metadata request was closed")
         try:
@@ -79,11 +80,11 @@ class BrokerMetadataRequest:
         except KafkaException as error:
             raise LeadershipUnavailableError(f"no answer to a Metadata request: {error}") from error
         finally:
-            self._client.poll(0)  # hands librdkafka's log lines to the logger
+            self._client.poll(0)  # passes librdkafka's log lines to the logger
         return MetadataAnswer(_led_by(self._broker_id, metadata), metadata.cluster_id)
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
         self._client = None
 
 

@@ -1,4 +1,4 @@
-"""When to send the next Metadata request; pure, times are seconds of one monotonic clock."""
+"""Schedule of Metadata requests. Pure; times are seconds of one monotonic clock."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,15 @@ _DEBOUNCE = 0.02
 _FIRST_RETRY = 0.05
 _MAX_DOUBLINGS = 16
 _SHARE_OF_TIME = 50
-"""A request that took one second is followed by 50 quiet ones: at most 2 % of the time is spent."""
+"""A request that took one second is followed by a pause of 50 s: at most 2 % of the time."""
 
 
 @dataclass(slots=True)
 class AskSchedule:
-    """One request at a time: soon after a hint, sooner again while the two sources disagree or the
-    broker does not answer (doubling the pause each time), else every `interval`.
+    """Decides when to send the next request. At most one request is in flight.
+
+    A request is due shortly after a hint. While the two sources disagree or the broker does not
+    respond, requests follow with pauses that double from 50 ms; otherwise every `interval` seconds.
     """
 
     interval: float
@@ -22,28 +24,28 @@ class AskSchedule:
     _misses: int = 0
 
     def hinted(self, now: float) -> None:
-        """Something changed: ask shortly, so that a burst of changes costs one request."""
+        """Schedule a request shortly after a hint; a burst of hints costs one request."""
         self._misses = 0
         self._hinted = True
         self.due = min(self.due, now + _DEBOUNCE)
 
     def may_ask(self, now: float) -> bool:
-        """Whether a request is due, and none is under way."""
+        """Return whether a request is due and none is in flight."""
         return not self.in_flight and now >= self.due
 
     def asked(self) -> None:
-        """A request goes out; what is hinted from now on needs another one."""
+        """Record that a request is sent; hints from now on need another one."""
         self.in_flight = True
         self._hinted = False
 
     def answered(self, now: float, took: float, *, settled: bool) -> None:
-        """An answer came after `took` seconds; `settled` when both sources agree."""
+        """Record a response after `took` seconds; `settled` tells whether both sources agree."""
         self._misses = 0 if settled else self._misses + 1
         quiet = max(self.interval, took * _SHARE_OF_TIME)
         self._finish(now, quiet if settled else max(self._pause(), took))
 
     def failed(self, now: float) -> None:
-        """No answer came."""
+        """Record that no response arrived."""
         self._misses += 1
         self._finish(now, self._pause())
 

@@ -1,4 +1,4 @@
-"""The KRaft source: the metadata log hints, the Metadata request confirms."""
+"""The KRaft source: the metadata log gives hints, the Metadata request confirms them."""
 
 import time
 from collections.abc import Callable
@@ -29,9 +29,10 @@ class _Signal(Enum):
 
 
 class KraftLeadership:
-    """A `LeadershipSource` for a broker in KRaft mode; `Belief` tells what it makes of its sources.
+    """A `LeadershipSource` for a broker in KRaft mode. `Belief` combines its two sources.
 
-    One thread reads the metadata log and delivers views, another waits for the broker's answers.
+    One thread reads the metadata log and delivers views; another one waits for the broker's
+    responses to Metadata requests.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class KraftLeadership:
         request: MetadataRequest | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`request` stands in for the one that the settings describe."""
+        """Create the source; `request` replaces the request that the settings describe."""
         self._settings = settings
         self._request = request
         self._clock = clock
@@ -60,11 +61,11 @@ class KraftLeadership:
         self._published_at = float("-inf")
 
     def start(self, listener: ViewListener) -> None:
-        """Begin to deliver views.
+        """Start to deliver views.
 
         Raises:
-            ConfigurationError: neither source is configured, the log dir does not exist, or
-                librdkafka refuses a property.
+            ConfigurationError: Neither source is configured, the log dir does not exist, or
+                librdkafka rejects a property.
         """
         self._follower, self._asker = self._open_follower(), self._open_asker()
         if self._follower is None and self._asker is None:
@@ -77,15 +78,15 @@ class KraftLeadership:
         self._worker.start()
 
     def view(self) -> LeadershipView:
-        """The latest view."""
+        """Return the latest view."""
         return self._publisher.view
 
     def failure(self) -> BaseException | None:
-        """Why one of the threads died."""
+        """Return why one of the threads died; None while both live."""
         return self._worker.failure or (self._asker.failure if self._asker else None)
 
     def stop(self) -> None:
-        """Deliver nothing more, and let files and connections go."""
+        """Stop delivering views; close files and connections."""
         self._publisher.close()
         self._mailbox.close()
         if self._asker is not None:
@@ -147,7 +148,7 @@ class KraftLeadership:
             self._schedule.asked()
             self._belief.asked()
             self._asker.ask()
-        # Without news too, now and then: sources that are silent stop being believed.
+        # Publish from time to time without news as well: the view of silent sources expires.
         if news or now - self._published_at >= self._settings.log_poll_interval:
             self._published_at = now
             view = self._belief.view(now)
@@ -161,7 +162,7 @@ class KraftLeadership:
                 raise
             self._belief.log_failed(now)
             return False
-        except Exception as error:  # noqa: BLE001 - it belongs to this look
+        except Exception as error:  # noqa: BLE001 - affects only this read; the log is read again
             follower.failed(now)
             self._belief.log_failed(now)
             self._note_unexpected(_METADATA_LOG, error)

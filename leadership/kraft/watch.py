@@ -1,4 +1,4 @@
-"""Hints that something in the metadata log's directory changed."""
+"""Hints from inotify that the metadata log's directory changed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
 _log = structlog.get_logger(__name__)
-# Appends are the very thing here: this one directory sees two a second on an idle cluster.
+# Appends count as changes here: an idle cluster appends twice a second to this one directory.
 _EVENTS: list[type[FileSystemEvent]] = [
     FileCreatedEvent,
     FileDeletedEvent,
@@ -29,11 +29,11 @@ _EVENTS: list[type[FileSystemEvent]] = [
 
 
 class DirectoryWatch:
-    """Calls `on_hint`, on a thread of its own, after each change in one directory.
+    """Calls `on_hint` on its own thread after each change in one directory.
 
-    Hints can be missing: where the directory is not there yet, where the system allows no further
-    watches (then it says so once), or when events overflow. Whoever needs to be sure looks himself
-    from time to time, and calls `ensure` then.
+    Hints can be missing: while the directory does not exist, when the system allows no further
+    watches (logged once), or when events overflow. A caller that must not miss changes also reads
+    the directory at intervals, and calls `ensure` then.
     """
 
     def __init__(self, directory: Path, on_hint: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class DirectoryWatch:
         self._gave_up = False
 
     def ensure(self) -> None:
-        """Watch the directory unless it is watched already; notices when it was replaced."""
+        """Watch the directory if it is not watched yet or was replaced."""
         identity = self._identity()
         if self._gave_up or identity == self._watched:
             return
@@ -53,7 +53,7 @@ class DirectoryWatch:
             self._start(identity)
 
     def stop(self) -> None:
-        """Give no more hints; may be called twice."""
+        """Stop giving hints. May be called twice."""
         if self._observer is not None:
             self._observer.stop()
             self._observer.join()

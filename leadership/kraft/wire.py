@@ -1,4 +1,4 @@
-"""Reads the primitive types of Kafka's flexible encoding (KIP-482) and of record batches."""
+"""Decode the primitive types of Kafka's flexible encoding (KIP-482) and of record batches."""
 
 import struct
 
@@ -11,10 +11,10 @@ _VARLONG_BITS = 70
 
 
 class WireReader:
-    """Walks once over a buffer; every method takes one value and moves on.
+    """Sequential reader of a buffer; each method decodes one value and advances.
 
     Raises:
-        UnsupportedFormatError: the bytes end early, or hold a length that cannot be.
+        UnsupportedFormatError: The bytes end early, or contain an impossible length.
     """
 
     __slots__ = ("_data", "_position")
@@ -25,35 +25,35 @@ class WireReader:
 
     @property
     def position(self) -> int:
-        """How many bytes lie behind."""
+        """Number of bytes read so far, from the beginning of the buffer."""
         return self._position
 
     def take(self, length: int) -> bytes:
-        """The next `length` bytes."""
+        """Return the next `length` bytes."""
         end = self._position + length
         if length < 0 or end > len(self._data):
             raise UnsupportedFormatError(
                 f"{length} bytes wanted at {self._position} of {len(self._data)}"
             )
-        taken = self._data[self._position : end]
+        piece = self._data[self._position : end]
         self._position = end
-        return taken
+        return piece
 
     def int8(self) -> int:
-        """A signed byte."""
+        """Decode a signed byte."""
         return int.from_bytes(self.take(1), "big", signed=True)
 
     def int32(self) -> int:
-        """Four bytes, signed, big-endian."""
+        """Decode four bytes, signed, big-endian."""
         value: int = _INT32.unpack(self.take(4))[0]
         return value
 
     def uuid(self) -> bytes:
-        """Sixteen bytes."""
+        """Return sixteen bytes."""
         return self.take(_UUID_BYTES)
 
     def unsigned_varint(self, max_bits: int = _VARINT_BITS) -> int:
-        """Seven bits a byte, lowest first."""
+        """Decode an unsigned varint: seven bits per byte, lowest first."""
         value = 0
         for shift in range(0, max_bits, 7):
             byte = self.take(1)[0]
@@ -65,17 +65,17 @@ class WireReader:
         )
 
     def varint(self) -> int:
-        """A zigzag varint, as inside records."""
+        """Decode a zigzag varint of up to 32 bits, as inside records."""
         raw = self.unsigned_varint()
         return (raw >> 1) ^ -(raw & 1)
 
     def varlong(self) -> int:
-        """A zigzag varint of up to 64 bits."""
+        """Decode a zigzag varint of up to 64 bits."""
         raw = self.unsigned_varint(_VARLONG_BITS)
         return (raw >> 1) ^ -(raw & 1)
 
     def compact_string(self) -> str:
-        """Length plus one as unsigned varint, then UTF-8; null is refused."""
+        """Decode a string: length plus one as unsigned varint, then UTF-8; null is an error."""
         raw = self.take(self.unsigned_varint() - 1)
         try:
             return raw.decode()
@@ -83,12 +83,12 @@ class WireReader:
             raise UnsupportedFormatError(f"{raw[:40]!r} is no UTF-8") from error
 
     def skip_compact_array(self, item_bytes: int) -> None:
-        """Passes over an array of items of a fixed size; length plus one, 0 for null."""
+        """Skip an array of items of fixed size: length plus one as varint, 0 for null."""
         count = self.unsigned_varint() - 1
         self.take(max(count, 0) * item_bytes)
 
     def tagged_fields(self) -> dict[int, bytes]:
-        """The tagged fields that end a structure: tag to its undecoded bytes."""
+        """Return the tagged fields at the end of a structure: tag to undecoded bytes."""
         fields = {}
         for _ in range(self.unsigned_varint()):
             tag = self.unsigned_varint()

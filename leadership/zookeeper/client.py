@@ -1,4 +1,4 @@
-"""What the ZooKeeper source needs of a client, and kazoo in that role."""
+"""The client interface of the ZooKeeper source, and its implementation with kazoo."""
 
 import importlib.util
 from collections.abc import Callable
@@ -20,34 +20,34 @@ _CONNECTION_RETRY = {"max_tries": -1, "delay": 0.1, "max_delay": 2.0}
 
 
 class Session(Enum):
-    """How the client stands towards ZooKeeper."""
+    """State of the ZooKeeper session."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
-    """The connection is gone; the session may live on. Every watch is forgotten."""
+    """The connection is lost; the session may still exist. All watches are gone."""
     LOST = "lost"
-    """The session expired; a new one is being opened."""
+    """The session expired; the client opens a new one."""
     REFUSED = "refused"
-    """The credentials were refused, for good."""
+    """ZooKeeper rejected the credentials. The client does not try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A node's bytes."""
+    """Content of a node."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The names of a node's children."""
+    """Names of a node's children."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """There is no such node."""
+    """The node does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +63,30 @@ OnFired = Callable[[str], None]
 
 
 class TreeClient(Protocol):
-    """Reads nodes and watches them. Callbacks come on the client's threads and return quickly."""
+    """Reads and watches nodes. Callbacks run on the client's threads and must return quickly."""
 
     def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
-        """Begin to connect, for as long as it takes; `on_fired` gets the path whose watch fired.
+        """Start to connect, and retry without a time limit.
+
+        Args:
+            on_session: Called with each change of the session's state.
+            on_fired: Called with the path whose watch fired.
 
         Raises:
-            ConfigurationError: the client can never connect as it is configured.
+            ConfigurationError: The client can never connect with its configuration.
         """
         ...
 
     def read(self, path: str, on_outcome: OnOutcome) -> None:
-        """Read a node's data and watch it, once; a missing node is watched for its creation."""
+        """Read a node's data and set a one-time watch; also on the creation of a missing node."""
         ...
 
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
-        """The same for a node's children."""
+        """Read a node's children and set a one-time watch, as `read` does."""
         ...
 
     def stop(self) -> None:
-        """End the session; no further callback comes. May be called twice."""
+        """End the session. No further callback runs afterwards. May be called twice."""
         ...
 
 
@@ -95,7 +99,7 @@ class KazooTreeClient:
         self._on_fired: OnFired = lambda _: None
 
     def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         client = self._client = _kazoo(self._settings)
         self._on_fired = on_fired
 
@@ -123,7 +127,7 @@ class KazooTreeClient:
             else:
                 on_outcome(Data(result.get_nowait()[0]))
 
-        if (client := self._client) is not None:  # stopped meanwhile: nobody waits for an outcome
+        if (client := self._client) is not None:  # after `stop` nobody waits for an outcome
             client.get_async(path, watch=self._fired).rawlink(take)
 
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
@@ -150,7 +154,7 @@ class KazooTreeClient:
     def _await_creation(
         self, path: str, on_outcome: OnOutcome, again: Callable[[str, OnOutcome], None]
     ) -> None:
-        """Watch for a node that was missing a moment ago; read `again` if it is there by now."""
+        """Watch a node that was just missing; call `again` if it exists by now."""
 
         def take(result: "IAsyncResult[ZnodeStat | None]") -> None:
             if isinstance(result.exception, Exception):
@@ -164,7 +168,7 @@ class KazooTreeClient:
             client.exists_async(path, watch=self._fired).rawlink(take)
 
     def _fired(self, event: WatchedEvent) -> None:
-        if event.path is not None:  # None: the connection went, and all watches with it
+        if event.path is not None:  # None: the connection was lost, and with it all watches
             self._on_fired(event.path)
 
 

@@ -1,4 +1,4 @@
-"""The nodes that brokers keep in ZooKeeper: their paths and what they hold.
+"""ZooKeeper nodes of Kafka brokers: their paths and contents.
 
 Source: Kafka's `ZkData.scala`. Paths are relative to the chroot of `zookeeper.connect`.
 """
@@ -20,7 +20,7 @@ _STATE_PATH = re.compile(r"/brokers/topics/([^/]+)/partitions/([0-9]+)/state")
 
 @dataclass(frozen=True, slots=True)
 class TopicNode:
-    """`/brokers/topics/<topic>`: the replicas of each partition; no topic id before Kafka 2.8."""
+    """`/brokers/topics/<topic>`: replicas by partition, and the topic id (since Kafka 2.8)."""
 
     replicas: dict[int, frozenset[int]]
     topic_id: str | None
@@ -35,17 +35,17 @@ class StateNode:
 
 
 def topic_path(topic: str) -> str:
-    """Where a topic's replicas stand."""
+    """Return the path of a topic's node."""
     return f"{TOPICS_PATH}/{topic}"
 
 
 def state_path(partition: TopicPartition) -> str:
-    """Where a partition's leader stands."""
+    """Return the path of a partition's state node."""
     return f"{TOPICS_PATH}/{partition.topic}/partitions/{partition.partition}/state"
 
 
 def parse_path(path: str) -> str | TopicPartition | None:
-    """What a node is about: a topic's name, a partition (its state), or None for the list."""
+    """Return the topic of a topic node, the partition of a state node, or None for other paths."""
     if state := _STATE_PATH.fullmatch(path):
         return TopicPartition(state[1], int(state[2]))
     if topic := _TOPIC_PATH.fullmatch(path):
@@ -54,7 +54,7 @@ def parse_path(path: str) -> str | TopicPartition | None:
 
 
 def parse_topic(path: str, data: bytes) -> TopicNode:
-    """Reads a topic's node; raises LeadershipError."""
+    """Parse a topic's node. Raises LeadershipError."""
     value = _parse_object(path, data)
     try:
         replicas = {
@@ -68,7 +68,7 @@ def parse_topic(path: str, data: bytes) -> TopicNode:
 
 
 def parse_state(path: str, data: bytes) -> StateNode:
-    """Reads a partition's state; raises LeadershipError."""
+    """Parse a partition's state node. Raises LeadershipError."""
     value = _parse_object(path, data)
     try:
         return StateNode(BrokerId(int(value["leader"])), LeaderEpoch(int(value["leader_epoch"])))
@@ -77,7 +77,7 @@ def parse_state(path: str, data: bytes) -> StateNode:
 
 
 def parse_cluster_id(data: bytes) -> str:
-    """Reads `/cluster/id`; raises LeadershipError."""
+    """Parse `/cluster/id`. Raises LeadershipError."""
     value = _parse_object(CLUSTER_ID_PATH, data)
     try:
         return str(value["id"])

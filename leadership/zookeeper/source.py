@@ -1,4 +1,4 @@
-"""The ZooKeeper source: reads the tree once, then whatever a watch fires for."""
+"""The ZooKeeper source: reads the tree once, then each node whose watch fires."""
 
 import time
 from collections import Counter, OrderedDict
@@ -41,7 +41,7 @@ _BURST_SECONDS = 0.05
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _ESSENTIAL = frozenset({CLUSTER_ID_PATH, TOPICS_PATH})
-"""Nothing is known before these have been read."""
+"""Nodes that must have been read before any view is known."""
 _CONNECTION_ERRORS = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 
 
@@ -54,7 +54,7 @@ class _Fired:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A node was read, over the connection of this generation."""
+    """A node was read, over the connection with this generation number."""
 
     generation: int
     path: str
@@ -67,12 +67,12 @@ _Message = Session | _Fired | _Read
 class ZookeeperLeadership:
     """A `LeadershipSource` for a broker in ZooKeeper mode.
 
-    Watches are forgotten with the connection. So after each new connection, of the same session or
-    of another one, the whole tree is read anew. Until that is done the last view stands, for the
-    length of a session timeout since the connection was lost; then the view is unknown.
+    A lost connection removes all watches. So after each new connection, of the same session or of
+    another one, the source reads the whole tree again. Until it has done so, the last view stays
+    valid for one session timeout after the loss of the connection; then the view is unknown.
 
-    A node that cannot be read, or does not parse, concerns its own topic or partition: what was
-    last known of that counts, and the node is read again after a growing pause.
+    A node that cannot be read or parsed affects only its own topic or partition: the source keeps
+    that topic's or partition's last known state, and reads the node again after a growing pause.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class ZookeeperLeadership:
         self._shown_at = 0.0
 
     def start(self, listener: ViewListener) -> None:
-        """Begin to connect and to deliver views.
+        """Start to connect and to deliver views.
 
         Raises:
-            ConfigurationError: the address or the credentials cannot be used at all.
+            ConfigurationError: The address or the credentials are unusable.
         """
         self._unsure_since = self._clock()
         self._client.start(self._mailbox.post, lambda path: self._mailbox.post(_Fired(path)))
@@ -111,15 +111,15 @@ class ZookeeperLeadership:
         self._worker.start()
 
     def view(self) -> LeadershipView:
-        """The latest view."""
+        """Return the latest view."""
         return self._publisher.view
 
     def failure(self) -> BaseException | None:
-        """Why the thread died."""
+        """Return why the thread died; None while it lives."""
         return self._worker.failure
 
     def stop(self) -> None:
-        """Deliver nothing more, and end the session."""
+        """Stop delivering views and end the session."""
         self._publisher.close()
         self._mailbox.close()
         self._worker.join()
@@ -134,8 +134,9 @@ class ZookeeperLeadership:
             self._publish()
 
     def _pause(self) -> float | None:
-        """Until the last view is too old, or an unreadable node is read again; None while nothing
-        but a message can change anything.
+        """Return the seconds until the last view expires or an unreadable node is read again.
+
+        None if only a message can change anything.
         """
         now = self._clock()
         moments = list(self._read_again.values())
@@ -157,7 +158,7 @@ class ZookeeperLeadership:
                     del self._reading[path]
                 self._take(path, outcome)
             case _:
-                pass  # an answer over an earlier connection
+                pass  # response over an earlier connection
 
     def _change_session(self, session: Session) -> None:
         _log.info("leadership.zookeeper_session", state=session.value)
@@ -202,12 +203,12 @@ class ZookeeperLeadership:
 
     def _take(self, path: str, outcome: Outcome) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, _CONNECTION_ERRORS):
-            return  # the change of the session follows, and everything is read again
+            return  # a session change follows, after which everything is read again
         try:
             self._take_in(path, outcome)
         except ConfigurationError:
             raise
-        except Exception as error:  # noqa: BLE001 - it belongs to this node
+        except Exception as error:  # noqa: BLE001 - affects only this node; read again later
             self._hold(path, error)
         else:
             self._unreadable.pop(path, None)
@@ -258,7 +259,7 @@ class ZookeeperLeadership:
             )
 
     def _publish(self) -> None:
-        """Show what was read; while more answers are under way not at every one of them."""
+        """Publish the state; while further responses are pending, only every 50 ms."""
         now = self._clock()
         complete = self._connected and self._has_read_all()
         if complete:
@@ -271,7 +272,7 @@ class ZookeeperLeadership:
             self._show(now)
 
     def _has_read_all(self) -> bool:
-        """Every node has been read, but for those that cannot be and that one can do without."""
+        """Return whether all nodes were read, except for unreadable ones that are not essential."""
         if self._unreadable.keys() & _ESSENTIAL:
             return False
         return all(path in self._unreadable for path in chain(self._pending, self._reading))

@@ -1,4 +1,4 @@
-"""What was read of ZooKeeper's tree so far, and what is to be read next; pure."""
+"""State of ZooKeeper's tree as read so far, and the nodes to read next. Pure."""
 
 from collections.abc import Collection
 from types import MappingProxyType
@@ -9,11 +9,11 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 
 class TopicTree:
-    """The topics, and the state of those partitions that have a replica on our broker.
+    """The topics, and the state of the partitions that have a replica on our broker.
 
-    Each method takes in what was read of one node, and returns the paths that must be read
-    because of it. Partitions without a replica here cannot be led, so their state is left alone;
-    a reassignment changes the topic's node first.
+    Each method takes the content of one node and returns the paths to read because of it. The
+    broker cannot lead partitions without a local replica, so their state is not read; a
+    reassignment changes the topic's node first.
     """
 
     def __init__(self, broker: BrokerId) -> None:
@@ -23,10 +23,10 @@ class TopicTree:
         self._hosted: dict[str, set[TopicPartition]] = {}
         self._leads: dict[TopicPartition, LeaderEpoch] = {}
         self.changes = 0
-        """How often something was taken in that the view shows."""
+        """Number of changes so far that affect the view."""
 
     def listed(self, topics: Collection[str]) -> list[str]:
-        """The children of `/brokers/topics`."""
+        """Take in the children of `/brokers/topics`; return the paths of new topics."""
         for topic in self._topics - set(topics):
             self.topic_read(topic, None)
         new = set(topics) - self._topics
@@ -34,7 +34,7 @@ class TopicTree:
         return [topic_path(topic) for topic in sorted(new)]
 
     def topic_read(self, topic: str, node: TopicNode | None) -> list[str]:
-        """A topic's node; None where it is missing."""
+        """Take in a topic's node, None if missing; return the paths of new partitions' states."""
         if node is None:
             self._topics.discard(topic)
         hosted = self._hosted_partitions(topic, node)
@@ -48,18 +48,18 @@ class TopicTree:
         return [state_path(partition) for partition in sorted(hosted - before)]
 
     def state_read(self, partition: TopicPartition, node: StateNode | None) -> None:
-        """A partition's state; None where it is missing (not elected yet, or deleted)."""
+        """Take in a partition's state; None if missing (not elected yet, or deleted)."""
         if node is not None and node.leader == self._broker and self.hosts(partition):
             self._set_epoch(partition, node.leader_epoch)
         else:
             self._set_epoch(partition, None)
 
     def hosts(self, partition: TopicPartition) -> bool:
-        """Whether the partition's state is of interest."""
+        """Return whether the broker has a replica of the partition, so that its state matters."""
         return partition in self._hosted.get(partition.topic, ())
 
     def view(self) -> LeadershipView:
-        """What is led, as read so far."""
+        """Return the view of the nodes read so far."""
         return LeadershipView(
             MappingProxyType(dict(self._leads)), MappingProxyType(dict(self._topic_ids)), known=True
         )

@@ -1,1 +1,1 @@
-"""Restore drills: a sample of the archive comes back on a throw-away broker, and is compared."""
+"""Restore drills: restore a sample of the archive on a throw-away broker, and compare it."""

@@ -1,4 +1,4 @@
-"""Compare what a drill has restored with the archive and with the live brokers."""
+"""Compare the records that a drill has restored with the archive and with the live brokers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,33 +18,34 @@ class RecordSource(Protocol):
     """Brokers whose records can be consumed."""
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
-        """What a consumer gets from the planned start up to the planned end.
+        """Return the digest of what a consumer gets from the planned start up to the planned end.
 
         Raises:
-            LeadershipUnavailableError: the brokers refuse, or do not answer.
+            LeadershipUnavailableError: The brokers refuse, or do not answer.
         """
         ...
 
 
 LogStart = Callable[[TopicPartition], int]
-"""The log start offset of a partition on the live brokers; LeadershipUnavailableError where no
-broker tells it."""
+"""Returns the log start offset of a partition on the live brokers; raises
+LeadershipUnavailableError if no broker answers.
+"""
 
 
 def differences_from_archive(
     plan: PlannedPartition, expected: Mapping[IsolationLevel, Digest], restored: RecordSource
 ) -> list[str]:
-    """In what a consumer of the restored partition gets something else than the archive holds.
+    """Return how the records of the restored partition differ from the archive.
 
-    At both isolation levels: aborted records must stay hidden, and no committed one may be.
+    Both isolation levels are compared: aborted records must be hidden, committed records must not.
 
     Args:
-        plan: What was restored.
-        expected: What the archive holds of it.
+        plan: The restored part of the partition.
+        expected: The digests of the archive, by isolation level.
         restored: The throw-away broker.
 
     Raises:
-        LeadershipUnavailableError: the throw-away broker does not answer.
+        LeadershipUnavailableError: The throw-away broker does not answer.
     """
     problems = []
     for level, digest in expected.items():
@@ -59,9 +60,9 @@ def differences_from_archive(
 
 @dataclass(frozen=True, slots=True)
 class LiveComparison:
-    """What was compared with the live brokers: the offsets from `start` up to the planned end.
+    """The comparison with the live brokers of the offsets from `start` up to the planned end.
 
-    `start` is None where the live brokers hold none of them any more.
+    `start` is None if the live brokers have none of these offsets any more.
     """
 
     start: int | None
@@ -75,22 +76,23 @@ def compare_with_live(
     log_start: LogStart,
     name: str = "the restored broker",
 ) -> LiveComparison:
-    """Compare restored records with those that the live brokers still hold, segment by segment.
+    """Compare restored records with those that the live brokers still have, segment by segment.
 
     Records of aborted transactions are compared too. A transaction that is open at the end of the
-    sample is decided on the live brokers and aborted on the throw-away one: its records are equal.
+    sample is decided on the live brokers and aborted on the throw-away broker; its records are
+    equal.
 
-    When retention deletes records in the meantime, what is left is compared again.
+    If retention deletes records during the comparison, the remaining records are compared again.
 
     Args:
-        plan: What was restored.
+        plan: The restored part of the partition.
         restored: The throw-away broker, or the archive that was restored.
         live: The live brokers.
-        log_start: Tells where the live log starts.
-        name: What `restored` is called in differences.
+        log_start: Returns the log start offset on the live brokers.
+        name: Name of `restored` in the reported differences.
 
     Raises:
-        LeadershipUnavailableError: brokers do not answer.
+        LeadershipUnavailableError: Brokers do not answer.
     """
     start = max(plan.start, log_start(plan.topic_partition))
     for tries_left in reversed(range(_TRIES)):
@@ -117,7 +119,7 @@ def compare_with_live(
 
 
 def _segments_from(plan: PlannedPartition, start: int) -> Iterator[PlannedPartition]:
-    """Each planned segment as a plan of its own, without the offsets below `start`."""
+    """Yield each planned segment as a plan of its own, without the offsets below `start`."""
     ends = [segment.base_offset for segment in plan.segments[1:]] + [plan.end]
     for segment, end in zip(plan.segments, ends, strict=True):
         first = max(start, plan.start, segment.base_offset)

@@ -1,9 +1,9 @@
-"""Topics of drills in a given cluster: their names, and how those that were left over are deleted.
+"""Name the topics of drills in a given cluster, and delete topics that killed drills have left.
 
-A drill calls its topics `sidetier-drill-<run>-topic-<number>` and `sidetier-drill-<run>-offsets`,
-where `<run>` is the time of its start and a random number. It deletes them when it ends. A kill
-leaves them, and the group `sidetier-drill-<run>` that has the progress of their copy. A later drill
-deletes what a kill has left.
+A drill creates the topics `sidetier-drill-<run>-topic-<number>` and `sidetier-drill-<run>-offsets`,
+where `<run>` is its start time and a random number, and deletes them when it ends. A kill leaves
+them, and the group `sidetier-drill-<run>` with the progress of their copy. A later drill deletes
+what a kill has left.
 """
 
 import re
@@ -35,26 +35,26 @@ _TOPIC: Final = re.compile(
 
 
 def new_run(now: float) -> MirrorNames:
-    """The names of a drill that starts now; `now` is in seconds since 1970."""
+    """Return the names of a drill that starts now; `now` is in seconds since 1970."""
     started = datetime.fromtimestamp(now, UTC).strftime(_TIME)
     return MirrorNames(f"{started}-{secrets.token_hex(4)}", _KIND)
 
 
 def topic_of(names: MirrorNames, number: int) -> str:
-    """The topic that takes the records of the sample's topic with this number."""
+    """Return the topic that receives the records of the sample's topic with this number."""
     return f"{names.group}-topic-{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class DrillTopic:
-    """A topic that is called as those of drills are.
+    """A topic whose name is that of a drill's topic.
 
     Attributes:
-        name: Its name.
-        topic_id: Its id.
+        name: The topic's name.
+        topic_id: The topic's id.
         group: The progress group of the drill.
-        started: When the drill started, in seconds since 1970.
-        partitions: Number of its partitions.
+        started: The start of the drill, in seconds since 1970.
+        partitions: Number of partitions of the topic.
     """
 
     name: str
@@ -65,12 +65,12 @@ class DrillTopic:
 
     @property
     def is_offset_map(self) -> bool:
-        """Whether it has the offset map of the drill's topics."""
+        """Whether the topic has the offset map of the drill's topics."""
         return self.name == f"{self.group}-offsets"
 
 
 def drill_topic(topic: TopicMetadata) -> DrillTopic | None:
-    """The topic where it is called as those of drills are, and its id is known; else None."""
+    """Return the drill topic; None if the name does not match or the id is unknown."""
     match = _TOPIC.fullmatch(topic.name)
     if match is None or topic.topic_id is None:
         return None
@@ -88,14 +88,14 @@ def is_of_drill(
     end_offsets: Collection[int],
     progress: Mapping[TopicPartition, CommittedOffset],
 ) -> bool:
-    """Whether a drill has created a topic, for certain: nobody else has written to it.
+    """Whether it is certain that a drill has created the topic and nothing else has written to it.
 
     The progress of a copy names the topic's id, and is committed before its first record.
 
     Args:
         topic: The topic.
         end_offsets: Log end offset of each partition.
-        progress: Of the topic's group.
+        progress: The committed offsets of the topic's group.
     """
     if not any(end_offsets):
         return True
@@ -108,8 +108,11 @@ def is_of_drill(
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """Topics of earlier drills: those that were deleted, and those that were left alone because
-    nothing proves that a drill has made them.
+    """Topics of earlier drills.
+
+    Attributes:
+        deleted: The topics that were deleted.
+        unproven: The topics that were kept, because nothing proves that a drill has created them.
     """
 
     deleted: tuple[str, ...] = ()
@@ -122,7 +125,7 @@ def delete_left_over(cluster: Cluster, now: float, age: float) -> LeftOver:
     A kill in between leaves topics that the next call recognises.
 
     Raises:
-        BrokerError: a broker refuses, or none answers.
+        BrokerError: A broker refuses, or none answers.
     """
     described = cluster.metadata().topics.values()
     old = [
@@ -151,7 +154,7 @@ def delete_drill(cluster: Cluster, group: str, topics: Collection[DrillTopic]) -
     copied topic. Therefore the offset map is deleted before the copied topics.
 
     Raises:
-        BrokerError: a broker refuses, or none answers.
+        BrokerError: A broker refuses, or none answers.
     """
     for is_offset_map in (True, False):
         ids = [topic.topic_id for topic in topics if topic.is_offset_map is is_offset_map]
@@ -162,13 +165,13 @@ def delete_drill(cluster: Cluster, group: str, topics: Collection[DrillTopic]) -
 
 
 def topics_of_run(cluster: Cluster, names: MirrorNames) -> list[DrillTopic]:
-    """The topics of one drill that exist now.
+    """Return the topics of one drill that exist now.
 
     Raises:
-        BrokerError: no broker answers.
+        BrokerError: No broker answers.
     """
-    found = map(drill_topic, cluster.metadata().topics.values())
-    return [topic for topic in found if topic is not None and topic.group == names.group]
+    topics = map(drill_topic, cluster.metadata().topics.values())
+    return [topic for topic in topics if topic is not None and topic.group == names.group]
 
 
 def _ends(cluster: Cluster, topic: DrillTopic) -> list[int]:

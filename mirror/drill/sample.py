@@ -1,4 +1,4 @@
-"""Choose which part of an archive a drill restores. The choice is a function of the seed alone."""
+"""Choose the part of an archive that a drill restores. The seed alone decides the choice."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -17,14 +17,14 @@ from sidetier.segments.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """What a sample holds.
+    """Rules for the content of a sample.
 
     Attributes:
-        seed: Decides the partitions, and with `newest` False the place in each of them.
-        segments: Consecutive segments of each partition, at most.
-        newest: Take the newest segments of each partition instead of a random place.
-        max_partitions: Partitions at most.
-        max_bytes: Bytes of all `.log`s at most.
+        seed: Decides the partitions and, if `newest` is False, the position in each of them.
+        segments: Maximum number of consecutive segments of each partition.
+        newest: Take the newest segments of each partition instead of a random position.
+        max_partitions: Maximum number of partitions.
+        max_bytes: Maximum bytes of all `.log` files.
     """
 
     seed: int
@@ -39,21 +39,21 @@ def choose_sample(
     planned: Callable[[TopicPartition], PlannedPartition],
     rules: SampleRules,
 ) -> list[PlannedPartition]:
-    """Choose partitions in random order until one of the bounds is reached.
+    """Choose partitions in random order until one of the limits is reached.
 
     Args:
         stored: The partitions to choose from.
-        planned: Plans a whole partition; called only for those that are looked at.
-        rules: See there.
+        planned: Plans a whole partition; called only for partitions that are considered.
+        rules: The rules for the sample.
 
     Returns:
         The chosen partitions, sorted, each with its chosen segments only.
 
     Raises:
-        ConfigurationError: no closed segment was found, or each is larger than the bound.
+        ConfigurationError: No closed segment exists, or each is larger than the limit.
     """
     order = sorted(stored)
-    random.Random(rules.seed).shuffle(order)  # noqa: S311 -- nothing secret
+    random.Random(rules.seed).shuffle(order)  # noqa: S311 -- not used for a secret
     chosen: list[PlannedPartition] = []
     left = rules.max_bytes
     smallest: tuple[int, str] | None = None
@@ -69,7 +69,7 @@ def choose_sample(
         chosen.append(part)
         left -= part.size
     if chosen:
-        return sorted(chosen, key=lambda one: one.topic_partition)
+        return sorted(chosen, key=lambda partition: partition.topic_partition)
     if smallest is None:
         raise ConfigurationError(
             "nothing to drill: no selected partition has an archived segment; see `sidetier ls`"
@@ -80,13 +80,14 @@ def choose_sample(
 
 
 def _part_of(whole: PlannedPartition, rules: SampleRules, left: int) -> PlannedPartition | None:
-    """The chosen segments of a partition, fewer where not all of them fit; None where none does."""
+    """Return the chosen segments of a partition, as many as fit; None if none fits."""
     count = min(rules.segments, len(whole.segments))
     if count == 0:
         return None
     last_first = len(whole.segments) - count
-    # Each partition draws by itself: the choice in it does not depend on which others are stored.
-    drawn = random.Random(f"{rules.seed}/{whole.topic_partition}")  # noqa: S311 -- nothing secret
+    # Each partition has its own random generator: its choice does not depend on which other
+    # partitions are stored.
+    drawn = random.Random(f"{rules.seed}/{whole.topic_partition}")  # noqa: S311 -- not used for a secret
     first = last_first if rules.newest else drawn.randint(0, last_first)
     sizes = [segment.size for segment in whole.segments[first : first + count]]
     while sizes and sum(sizes) > left:
@@ -99,9 +100,9 @@ def _part_of(whole: PlannedPartition, rules: SampleRules, left: int) -> PlannedP
 
 
 def part_of(whole: PlannedPartition, first: int, count: int) -> PlannedPartition:
-    """`count` segments of a planned partition, from the segment with index `first` on.
+    """Return `count` segments of a planned partition, from the segment with index `first` on.
 
-    The part ends where the next segment begins, or where the whole ends.
+    The part ends where the next segment begins, or where the whole partition ends.
     """
     segments = whole.segments[first : first + count]
     behind = whole.segments[first + count : first + count + 1]
@@ -118,10 +119,10 @@ def _within(gaps: Iterable[OffsetPair], start: int, end: int) -> tuple[OffsetPai
 
 
 def plan_of_sample(cluster: str, sample: Sequence[PlannedPartition]) -> HydratePlan:
-    """A plan that restores the sample and nothing else.
+    """Return a plan that restores only the sample.
 
-    Kafka numbers partitions from 0 on: the topics also get the partitions below the sampled ones,
-    which stay empty.
+    Kafka numbers partitions from 0 on, so the topics also get the partitions below the sampled
+    ones; these stay empty.
     """
     topics: dict[str, PlannedTopic] = {}
     for part in sample:

@@ -1,9 +1,9 @@
-"""Compare the bytes that brokers hold of a partition with the archived batches; nothing is decoded.
+"""Compare the bytes of a partition on the brokers with the archived batches, without decoding.
 
 Placing changes the leader epoch of a batch and no other byte (`place`). So the brokers must return
-the archived bytes with that epoch, and equal bytes are equal records. What read-committed consumers
-see beyond that depends on two answers of the brokers: the last stable offset, below which all
-fetched bytes lie, and the aborted transactions, which must be those that the archived markers tell.
+the archived bytes with that epoch, and equal bytes are equal records. Beyond that, two values of
+the brokers decide what read-committed consumers see: the last stable offset, below which all
+fetched bytes are, and the aborted transactions, which must be those that the archived markers show.
 """
 
 import struct
@@ -22,7 +22,7 @@ from sidetier.wire.record_requests import FetchPosition, receive_fetched_partiti
 _FETCH_BYTES: Final = 8 << 20
 _WAIT_SECONDS: Final = 1.0
 _BORDERS: Final = struct.Struct(">qi11xi")
-"""Of a batch header: base offset, length after the first 12 bytes, last offset delta."""
+"""Parts of a batch header: base offset, length after the first 12 bytes, last offset delta."""
 
 Transaction = tuple[int, int]
 """Producer id and first offset."""
@@ -32,8 +32,11 @@ Transaction = tuple[int, int]
 class FetchedBatches:
     """Whole batches as the brokers returned them.
 
-    `start` is the offset that was asked for and `end` the offset after the last batch. `aborted`
-    are the aborted transactions that the brokers named.
+    Attributes:
+        start: The requested offset.
+        end: The offset after the last batch.
+        data: The bytes of the batches.
+        aborted: The aborted transactions that the brokers returned.
     """
 
     start: Offset
@@ -46,7 +49,7 @@ class FetchedBatches:
 class EqualBatches:
     """Counts of a partition whose batches are equal on both sides.
 
-    `timestamps` are the largest ones of some batches from all over the partition, in ms.
+    `timestamps` are the largest timestamps, in ms, of a sample of batches across the partition.
     """
 
     records: int
@@ -56,7 +59,7 @@ class EqualBatches:
 
 @dataclass(slots=True)
 class _Transaction:
-    """One of the archive. `last` is the offset of its marker; open ones have none."""
+    """A transaction in the archive. `last` is its marker's offset; infinite while it is open."""
 
     producer_id: int
     first: int
@@ -66,13 +69,13 @@ class _Transaction:
 
 @dataclass(slots=True)
 class PlacedBatches:
-    """The bytes that were placed of a partition, and what their headers tell.
+    """The placed bytes of a partition, and counts from their batch headers.
 
     The bytes begin with the batch that holds the plan's start and end at the plan's end.
 
     Args:
-        plan: the partition.
-        segments: of each planned segment its key and its bytes in chunks, in order.
+        plan: The partition.
+        segments: For each planned segment in order, its key and its bytes in chunks.
     """
 
     plan: PlannedPartition
@@ -82,24 +85,24 @@ class PlacedBatches:
     undecided: dict[int, _Transaction] = field(default_factory=dict)
     timestamps: list[int] = field(default_factory=list)
     has_start_inside_compacted: bool = False
-    """The plan starts inside a batch that has fewer records than offsets: `records` is unknown."""
+    """The plan starts inside a batch with fewer records than offsets, so `records` is unknown."""
     _batches: int = 0
     _next_sample: int = 1
 
     def chunks(self) -> Iterator[bytearray]:
-        """The placed bytes in order, in pieces that are not empty.
+        """Yield the placed bytes in order, in chunks that are not empty.
 
         Raises:
-            DamagedSegmentError, UnsupportedFormatError: as `BatchScanner`.
-            StorageError: as the port says.
+            DamagedSegmentError, UnsupportedFormatError: As `BatchScanner`.
+            StorageError: As `RemoteStorage` documents.
         """
         begin = 0
-        """Where in the next buffer the placed bytes begin: batches below the start are left out."""
+        """Where the placed bytes begin in the next buffer; batches below the start are left out."""
         for name, chunks in self.segments:
             scanner = BatchScanner(name)
             for chunk in chunks:
-                buffer, found = scanner.feed(chunk)
-                for at, header, commits in found:
+                buffer, batches = scanner.feed(chunk)
+                for at, header, commits in batches:
                     if header.base_offset >= self.plan.end:
                         if begin < at:
                             yield buffer[begin:at]
@@ -113,7 +116,7 @@ class PlacedBatches:
                 begin = max(begin - len(buffer), 0)
             scanner.finish()
 
-    def _follow(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001 -- of a marker
+    def _follow(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001 -- None for a batch that is no marker
         if commits is not None:
             known = self.undecided.pop(header.producer_id, None)
             if known is not None and not commits:
@@ -143,13 +146,13 @@ class PlacedBatches:
 
 
 def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedBatches]:
-    """The batches of a partition from the plan's start up to its end, as far as they are stable.
+    """Yield the batches from the plan's start up to its end, as far as they are stable.
 
-    One request is on its way while its caller works on the batches of the one before.
+    One request is in flight while the caller works on the batches of the previous one.
 
     Raises:
-        KafkaApiError: a broker refuses.
-        BrokerError: what `Connection` raises.
+        KafkaApiError: A broker refuses.
+        BrokerError: An error of `Connection`.
     """
     if plan.start >= plan.end:
         return
@@ -172,14 +175,17 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
             start, (size, position) = position, _whole_batches(answer.records, position, plan.end)
             if position > start and position < plan.end:
                 ask()
-            aborted = frozenset((one.producer_id, one.first_offset) for one in answer.aborted)
+            aborted = frozenset(
+                (transaction.producer_id, transaction.first_offset)
+                for transaction in answer.aborted
+            )
             yield FetchedBatches(start, position, answer.records[:size], aborted)
             if position == start or position >= plan.end:
                 return
 
 
 def _whole_batches(records: memoryview, position: Offset, end: int) -> tuple[int, Offset]:
-    """How many bytes the whole batches below `end` have, and the offset after the last of them."""
+    """Return the bytes of the whole batches below `end`, and the offset after the last of them."""
     at, size = 0, len(records)
     while at + HEADER_BYTES <= size:
         base, length, delta = _BORDERS.unpack_from(records, at)
@@ -192,21 +198,22 @@ def _whole_batches(records: memoryview, position: Offset, end: int) -> tuple[int
 
 @dataclass(slots=True)
 class _ExpectedBytes:
-    """The placed bytes of a partition, which are compared in order without being copied."""
+    """The placed bytes of a partition. They are compared in order without being copied."""
 
     chunks: Iterator[bytearray]
     _chunk: bytearray = field(default_factory=bytearray)
     _compared: int = 0
-    """Bytes of the chunk that were compared."""
+    """Number of bytes of the chunk that were compared."""
 
     def continue_with(self, data: memoryview) -> bool:
-        """Compare the next bytes; False where they differ or there are too few."""
+        """Compare the next bytes; return False if they differ or there are too few."""
         at, size = 0, len(data)
         while at < size:
             if self._compared == len(self._chunk):
                 self._chunk, self._compared = next(self.chunks, bytearray()), 0
             part = min(len(self._chunk) - self._compared, size - at)
-            # A memcmp of the bytearray in place; memoryviews are compared item by item.
+            # Compares the bytearray in place with one memcmp; memoryviews are compared item by
+            # item.
             if not part or not self._chunk.startswith(data[at : at + part], self._compared):
                 return False
             at += part
@@ -219,17 +226,17 @@ class _ExpectedBytes:
 
 
 def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) -> EqualBatches | str:
-    """Compare a partition of the brokers with its archive.
+    """Compare a partition on the brokers with its archive.
 
     Args:
-        placed: what was placed.
-        fetched: what the brokers have, in order (`fetch_batches`).
+        placed: The placed bytes.
+        fetched: The batches on the brokers, in order (`fetch_batches`).
 
     Returns:
-        What was compared; the first difference as text where they are not equal.
+        The counts if both sides are equal, otherwise the first difference as text.
 
     Raises:
-        SidetierError: a side cannot be read.
+        SidetierError: One of the sides cannot be read.
     """
     expected = _ExpectedBytes(placed.chunks())
     answers = []
@@ -250,30 +257,34 @@ def compare_batches(placed: PlacedBatches, fetched: Iterable[FetchedBatches]) ->
         difference = _difference_of_aborted(placed, answers)
     if difference is not None:
         return difference
-    hidden = sum(one.records for one in (*placed.aborted, *placed.undecided.values()))
+    hidden = sum(
+        transaction.records for transaction in (*placed.aborted, *placed.undecided.values())
+    )
     return EqualBatches(placed.records, placed.records - hidden, tuple(placed.timestamps))
 
 
 def _difference_of_aborted(
     placed: PlacedBatches, answers: Iterable[tuple[int, int, frozenset[Transaction]]]
 ) -> str | None:
-    """Whether the brokers named other aborted transactions than the archived markers tell.
+    """Return a difference between the brokers' aborted transactions and the archived markers.
 
-    What is open at the plan's end has been aborted since (`finish`). A broker names all aborted
-    transactions that overlap the offsets it returns. It may name more behind them, since it looks
-    up where they end in an index with an entry for some of the offsets.
+    Transactions that are open at the plan's end have been aborted since (`finish`). A broker
+    returns all aborted transactions that overlap the offsets it returns. It may also return later
+    ones, because it finds the end of these offsets in a sparse index.
     """
     coming = sorted(
-        (*placed.aborted, *placed.undecided.values()), key=lambda one: one.first, reverse=True
+        (*placed.aborted, *placed.undecided.values()),
+        key=lambda transaction: transaction.first,
+        reverse=True,
     )
-    known = {(one.producer_id, one.first) for one in coming}
+    known = {(transaction.producer_id, transaction.first) for transaction in coming}
     begun: list[_Transaction] = []
     for start, end, named in answers:
         while coming and coming[-1].first < end:
             begun.append(coming.pop())
-        begun = [one for one in begun if one.last >= start]
-        missing = {(one.producer_id, one.first) for one in begun} - named
-        unknown = {one for one in named - known if one[1] < placed.plan.end}
+        begun = [transaction for transaction in begun if transaction.last >= start]
+        missing = {(transaction.producer_id, transaction.first) for transaction in begun} - named
+        unknown = {transaction for transaction in named - known if transaction[1] < placed.plan.end}
         if missing or unknown:
             producer, first = min(missing or unknown)
             return (

@@ -21,18 +21,19 @@ _EPOCH = struct.Struct(">i")
 _MARKER_KEY = struct.Struct(">hh")
 _COMMIT = 1
 NORMALISED_EPOCH = 0
-"""The leader epoch of a partition that was just created: no archived epoch may be above it."""
+"""The leader epoch of a new partition. No placed batch may have a higher one."""
 
 FoundBatch = tuple[int, BatchHeader, bool | None]
-"""Where the batch begins in the buffer, its header, and of a transaction marker whether it commits
-(None for all other batches)."""
+"""Position of the batch in the buffer, its header, and for a transaction marker whether it commits
+(None for all other batches).
+"""
 
 
 class BatchScanner:
     """Splits a segment into batches. A damaged header is an error; CRCs are not checked.
 
     Args:
-        name: the segment's name, for errors.
+        name: The segment's name, for error messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,20 +43,20 @@ class BatchScanner:
         self._position = 0
 
     def feed(self, chunk: bytes | bytearray) -> tuple[bytearray, list[FoundBatch]]:
-        """Take the next bytes; return those that are complete, and the batches that begin there.
+        """Take the next bytes; return the complete ones, and the batches that begin there.
 
         Up to one header, or one transaction marker, is held back until the next call. A bytearray
-        is not copied where nothing was held back: it is changed and returned.
+        is not copied if nothing was held back: it is changed and returned.
 
         Raises:
-            DamagedSegmentError: a header that no batch can have, or a marker that does not parse.
-            UnsupportedFormatError: message format v0 or v1.
+            DamagedSegmentError: A batch header is not valid, or a marker does not parse.
+            UnsupportedFormatError: The message format is v0 or v1.
         """
         buffer = chunk
         if self._carry or not isinstance(buffer, bytearray):
             buffer = bytearray(self._carry)
             buffer += chunk
-        found: list[FoundBatch] = []
+        batches: list[FoundBatch] = []
         at, size = self._skip, len(buffer)
         while at + HEADER_BYTES <= size:
             header = self._header(buffer, at)
@@ -64,7 +65,7 @@ class BatchScanner:
                 if at + header.length > size:
                     break
                 commits = _commits(header, bytes(buffer[at + HEADER_BYTES : at + header.length]))
-            found.append((at, header, commits))
+            batches.append((at, header, commits))
             at += header.length
         if at < size:
             self._carry = bytes(buffer[at:])
@@ -74,13 +75,13 @@ class BatchScanner:
             self._carry = b""
             self._skip = at - size
         self._position += len(buffer)
-        return buffer, found
+        return buffer, batches
 
     def finish(self) -> None:
         """Check that the segment ended at the end of a batch.
 
         Raises:
-            DamagedSegmentError: it did not.
+            DamagedSegmentError: The segment ended inside a batch.
         """
         if self._carry or self._skip:
             raise DamagedSegmentError(
@@ -102,11 +103,11 @@ def read_chunk(
     room: bytearray,
     deadline: AttemptDeadline,
 ) -> None:
-    """Fill the room with the bytes of an archived `.log` from `start` on, in the planned version.
+    """Fill `room` with the bytes of an archived `.log` from `start` on, in the planned version.
 
     Raises:
-        DamagedSegmentError: the object is shorter than planned.
-        StorageError: as the port says.
+        DamagedSegmentError: The object is shorter than planned.
+        StorageError: As `RemoteStorage` documents.
     """
     condition = IfMatch(segment.etag)
     with memoryview(room) as view:
@@ -118,10 +119,10 @@ def read_chunk(
 
 
 class RangeReader:
-    """Reads objects range by range, the next `RANGES_AHEAD` meanwhile, into few buffers.
+    """Reads objects range by range into few buffers, `RANGES_AHEAD` ranges ahead.
 
     Args:
-        pool: runs the reading; it needs a thread for each range that is read at the same time.
+        pool: Runs the reads; it needs a thread for each range that is read at the same time.
     """
 
     def __init__(self, pool: Executor) -> None:
@@ -129,11 +130,11 @@ class RangeReader:
         self._free: list[bytearray] = []
 
     def read_ahead(self, fill: Callable[[int, bytearray], None], size: int) -> Iterator[bytearray]:
-        """The ranges of an object in order. Each is the caller's until it asks for the next one.
+        """Yield the ranges of an object in order. A range is valid until the next is requested.
 
         Args:
-            fill: fills the room with the object's bytes from the given one on.
-            size: the object's size in bytes.
+            fill: Fills a buffer with the object's bytes from the given position on.
+            size: The object's size in bytes.
         """
         starts = iter(range(0, size, RANGE_BYTES))
         ahead: list[Future[bytearray]] = []
@@ -162,30 +163,30 @@ class RangeReader:
                 future.cancel()
 
     def _room(self, size: int) -> bytearray:
-        """New memory costs as much as to fill it: a page fault for each 4 KiB."""
+        """Return a buffer, a used one if possible: new memory costs a page fault for each 4 KiB."""
         return self._free.pop() if self._free and size == RANGE_BYTES else bytearray(size)
 
 
 def scan_batches(
     chunks: Iterable[bytes | bytearray], name: str
 ) -> Iterator[tuple[int, BatchHeader, bool | None]]:
-    """Each batch of a segment: its position, its header, and of a marker whether it commits.
+    """Yield the position and header of each batch, and for a marker whether it commits.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: see `BatchScanner`.
+        DamagedSegmentError, UnsupportedFormatError: As `BatchScanner`.
     """
     scanner = BatchScanner(name)
     position = 0
     for chunk in chunks:
-        buffer, found = scanner.feed(chunk)
-        for at, header, commits in found:
+        buffer, batches = scanner.feed(chunk)
+        for at, header, commits in batches:
             yield position + at, header, commits
         position += len(buffer)
     scanner.finish()
 
 
 def normalise_epoch(buffer: bytearray, at: int) -> None:
-    """Set the leader epoch of the batch that begins at byte `at` to 0; its CRC does not cover it.
+    """Set the leader epoch of the batch at byte `at` to 0. The batch CRC does not cover the epoch.
 
     A new partition has leader epoch 0. With a higher epoch in a batch, followers never catch up and
     Java consumers wait for ever.
@@ -194,7 +195,7 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
 
 
 def _commits(header: BatchHeader, payload: bytes) -> bool:
-    """Whether a transaction marker commits. Its key is the version and the type, two i16."""
+    """Whether a transaction marker commits. Its key is version and type, two int16."""
     records = decode_records(header, payload)
     key = records[0].key if records else None
     if key is None or len(key) < _MARKER_KEY.size:

@@ -1,7 +1,7 @@
 """Apply a stored cluster state to a running cluster: offsets, ACLs, quotas, broker configs.
 
-Topics come first, and are made by the steps before. Every step compares with what the cluster has,
-so that it can be repeated, and tells what it leaves out and why. With a dry run nothing is changed.
+Topics must exist: the earlier steps create them. Every step compares the stored state with the
+cluster's, so that it can be repeated, and reports what it skips and why. A dry run changes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,71 +28,73 @@ _BY_HAND: Final = "kafka-configs.sh --alter --entity-type brokers"
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The log of a partition on the new cluster: log start offset, and high watermark."""
+    """The log of a partition on the new cluster: log start offset and high watermark."""
 
     start: int
     end: int
 
     def clamp(self, offset: int) -> int:
-        """The offset, moved into the log. Kafka accepts commits outside of it, and consumers then
-        start where `auto.offset.reset` says.
+        """Return the offset, moved into the log.
+
+        Kafka accepts commits outside of the log; consumers then start according to
+        `auto.offset.reset`.
         """
         return min(max(offset, self.start), self.end)
 
 
 class ClusterAdmin(Protocol):
-    """The new cluster. Every method raises LeadershipUnavailableError where no broker answers."""
+    """The new cluster. Every method raises LeadershipUnavailableError if no broker answers."""
 
     def acls(self) -> AclBindings:
-        """Its ACLs."""
+        """Return the cluster's ACLs."""
         ...
 
     def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
-        """Create ACLs. Returns those that were refused, and why."""
+        """Create ACLs. Return the refused ones, each with the reason."""
         ...
 
     def group_offsets(self) -> GroupOffsets:
-        """What its consumer groups have committed."""
+        """Return the committed offsets of the cluster's consumer groups."""
         ...
 
     def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
-        """The logs of those partitions that exist."""
+        """Return the log ranges of the partitions that exist."""
         ...
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Mapping[TopicPartition, str]:
-        """Commit offsets for a group, without leader epochs. Returns what was refused, and why."""
+        """Commit a group's offsets without leader epochs. Return refused ones with the reason."""
         ...
 
     def quotas(self) -> ClientQuotas:
-        """Its client quotas."""
+        """Return the cluster's client quotas."""
         ...
 
     def set_quota(self, quota: ClientQuota) -> str | None:
-        """Set limits of one entity. Returns why it was refused, None where it was not."""
+        """Set limits of one entity. Return why they were refused, or None."""
         ...
 
     def scram_users(self) -> ScramUsers:
-        """Its SCRAM users."""
+        """Return the cluster's SCRAM users."""
         ...
 
     def brokers(self) -> Iterable[int]:
-        """The ids of the brokers that are up."""
+        """Return the ids of the brokers that are up."""
         ...
 
     def broker_configs(self) -> BrokerConfigs:
-        """Its dynamic configuration."""
+        """Return the cluster's dynamic broker configs."""
         ...
 
     def set_broker_config(self, broker_id: int, name: str, value: str) -> str | None:
-        """Set one config of one broker. Returns why it was refused, None where it was not."""
+        """Set one config of one broker. Return why it was refused, or None."""
         ...
 
 
 @dataclass(slots=True)
 class RestoredKind:
-    """What became of one kind of state.
+    """The result for one kind of state.
 
     `changed` has a line for each change; in a dry run, for each change that would be made.
     """
@@ -100,26 +102,28 @@ class RestoredKind:
     kind: SnapshotKind
     changed: list[str] = field(default_factory=list)
     unchanged: int = 0
-    """How much was as it should be already."""
+    """Number of items that were already as stored."""
     skipped: list[str] = field(default_factory=list)
-    """What was not restored, and why: a line each."""
+    """Items that were not restored, with the reason, one line each."""
 
 
 def restore_cluster_state(
     state: ClusterState, admin: ClusterAdmin, *, dry_run: bool, overwrite_offsets: bool = False
 ) -> list[RestoredKind]:
-    """Restore what of the state can be restored, the configuration of brokers last.
+    """Restore the parts of the state that can be restored, broker configs last.
 
-    ACLs come after group offsets: a new ACL can take a permission away from who restores.
+    ACLs come after group offsets, because a new ACL can take a permission away from the principal
+    that runs the restore.
 
     Args:
-        state: What was stored of the lost cluster.
+        state: The stored state of the lost cluster.
         admin: The new cluster, with its topics and their records.
         dry_run: Change nothing.
-        overwrite_offsets: Also set offsets that a group has committed on the new cluster already.
+        overwrite_offsets: Also set offsets that a group has already committed on the new cluster.
 
     Raises:
-        LeadershipUnavailableError: no broker answers. What was done stays, and can be repeated.
+        LeadershipUnavailableError: No broker answers. Changes made so far stay; the call can be
+            repeated.
     """
     done = []
     if state.group_offsets is not None:
@@ -144,8 +148,8 @@ def restore_group_offsets(
 ) -> RestoredKind:
     """Commit the offsets of each group, clamped to the logs of the new cluster.
 
-    An offset that the group has committed on the new cluster meanwhile stays, unless `overwrite`:
-    a second run must not send running consumers back.
+    An offset that the group has committed on the new cluster meanwhile stays, unless `overwrite` is
+    set: a second run must not rewind running consumers.
     """
     result = RestoredKind(SnapshotKind.GROUP_OFFSETS)
     tps = {
@@ -157,10 +161,10 @@ def restore_group_offsets(
     logs = admin.log_ranges(sorted(tps))
     current = admin.group_offsets().groups
     for group, topics in sorted(wanted.groups.items()):
-        there = current.get(group, {})
+        group_offsets = current.get(group, {})
         offsets: dict[TopicPartition, CommittedOffset] = {}
         for tp, committed in _by_partition(topics):
-            known = there.get(tp.topic, {}).get(tp.partition)
+            known = group_offsets.get(tp.topic, {}).get(tp.partition)
             log = logs.get(tp)
             if log is None:
                 result.skipped.append(f"group {group}: {tp} does not exist on this cluster")
@@ -185,13 +189,14 @@ def _commit(
     admin: ClusterAdmin | None,
 ) -> None:
     clamped = {
-        tp: CommittedOffset(logs[tp].clamp(one.offset), one.metadata) for tp, one in offsets.items()
+        tp: CommittedOffset(logs[tp].clamp(committed.offset), committed.metadata)
+        for tp, committed in offsets.items()
     }
     refused = {} if admin is None or not clamped else admin.commit(group, clamped)
-    for tp, one in clamped.items():
-        line = f"group {group}: {tp} at {one.offset}"
+    for tp, committed in clamped.items():
+        line = f"group {group}: {tp} at {committed.offset}"
         stored, log = offsets[tp].offset, logs[tp]
-        if one.offset != stored:
+        if committed.offset != stored:
             line += f" ({stored} is outside of the log, [{log.start}, {log.end}))"
         if tp in refused:
             result.skipped.append(f"{line} is refused: {refused[tp]}")
@@ -210,18 +215,18 @@ def _by_partition(
 
 
 def restore_acls(wanted: AclBindings, admin: ClusterAdmin, *, dry_run: bool) -> RestoredKind:
-    """Create the ACLs that are missing. Others that the cluster has stay."""
+    """Create the missing ACLs. Other ACLs of the cluster stay."""
     result = RestoredKind(SnapshotKind.ACLS)
     if not wanted.bindings:
         return result
-    there = admin.acls()
-    if not there.enabled:
+    existing = admin.acls()
+    if not existing.enabled:
         result.skipped.append(
             f"{len(wanted.bindings)} ACLs: this cluster has no authorizer "
             "(authorizer.class.name of the brokers and controllers)"
         )
         return result
-    missing = [binding for binding in wanted.bindings if binding not in there.bindings]
+    missing = [binding for binding in wanted.bindings if binding not in existing.bindings]
     result.unchanged = len(wanted.bindings) - len(missing)
     refused = {} if dry_run or not missing else admin.create_acls(missing)
     for binding in missing:
@@ -240,12 +245,12 @@ def _acl_text(acl: AclBinding) -> str:
 
 
 def restore_quotas(wanted: ClientQuotas, admin: ClusterAdmin, *, dry_run: bool) -> RestoredKind:
-    """Set the client quotas that are missing or different. Others that the cluster has stay."""
+    """Set client quotas that are missing or different. Other quotas of the cluster stay."""
     result = RestoredKind(SnapshotKind.QUOTAS)
-    there = {one.entity: one.limits for one in admin.quotas().quotas} if wanted.quotas else {}
+    existing = {item.entity: item.limits for item in admin.quotas().quotas} if wanted.quotas else {}
     for quota in wanted.quotas:
-        known = there.get(quota.entity, {})
-        different = {name: one for name, one in quota.limits.items() if known.get(name) != one}
+        known = existing.get(quota.entity, {})
+        different = {name: item for name, item in quota.limits.items() if known.get(name) != item}
         result.unchanged += len(quota.limits) - len(different)
         if not different:
             continue
@@ -259,23 +264,23 @@ def restore_quotas(wanted: ClientQuotas, admin: ClusterAdmin, *, dry_run: bool) 
 
 
 def _quota_text(entity: Iterable[QuotaEntity], limits: Mapping[str, float]) -> str:
-    of = ", ".join(f"{part.entity_type} {part.name or '(default)'}" for part in entity)
-    return f"{of}: {', '.join(f'{name}={limit:g}' for name, limit in sorted(limits.items()))}"
+    target = ", ".join(f"{part.entity_type} {part.name or '(default)'}" for part in entity)
+    return f"{target}: {', '.join(f'{name}={limit:g}' for name, limit in sorted(limits.items()))}"
 
 
 def missing_scram_users(wanted: ScramUsers, admin: ClusterAdmin) -> RestoredKind:
-    """List the SCRAM users to create again by hand: nobody but they has their passwords."""
+    """List the SCRAM users that users must create again, because their passwords are not stored."""
     result = RestoredKind(SnapshotKind.SCRAM_USERS)
-    there = admin.scram_users().users if wanted.users else {}
+    existing = admin.scram_users().users if wanted.users else {}
     for name, mechanisms in sorted(wanted.users.items()):
-        known = {one.mechanism for one in there.get(name, ())}
-        for one in mechanisms:
-            if one.mechanism in known:
+        known = {credential.mechanism for credential in existing.get(name, ())}
+        for credential in mechanisms:
+            if credential.mechanism in known:
                 result.unchanged += 1
             else:
                 result.skipped.append(
-                    f"SCRAM user {name}: create it again with a password ({one.mechanism}, "
-                    f"{one.iterations} iterations)"
+                    f"SCRAM user {name}: create it again with a password ({credential.mechanism}, "
+                    f"{credential.iterations} iterations)"
                 )
     return result
 
@@ -283,15 +288,15 @@ def missing_scram_users(wanted: ScramUsers, admin: ClusterAdmin) -> RestoredKind
 def restore_broker_configs(
     wanted: BrokerConfigs, admin: ClusterAdmin, *, dry_run: bool
 ) -> RestoredKind:
-    """Set the dynamic configuration of the brokers that exist."""
+    """Set the dynamic configs of the brokers that exist."""
     result = RestoredKind(SnapshotKind.BROKER_CONFIGS)
-    there = admin.broker_configs()
+    existing = admin.broker_configs()
     brokers = set(admin.brokers())
     for broker_id, configs in sorted(wanted.brokers.items()):
         if broker_id not in brokers:
             result.skipped.append(f"{len(configs)} configs of broker {broker_id}, which is not up")
             continue
-        known = there.brokers.get(broker_id, {})
+        known = existing.brokers.get(broker_id, {})
         different = {name: value for name, value in configs.items() if known.get(name) != value}
         result.unchanged += len(configs) - len(different)
         for name, value in sorted(different.items()):
@@ -300,7 +305,7 @@ def restore_broker_configs(
                 result.changed.append(f"broker {broker_id}: {name}={value}")
             else:
                 result.skipped.append(f"broker {broker_id}: {name}={value} is refused: {refused}")
-    different = dict(wanted.default.items() - there.default.items())
+    different = dict(wanted.default.items() - existing.default.items())
     result.unchanged += len(wanted.default) - len(different)
     result.skipped.extend(
         f"{name}={value} of all brokers: set it by hand, {_BY_HAND} --entity-default "

@@ -1,14 +1,14 @@
-"""Lower the ends of partitions until no committed transaction is half restored: pure.
+"""Lower the ends of partitions until no committed transaction is half restored. Pure, no I/O.
 
-A transaction writes a commit marker to each of its partitions. It is half restored where one
-partition ends after its marker and another one ends before it: the marker was cut off, or the
-segment with it was never archived. Such a transaction is left out: each of its partitions ends
-before its marker. Lowering an end can split another transaction, so this goes on until none is
-split. The result is unique: no end can be higher.
+A transaction writes a commit marker to each of its partitions. It is half restored if one partition
+ends after its marker and another one ends before it: the marker was cut off, or its segment was
+never archived. Such a transaction is left out: each of its partitions ends before its marker.
+Lowering an end can split another transaction, so this is repeated until none is split. The result
+is unique: no end can be higher.
 
 Transactions v2 (KIP-890): the coordinator raises the producer epoch with each transaction, and its
-markers have the raised epoch. (producer id, epoch of the records) is one transaction in all
-partitions. A commit marker whose epoch is above that of the records before it proves version 2.
+markers have the raised epoch. So (producer id, epoch of the records) identifies one transaction in
+all partitions. A commit marker whose epoch is above that of the records before it proves version 2.
 
 A segment that was never archived can have records of a transaction that the archive does not show
 in that partition. Three facts decide:
@@ -16,11 +16,11 @@ in that partition. Three facts decide:
 - The producer id wrote to the partition before, and nothing in its archive has a later epoch: the
   transaction can have records there, and is left out.
 - The archive of the partition has a later epoch of the producer id, or a marker that was written
-  `CLOCK_DIFFERENCE_MS` after the transaction was committed: the transaction has none there.
+  `CLOCK_DIFFERENCE_MS` after the transaction was committed: the transaction has no records there.
 - Otherwise nothing is proven. The report counts such transactions.
 
-With transactions v1 a producer keeps its epoch, so that two partitions show no common name of a
-transaction. They lower no end; the report names the producers.
+With transactions v1 a producer keeps its epoch, so the batches of one transaction cannot be matched
+across partitions. These transactions lower no end; the report names the producers.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,7 @@ from sidetier.segments.headers import BatchHeader
 from sidetier.segments.offsets import Offset, TopicPartition
 
 CLOCK_DIFFERENCE_MS: Final = 60_000
-"""How far the clocks of two brokers may be apart. Brokers set the timestamps of markers."""
+"""Maximum difference between the clocks of two brokers. Brokers set the timestamps of markers."""
 LONGEST_TRANSACTION_MS: Final = 900_000
 """`transaction.max.timeout.ms` of the brokers (default 15 min)."""
 
@@ -44,7 +44,12 @@ _Key = tuple[int, int]
 class TransactionalBatch(NamedTuple):
     """The first record batch of a transaction in a segment, or a marker.
 
-    `commits` is None for records. Only the timestamp of a marker is the broker's.
+    Attributes:
+        offset: The base offset of the batch.
+        producer_id: The producer id of the batch.
+        epoch: The producer epoch of the batch.
+        commits: For a marker, whether it commits; None for records.
+        timestamp_ms: The largest timestamp. Only that of a marker is set by the broker.
     """
 
     offset: Offset
@@ -56,11 +61,11 @@ class TransactionalBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionTransactions:
-    """What was read of one partition's archive.
+    """The transactional batches that were read from one partition's archive.
 
     Attributes:
-        batches: in order of offsets.
-        is_from_start: nothing of the archive lies below them.
+        batches: By ascending offset.
+        is_from_start: Whether the archive has no transactional batch below them.
     """
 
     batches: Sequence[TransactionalBatch]
@@ -68,14 +73,16 @@ class PartitionTransactions:
 
     @property
     def last_marker_ms(self) -> int:
-        """When the last marker that was read was written; 0 without any."""
-        markers = (one.timestamp_ms for one in reversed(self.batches) if one.commits is not None)
+        """Time of the last marker that was read, in ms since 1970; 0 without any."""
+        markers = (
+            batch.timestamp_ms for batch in reversed(self.batches) if batch.commits is not None
+        )
         return next(markers, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredEnd:
-    """The end of a partition that was lowered, and the transaction that the end was lowered for.
+    """The lowered end of a partition, and the transaction for which it was lowered.
 
     `not_committed_in` is the partition in which that transaction is not committed below the end.
     """
@@ -93,14 +100,14 @@ class TransactionReport:
     """What a transaction-consistent plan left out, and what it cannot guarantee.
 
     Attributes:
-        lowered: by partition.
-        version_1_producers: producer ids with transactions of version 1 in several partitions that
+        lowered: The lowered ends, by partition.
+        version_1_producers: Producer ids with transactions of version 1 in several partitions that
             may be half restored.
-        unproven_producers: producer ids with restored transactions that may have records in a
+        unproven_producers: Producer ids with restored transactions that may have records in a
             partition where the archive shows none of the producer id.
-        unproven_transactions: how many transactions these are.
-        proven_until_ms: transactions that were committed before this time, in ms since 1970, are
-            not among them. None where there are none.
+        unproven_transactions: Number of these transactions.
+        proven_until_ms: No transaction that was committed before this time, in ms since 1970, is
+            among them. None if there are none.
     """
 
     lowered: tuple[LoweredEnd, ...] = ()
@@ -117,7 +124,7 @@ class TransactionReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentCut:
-    """The end of each partition, and how it came about."""
+    """The end of each partition, and the report on how it was found."""
 
     ends: Mapping[TopicPartition, Offset]
     report: TransactionReport
@@ -125,7 +132,7 @@ class ConsistentCut:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A transaction in one partition; without a marker it is not decided in the archive."""
+    """A transaction in one partition. Without a marker, the archive does not decide it."""
 
     partition: TopicPartition
     key: _Key
@@ -134,7 +141,7 @@ class _Part:
 
     @property
     def is_version_1(self) -> bool:
-        """The marker has the epoch of the records."""
+        """Whether the marker has the same epoch as the records."""
         return self.marker is not None and self.marker.epoch == self.key[1]
 
     def is_decided_below(self, end: Offset) -> bool:
@@ -145,10 +152,10 @@ class _Part:
 def transactional_batches(
     batches: Iterable[tuple[BatchHeader, bool | None]],
 ) -> Iterator[TransactionalBatch]:
-    """Those batches of a segment that begin or decide a transaction.
+    """Yield the batches of a segment that begin or decide a transaction.
 
     Args:
-        batches: headers in order of offsets, and of markers whether they commit.
+        batches: Headers by ascending offset; for a marker, whether it commits, otherwise None.
     """
     writing: dict[int, int] = {}
     for header, commits in batches:
@@ -166,12 +173,12 @@ def consistent_cut(
     partitions: Mapping[TopicPartition, PartitionTransactions],
     ends: Mapping[TopicPartition, Offset],
 ) -> ConsistentCut:
-    """The highest ends at which no transaction is half restored, as far as the archive shows.
+    """Return the highest ends at which the archive shows no half restored transaction.
 
     Args:
-        partitions: what was read of the partitions with transactions. Enough is read where
-            `latest_marker_ms` and `time_needed` say so.
-        ends: where each partition is to end.
+        partitions: The batches of the partitions with transactions. `latest_marker_ms` and
+            `time_needed` tell how much must be read.
+        ends: The requested end of each partition, exclusive.
     """
     return _Cut.of(partitions, ends).lowered()
 
@@ -180,58 +187,59 @@ def latest_marker_ms(
     partitions: Mapping[TopicPartition, PartitionTransactions],
     ends: Mapping[TopicPartition, Offset],
 ) -> int | None:
-    """When the last marker below the ends was written; None without any.
+    """Return the time of the last marker below the ends; None without any.
 
     Records of a transaction are written before its markers. So no batch that was written
     `CLOCK_DIFFERENCE_MS` later belongs to a transaction that is committed below the ends.
     """
     times = (
-        one.timestamp_ms
+        batch.timestamp_ms
         for tp, known in partitions.items()
-        for one in known.batches
-        if one.commits is not None and one.offset < ends[tp]
+        for batch in known.batches
+        if batch.commits is not None and batch.offset < ends[tp]
     )
     return max(times, default=None)
 
 
 def time_needed(known: PartitionTransactions, tp: TopicPartition, end: Offset) -> int | None:
-    """When the last marker was written before the first record that is not decided below the end.
+    """Return the time of the last marker before the first record that is undecided below the end.
 
     A transaction that is not committed below the end of this partition has records after that
-    marker here, and so was committed after it everywhere. Partitions need not be read back
-    further than this, less `CLOCK_DIFFERENCE_MS` and `LONGEST_TRANSACTION_MS`.
+    marker here, so it was committed after the marker everywhere. Partitions need not be read back
+    further than this time, less `CLOCK_DIFFERENCE_MS` and `LONGEST_TRANSACTION_MS`.
 
     Returns:
-        The time in ms since 1970; None where no such marker was read.
+        The time in ms since 1970; None if no such marker was read.
     """
     undecided = (
-        one.first_offset
-        for one in _parts(tp, known)
-        if one.first_offset < end and not one.is_decided_below(end)
+        entry.first_offset
+        for entry in _parts(tp, known)
+        if entry.first_offset < end and not entry.is_decided_below(end)
     )
     first = min(undecided, default=end)
     before = (
-        one.timestamp_ms
-        for one in reversed(known.batches)
-        if one.commits is not None and one.offset < min(first, end)
+        entry.timestamp_ms
+        for entry in reversed(known.batches)
+        if entry.commits is not None and entry.offset < min(first, end)
     )
     return next(before, None)
 
 
 def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
-    """The transactions of a partition, in order of their markers; those without one last."""
+    """Yield the transactions of a partition, by marker offset; those without a marker last."""
     begun: dict[int, TransactionalBatch] = {}
     for batch in known.batches:
         first = begun.get(batch.producer_id)
         if batch.commits is None:
-            # The marker of a transaction is lost in a gap where the epoch changes without one.
+            # If the epoch changes without a marker, the marker of the former transaction is in a
+            # gap.
             if first is None or first.epoch != batch.epoch:
                 begun[batch.producer_id] = batch
             continue
         begun.pop(batch.producer_id, None)
         if first is not None:
             yield _Part(tp, (batch.producer_id, first.epoch), first.offset, batch)
-        elif not known.is_from_start:  # its records are further back
+        elif not known.is_from_start:  # its records are further back, where nothing was read
             yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
     for first in begun.values():
         yield _Part(tp, (first.producer_id, first.epoch), first.offset, None)
@@ -242,11 +250,12 @@ class _Cut:
     """The ends while they are lowered.
 
     Attributes:
-        parts: of each transaction v2 those that are committed or not decided.
-        version_1: of each producer id and epoch those that are committed by version 1.
-        committed: of each partition the transactions v2 that it commits, by rising marker offset.
-        latest_epochs: of each producer id the highest epoch that each partition shows.
-        last_marker_ms: when the last marker of each partition was written.
+        parts: For each transaction v2, the parts that are committed or not decided.
+        version_1: For each producer id and epoch, the parts that are committed by version 1.
+        committed: For each partition, the transactions v2 that it commits, by ascending marker
+            offset.
+        latest_epochs: For each producer id, the highest epoch that each partition shows.
+        last_marker_ms: Time of the last marker of each partition.
     """
 
     partitions: Mapping[TopicPartition, PartitionTransactions]
@@ -265,7 +274,7 @@ class _Cut:
         partitions: Mapping[TopicPartition, PartitionTransactions],
         ends: Mapping[TopicPartition, Offset],
     ) -> "_Cut":
-        """The requested ends, with all parts sorted."""
+        """Return the requested ends, with all parts sorted by kind."""
         cut = cls(partitions, ends, dict(ends))
         for tp, known in partitions.items():
             cut.last_marker_ms[tp] = known.last_marker_ms
@@ -286,22 +295,22 @@ class _Cut:
         """Lower the ends until no transaction v2 is half restored."""
         todo: deque[tuple[_Key, TopicPartition]] = deque()
         for key, parts in self.parts.items():
-            where = self._not_committed_in(key, parts)
-            if where is not None:
-                todo.append((key, where))
+            partition = self._not_committed_in(key, parts)
+            if partition is not None:
+                todo.append((key, partition))
         left_out: set[_Key] = set()
         while todo:
-            key, where = todo.popleft()
+            key, partition = todo.popleft()
             if key in left_out:
                 continue
             left_out.add(key)
             for part in self.parts[key]:
                 if part.marker is not None:
-                    todo += self._end_before(part.partition, part.marker.offset, key, where)
+                    todo += self._end_before(part.partition, part.marker.offset, key, partition)
         return ConsistentCut(self.ends, self._report())
 
     def _not_committed_in(self, key: _Key, parts: Sequence[_Part]) -> TopicPartition | None:
-        """A partition in which the transaction is not, or may not be, committed below the end."""
+        """Return a partition in which the transaction may not be committed below the end."""
         for part in parts:
             if not part.is_decided_below(self.ends[part.partition]):
                 return part.partition
@@ -313,7 +322,7 @@ class _Cut:
         return None
 
     def _is_later(self, tp: TopicPartition, parts: Iterable[_Part]) -> bool:
-        """Whether the partition's archive goes on until after the transaction was committed."""
+        """Whether the partition's archive continues past the commit of the transaction."""
         return self.last_marker_ms[tp] >= _committed_ms(parts) + CLOCK_DIFFERENCE_MS
 
     def _end_before(
@@ -361,11 +370,11 @@ class _Cut:
         )
 
     def _restored(self, parts: Iterable[_Part]) -> list[_Part]:
-        """The parts whose markers are restored."""
+        """Return the parts whose markers are restored."""
         return [part for part in parts if part.is_decided_below(self.ends[part.partition])]
 
     def _may_be_split(self, key: _Key, parts: Sequence[_Part]) -> bool:
-        """Whether a transaction v1 of this epoch may be committed in some partitions only."""
+        """Whether a transaction v1 of this epoch may be committed in only some partitions."""
         producer, epoch = key
         latest = self.latest_epochs[producer]
         every = [*parts, *self.parts.get(key, ())]
@@ -379,6 +388,6 @@ class _Cut:
 
 
 def _committed_ms(parts: Iterable[_Part]) -> int:
-    """When the first marker of a transaction was written: it was committed before."""
+    """Return the time of a transaction's first marker; it was committed before that time."""
     times = (part.marker.timestamp_ms for part in parts if part.marker is not None)
     return min(times, default=0)

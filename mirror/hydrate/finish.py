@@ -1,6 +1,6 @@
-"""After the first start with placed segments: what makes the restored topics fit for use.
+"""Make the restored topics ready for use, after the first start with placed segments.
 
-Every function may be called again after a kill: each looks at what is left to do.
+Every function may be called again after a kill: each checks what is left to do.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ from sidetier.wire.settings import ClientSettings
 
 _UNUSED_TIMEOUT_MS: Final = 60_000
 _MOST_PRODUCER_IDS: Final = 5_000_000
-"""Requests for a producer id, about 5,000 a second."""
+"""Requests for a producer id, at about 5,000 a second."""
 
 
 def connected(properties: Mapping[str, str | int | float | bool]) -> Cluster:
-    """The new cluster, by librdkafka's properties; the caller closes it.
+    """Open a client of the new cluster with librdkafka's properties. The caller closes it.
 
     Raises:
-        ConfigurationError: a property is not supported.
+        ConfigurationError: A property is not supported.
     """
     return Cluster(ClientSettings.from_properties(properties))
 
@@ -38,11 +38,11 @@ def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> N
     """Check that the topics are those that were created for the plan.
 
     Args:
-        plan: the plan.
-        existing: the topics as the brokers describe them.
+        plan: The plan.
+        existing: The topics as the brokers describe them.
 
     Raises:
-        ConfigurationError: a topic was deleted or created again.
+        ConfigurationError: A topic was deleted or created again.
     """
     _refuse(
         f"topic {name} is not the one that `sidetier hydrate prepare` created"
@@ -52,16 +52,16 @@ def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> N
 
 
 def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
-    """Check that the brokers serve what the plan has placed.
+    """Check that the brokers serve the offsets that the plan has placed.
 
-    A later log start is accepted: a step may be repeated after the broker deleted old segments.
+    A higher log start is accepted: a step may be repeated after the broker deleted old segments.
 
     Args:
-        plan: the plan, with its topics created.
-        ends: log start offset and high watermark of each partition.
+        plan: The plan, with its topics created.
+        ends: Log start offset and high watermark of each partition.
 
     Raises:
-        ConfigurationError: a partition begins before its planned start, or ends before its end.
+        ConfigurationError: A partition begins before its planned start, or ends before its end.
     """
     problems = []
     for partition in plan.partitions:
@@ -83,12 +83,12 @@ def check_replicated(
     """Check that the step `replicate` was completed.
 
     Args:
-        plan: the plan, with the replication factors that were used.
-        existing: the topics as the brokers describe them.
-        still_open: the archived transactions that are open (`archived_open_transactions`).
+        plan: The plan, with the replication factors that were used.
+        existing: The topics as the brokers describe them.
+        still_open: The archived transactions that are open (`archived_open_transactions`).
 
     Raises:
-        ConfigurationError: a partition has too few replicas, or an open transaction.
+        ConfigurationError: A partition has too few replicas, or an open transaction.
     """
     problems = [
         f"{name}-{number} has {len(replicas)} of {topic.factor} replicas"
@@ -96,7 +96,10 @@ def check_replicated(
         for number, replicas in enumerate(existing[name].replicas)
         if len(replicas) < topic.factor
     ]
-    problems += [f"{one.partition} has an open transaction of the archive" for one in still_open]
+    problems += [
+        f"{transaction.partition} has an open transaction of the archive"
+        for transaction in still_open
+    ]
     _refuse(f"{problem}: run `sidetier hydrate replicate` first" for problem in problems)
 
 
@@ -109,7 +112,7 @@ def _refuse(found: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransactionFound:
-    """An archived transaction without an end, in one partition."""
+    """An archived transaction in one partition that no marker ends."""
 
     partition: TopicPartition
     producer: ActiveProducer
@@ -118,8 +121,12 @@ class OpenTransactionFound:
 def archived_open_transactions(
     cluster: Cluster, partitions: Sequence[PlannedPartition]
 ) -> list[OpenTransactionFound]:
-    """The open transactions that began in what was placed: their coordinator is gone for good."""
-    by_tp = {one.topic_partition: one for one in partitions if one.end > one.start}
+    """Return open transactions that began in placed records; their coordinator no longer exists."""
+    by_tp = {
+        partition.topic_partition: partition
+        for partition in partitions
+        if partition.end > partition.start
+    }
     if not by_tp:
         return []
     return [
@@ -131,12 +138,12 @@ def archived_open_transactions(
 
 
 def abort_transactions(cluster: Cluster, found: Iterable[OpenTransactionFound]) -> None:
-    """Write an abort marker for each. Without it no read-committed consumer gets any further.
+    """Write an abort marker for each transaction. Without it, read-committed consumers are stuck.
 
     The marker adds one offset to the partition.
     """
-    for one in found:
-        abort_hung_transaction(cluster, one.partition, one.producer)
+    for transaction in found:
+        abort_hung_transaction(cluster, transaction.partition, transaction.producer)
 
 
 def wanted_replicas(
@@ -144,18 +151,18 @@ def wanted_replicas(
     existing: Mapping[str, DescribedTopic],
     brokers: Mapping[int, str | None],
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """The replicas of each partition that has too few.
+    """Return the wanted replicas of each partition that has too few.
 
-    The present ones come first, then brokers of the racks with the fewest replicas of it,
-    by rising id after that of the first replica.
+    The present replicas come first. Then come brokers in the racks with the fewest replicas of the
+    partition, by ascending id after that of the first replica.
 
     Args:
-        plan: the plan, with the replication factors.
-        existing: the topics as the brokers describe them.
-        brokers: the racks of the brokers that are up, by id; None for a broker without one.
+        plan: The plan, with the replication factors.
+        existing: The topics as the brokers describe them.
+        brokers: The racks of the brokers that are up, by id; None for a broker without a rack.
 
     Raises:
-        ConfigurationError: there are fewer brokers than replicas.
+        ConfigurationError: There are fewer brokers than replicas.
     """
     wanted: dict[TopicPartition, tuple[int, ...]] = {}
     for name, topic in plan.topics.items():
@@ -180,17 +187,17 @@ def _more_replicas(
 
     def in_rack_of(broker: int) -> int:
         rack = brokers[broker]
-        return sum(rack is not None and brokers.get(one) == rack for one in replicas)
+        return sum(rack is not None and brokers.get(replica) == rack for replica in replicas)
 
     while len(replicas) < factor:
-        chosen = min(others, key=in_rack_of)  # the first of those with the fewest
+        chosen = min(others, key=in_rack_of)  # ties: the first in the order of `others`
         others.remove(chosen)
         replicas.append(chosen)
     return tuple(replicas)
 
 
 def reassign(cluster: Cluster, wanted: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-    """Ask for these replicas; the brokers copy the records to the new ones afterwards."""
+    """Request these replicas. The brokers then copy the records to the new replicas."""
     topics: dict[str, list[TopicPartition]] = {}
     for tp in sorted(wanted):
         topics.setdefault(tp.topic, []).append(tp)
@@ -212,10 +219,10 @@ def reassign(cluster: Cluster, wanted: Mapping[TopicPartition, tuple[int, ...]])
 def replicas_in_sync(
     cluster: Cluster, plan: HydratePlan
 ) -> dict[TopicPartition, tuple[BrokerId, ...]]:
-    """The replicas of each partition that has as many as planned, all of them in sync.
+    """Return the replicas of each partition that has as many as planned, all in sync.
 
-    Their number counts too: until a broker has heard of a reassignment, it describes the former
-    replicas, and all of those are in sync.
+    The number must be checked too: until a broker has learned of a reassignment, it describes the
+    former replicas, all of which are in sync.
     """
     described = cluster.metadata(sorted(plan.topics)).topics
     return {
@@ -230,10 +237,10 @@ def replicas_in_sync(
 def highest_remembered_producer_id(
     cluster: Cluster, partitions: Mapping[TopicPartition, Iterable[BrokerId]]
 ) -> int:
-    """The highest producer id that any replica remembers from the archived records; -1 for none.
+    """Return the highest producer id that a replica remembers from archived records; -1 for none.
 
-    The leader's memory was emptied by the placed snapshot, but a replica that has copied the
-    archived records remembers their producers.
+    The placed snapshot has emptied the leader's memory, but a replica that has copied the archived
+    records remembers their producers.
     """
     by_broker: dict[BrokerId, dict[str, list[int]]] = {}
     for tp, replicas in partitions.items():
@@ -262,16 +269,22 @@ def pass_producer_ids(
     highest: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Use up producer ids until every broker hands out ids above `highest`.
+    """Request producer ids until every broker assigns ids above `highest`.
 
-    A producer of the new cluster that got a remembered id would be refused, or, worse, its records
-    would be acknowledged and dropped as duplicates.
+    If a producer of the new cluster got a remembered id, the broker would refuse its records or,
+    worse, acknowledge them and drop them as duplicates.
+
+    Args:
+        cluster: The new cluster.
+        brokers: The ids of the brokers.
+        highest: The highest remembered producer id.
+        progress: Called with each producer id that was assigned.
 
     Returns:
-        How many ids were used up.
+        Number of ids that were used up.
 
     Raises:
-        ConfigurationError: there are too many of them.
+        ConfigurationError: There are too many ids to use up.
     """
     used = 0
     for broker in sorted(brokers):

@@ -1,4 +1,4 @@
-"""The new cluster, as `cluster_state` asks and changes it, through librdkafka's admin client."""
+"""Read and change the new cluster for `cluster_state`, through librdkafka's admin client."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar, cast
@@ -48,12 +48,12 @@ _MISSING: Final = frozenset(
 
 
 class KafkaClusterAdmin:
-    """A ClusterAdmin of the brokers at an address.
+    """The running cluster behind `ClusterAdmin`.
 
     Args:
         bootstrap_servers: The addresses of some brokers.
         properties: Further properties for librdkafka.
-        timeout: Longest wait for one answer, in seconds.
+        timeout: Maximum wait for one response, in seconds.
 
     Raises:
         ConfigurationError: librdkafka refuses a property.
@@ -76,7 +76,7 @@ class KafkaClusterAdmin:
         return cast("AclBindings", self._read(SnapshotKind.ACLS))
 
     def group_offsets(self) -> GroupOffsets:
-        """See the port. All of them must be known: one that was overlooked would be replaced."""
+        """See the port. An incomplete result is an error: a missing offset would be overwritten."""
         read = self._state.read(SnapshotKind.GROUP_OFFSETS, None, 0.0)
         if read.problem is not None:
             raise LeadershipUnavailableError(f"group offsets of this cluster: {read.problem}")
@@ -135,11 +135,11 @@ class KafkaClusterAdmin:
         futures = self._asked(
             lambda: self._client.create_acls(list(known), request_timeout=self._timeout)
         )
-        for asked, future in futures.items():
+        for requested, future in futures.items():
             try:
                 future.result()
             except KafkaException as error:
-                refused[known[asked]] = error.args[0].str()
+                refused[known[requested]] = error.args[0].str()
         return refused
 
     def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
@@ -148,32 +148,33 @@ class KafkaClusterAdmin:
         wanted = [
             tp for tp in tps if tp.topic in topics and tp.partition in topics[tp.topic].partitions
         ]
-        found: dict[TopicPartition, LogRange] = {}
+        ranges: dict[TopicPartition, LogRange] = {}
         for first in range(0, len(wanted), _PARTITIONS_AT_ONCE):
-            some = wanted[first : first + _PARTITIONS_AT_ONCE]
-            starts, ends = self._offsets(some, End.START), self._offsets(some, End.LATEST)
-            found |= {
-                tp: LogRange(starts[tp], ends[tp]) for tp in some if tp in starts and tp in ends
+            part = wanted[first : first + _PARTITIONS_AT_ONCE]
+            starts, ends = self._offsets(part, End.START), self._offsets(part, End.LATEST)
+            ranges |= {
+                tp: LogRange(starts[tp], ends[tp]) for tp in part if tp in starts and tp in ends
             }
-        return found
+        return ranges
 
     def _offsets(self, tps: list[TopicPartition], end: End) -> dict[TopicPartition, int]:
-        asked = self._asked(lambda: ask_offsets(self._client, tps, end, self._timeout))
-        found: dict[TopicPartition, int] = {}
-        for tp, told in asked.items():
-            if not isinstance(told, KafkaException):
-                found[tp] = int(told.offset)
-            elif told.args[0].code() not in _MISSING:
-                raise LeadershipUnavailableError(f"{tp} tells no offsets: {told}")
-        return found
+        answers = self._asked(lambda: ask_offsets(self._client, tps, end, self._timeout))
+        offsets: dict[TopicPartition, int] = {}
+        for tp, answer in answers.items():
+            if not isinstance(answer, KafkaException):
+                offsets[tp] = int(answer.offset)
+            elif answer.args[0].code() not in _MISSING:
+                raise LeadershipUnavailableError(f"{tp} tells no offsets: {answer}")
+        return offsets
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Mapping[TopicPartition, str]:
         """See the port."""
-        # By `wire`: librdkafka appends a zero byte to the metadata.
+        # Through `wire`, because librdkafka appends a zero byte to the metadata.
         wanted = {
-            tp: WireOffset(Offset(one.offset), metadata=one.metadata) for tp, one in offsets.items()
+            tp: WireOffset(Offset(committed.offset), metadata=committed.metadata)
+            for tp, committed in offsets.items()
         }
         try:
             with Cluster(self._settings) as cluster:
@@ -188,11 +189,11 @@ class KafkaClusterAdmin:
     def _refused(
         self, cluster: Cluster, group: str, wanted: Mapping[TopicPartition, WireOffset]
     ) -> dict[TopicPartition, str]:
-        """Commit each partition alone; what is refused of them, and why."""
+        """Commit each partition alone; return the refused ones, each with the reason."""
         refused = {}
-        for tp, one in wanted.items():
+        for tp, committed in wanted.items():
             try:
-                commit_offsets(cluster, group, {tp: one}, timeout=self._timeout)
+                commit_offsets(cluster, group, {tp: committed}, timeout=self._timeout)
             except KafkaApiError as error:
                 refused[tp] = str(error)
         return refused

@@ -1,4 +1,4 @@
-"""A stopped broker's log dirs: locked against its start, checked, and their checkpoint files."""
+"""Lock and check the log dirs of a stopped broker, and edit their checkpoint files."""
 
 import fcntl
 import os
@@ -28,13 +28,13 @@ _META_PROPERTIES: Final = "meta.properties"
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """One locked log dir and the broker that owns it."""
+    """A locked log dir and the broker that owns it."""
 
     path: Path
     owner: MetaProperties
 
     def live_directory(self, tp: TopicPartition) -> Path:
-        """Where the broker keeps the partition, if it is in this log dir."""
+        """Return the directory of the partition, if the broker keeps it in this log dir."""
         return self.path / str(tp)
 
 
@@ -43,14 +43,14 @@ def locked_log_dirs(paths: Iterable[Path]) -> Iterator[list[LogDir]]:
     """Take the broker's own lock on each log dir, so that the broker cannot start meanwhile.
 
     Raises:
-        ConfigurationError: a log dir does not exist, is in use, or no broker has ever used it.
+        ConfigurationError: A log dir does not exist, is in use, or no broker has ever used it.
     """
     with ExitStack() as stack:
-        found = []
+        log_dirs = []
         for path in paths:
             stack.enter_context(_locked(path))
-            found.append(LogDir(path, _owner(path)))
-        yield found
+            log_dirs.append(LogDir(path, _owner(path)))
+        yield log_dirs
 
 
 @contextmanager
@@ -62,11 +62,11 @@ def _locked(path: Path) -> Iterator[None]:
             f"{path}: no broker has used this log dir (it has no {_META_PROPERTIES}): start the "
             "new broker once, run `sidetier hydrate prepare`, and stop it"
         )
-    # A broker removes its lock file when it stops cleanly.
+    # A broker removes its lock file when it stops cleanly, so the file may have to be created.
     lock = path / _LOCK
     handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        # The JVM locks the same file by the same means (fcntl).
+        # The JVM locks the same file with fcntl too.
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -94,7 +94,7 @@ def _owner(path: Path) -> MetaProperties:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where one planned partition goes."""
+    """The log dir of one planned partition."""
 
     plan: PlannedPartition
     log_dir: LogDir
@@ -103,16 +103,16 @@ class Destination:
 def destinations(
     plan: HydratePlan, log_dirs: Iterable[LogDir], pending: Mapping[Path, Iterable[str]]
 ) -> list[Destination]:
-    """The partitions of the plan that belong on this host.
+    """Return the partitions of the plan that belong on this host.
 
     Args:
-        plan: a plan whose topics were created.
-        log_dirs: all log dirs of the broker, locked.
-        pending: by log dir, the names of partitions whose directory an interrupted run has taken
+        plan: A plan whose topics were created.
+        log_dirs: All log dirs of the broker, locked.
+        pending: By log dir, the names of partitions whose directory an interrupted run has moved
             away and will put back.
 
     Raises:
-        ConfigurationError: the plan is not prepared; the log dirs are of another cluster; a
+        ConfigurationError: The plan is not prepared, the log dirs belong to another cluster, or a
             partition of this broker is in none of the log dirs.
     """
     check_prepared(plan)
@@ -123,7 +123,7 @@ def destinations(
                 f"{log_dir.path} belongs to Kafka cluster {log_dir.owner.cluster_id}, but the "
                 f"topics of this plan were created on {plan.kafka_cluster_id}"
             )
-    found, missing = [], []
+    placeable, missing = [], []
     brokers = {log_dir.owner.broker_id for log_dir in known}
     for partition in plan.partitions:
         tp = partition.topic_partition
@@ -141,7 +141,7 @@ def destinations(
         if holder is None:
             missing.append(str(tp))
         else:
-            found.append(Destination(partition, holder))
+            placeable.append(Destination(partition, holder))
     if missing:
         paths = ", ".join(str(log_dir.path) for log_dir in known)
         raise ConfigurationError(
@@ -149,25 +149,25 @@ def destinations(
             f"first is {missing[0]}: give every log dir of the broker, and check that the topic "
             "was not deleted since `sidetier hydrate prepare`"
         )
-    return found
+    return placeable
 
 
 def check_live_directory(directory: Path, topic_id: str | None) -> None:
-    """Check that a partition's directory is that of the created topic, and holds no record.
+    """Check that a partition's directory is that of the created topic, and has no records.
 
     Raises:
-        ConfigurationError: it is another topic's, or not empty.
+        ConfigurationError: The directory belongs to another topic, or is not empty.
     """
     metadata = directory / PARTITION_METADATA
     try:
-        found = parse_partition_metadata(metadata.read_text(), str(metadata))
+        actual = parse_partition_metadata(metadata.read_text(), str(metadata))
     except FileNotFoundError:
-        found = None
+        actual = None
     except (SegmentError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(error)) from None
-    if topic_id is not None and found != topic_id:
+    if topic_id is not None and actual != topic_id:
         raise ConfigurationError(
-            f"{directory}: {PARTITION_METADATA} has topic id {found}, but the topic was created "
+            f"{directory}: {PARTITION_METADATA} has topic id {actual}, but the topic was created "
             f"with {topic_id}: it was deleted and created again; run `sidetier hydrate prepare`"
         )
     for file in sorted(directory.iterdir()):
@@ -183,10 +183,10 @@ def check_live_directory(directory: Path, topic_id: str | None) -> None:
 
 
 def read_offsets(file: Path) -> dict[TopicPartition, Offset]:
-    """The rows of an offset checkpoint; none where there is no file.
+    """Return the rows of an offset checkpoint; none if there is no file.
 
     Raises:
-        SegmentError: it does not parse.
+        SegmentError: The file does not parse.
     """
     try:
         return parse_offset_checkpoint(file.read_text(), str(file))
@@ -200,7 +200,7 @@ def update_offsets(file: Path, changes: Mapping[TopicPartition, int]) -> None:
     A kill leaves the old file or the new one.
 
     Raises:
-        SegmentError: the file does not parse.
+        SegmentError: The file does not parse.
     """
     if not changes:
         return

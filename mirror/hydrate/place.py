@@ -1,23 +1,22 @@
 """Place archived segments into the log dirs of a stopped broker.
 
 Each partition is staged whole, in a directory beside the live one whose name ends in `-delete`, and
-then switched in by two renames. Kafka ignores such a directory and deletes it at its start, so the
-broker sees the empty partition or the whole one, never a part.
+then switched in by two renames. Kafka ignores such a directory and deletes it when it starts, so
+the broker sees the empty partition or the whole one, never a part.
 
-What a kill leaves, and what the next run does:
+What the next run does after a kill:
 
 ====================================  ==========================================================
 kill                                  next run
 ====================================  ==========================================================
-while a segment is written            the segment is written again; complete ones stay
-before the first rename               the staged partition is switched in
-between the renames                   the second rename is made
-after the second rename               the partition is found in its place; the rest is removed
-a broker was started after the kill   the broker has deleted what was staged: placed from the start
+while a segment is written            writes the segment again; complete segments stay
+before the first rename               switches the staged partition in
+between the renames                   makes the second rename
+after the second rename               finds the partition in place; removes the leftovers
+a broker was started after the kill   places from the start: the broker has deleted what was staged
 ====================================  ==========================================================
 
-The journal `sidetier-hydrate-<plan id>.json` in the log dir says which partitions are in their
-place.
+The journal `sidetier-hydrate-<plan id>.json` in the log dir lists the partitions that are in place.
 """
 
 import hashlib
@@ -68,13 +67,13 @@ from sidetier.segments.txn_index import encode_txn_index
 from sidetier.segments.walker import BatchWalker
 
 _FREE_BYTES: Final = 1 << 30
-"""Left free on the disk of a log dir."""
+"""Bytes to leave free on the disk of a log dir."""
 _LONGEST_NAME: Final = 255
 _CHECKPOINT: Final = "leader-epoch-checkpoint"
 
 
 class StoppedError(Exception):
-    """The run was asked to stop; what is staged stays for the next run."""
+    """The run was asked to stop. What is staged stays for the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +81,12 @@ class PlaceSettings:
     """How a run places segments.
 
     Attributes:
-        at_once: partitions that are placed at the same time.
-        before_read: called with a number of bytes before they are read; it may block.
-        written: called with the number of bytes and of complete segments that were written, on any
+        at_once: Number of partitions that are placed at the same time.
+        before_read: Called with a number of bytes before they are read; it may block.
+        written: Called with the number of bytes and of complete segments that were written, on any
             thread.
-        step: called before each durable step with its name; tests stop there.
-        stop: set when the run is to stop.
+        step: Called with the name of each durable step before it; tests stop there.
+        stop: Set to stop the run.
     """
 
     at_once: int = 4
@@ -99,9 +98,13 @@ class PlaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What became of one partition; `problem` says why it is not in its place.
+    """The result for one partition.
 
-    `already` is True where an earlier run had placed it.
+    Attributes:
+        topic_partition: The partition.
+        size: Bytes of its segments.
+        already: Whether an earlier run had placed it.
+        problem: Why it is not in place; None if it is.
     """
 
     topic_partition: TopicPartition
@@ -111,13 +114,13 @@ class Placed:
 
 
 class Journal:
-    """Which partitions of a log dir are being switched in, and which are in their place."""
+    """The partitions of a log dir that are being switched in, and those that are in place."""
 
     def __init__(self, log_dir: Path, plan_id: str) -> None:
         """Read the journal of an earlier run, if there is one.
 
         Raises:
-            ConfigurationError: the file does not parse.
+            ConfigurationError: The file does not parse.
         """
         self._path = log_dir / f"sidetier-hydrate-{plan_id}.json"
         self._lock = threading.Lock()
@@ -135,20 +138,20 @@ class Journal:
                 ) from None
 
     def note_switching(self, name: str) -> None:
-        """The partition is about to be switched in."""
+        """Record that the partition is about to be switched in."""
         with self._lock:
             self.switching.add(name)
             self._write()
 
     def note_placed(self, name: str) -> None:
-        """The partition is in its place."""
+        """Record that the partition is in place."""
         with self._lock:
             self.switching.discard(name)
             self.placed.add(name)
             self._write()
 
     def forget(self, name: str) -> None:
-        """The partition is not in its place, and nothing of it is staged."""
+        """Record that the partition is not in place, and nothing of it is staged."""
         with self._lock:
             self.switching.discard(name)
             self._write()
@@ -165,21 +168,21 @@ def place(
     journals: dict[Path, Journal],
     settings: PlaceSettings,
 ) -> list[Placed]:
-    """Place partitions, several at once; what is in its place already stays as it is.
+    """Place partitions, several at once. Partitions that are already in place stay unchanged.
 
     Args:
-        plan: the plan, with its topics created.
-        archive: where the segments are read.
-        wanted: the partitions of this host (`destinations`), in locked log dirs.
-        journals: the journal of each log dir.
-        settings: see there.
+        plan: The plan, with its topics created.
+        archive: The archive with the segments.
+        wanted: The partitions of this host (`destinations`), in locked log dirs.
+        journals: The journal of each log dir.
+        settings: How to place them.
 
     Returns:
-        One entry for each partition, in the order of `wanted`. The failure of one partition does
-        not keep the others from being placed.
+        One entry for each partition, in the order of `wanted`. If one partition fails, the others
+        are still placed.
 
     Raises:
-        ConfigurationError: a disk is too small; nothing was written.
+        ConfigurationError: A disk is too small; nothing was written.
         StoppedError: `settings.stop` was set.
     """
     every = list(wanted)
@@ -205,7 +208,7 @@ def place(
                 placement.run()
             except (StoppedError, KeyboardInterrupt):
                 raise
-            except Exception as error:  # noqa: BLE001  one partition must not stop the others
+            except Exception as error:  # noqa: BLE001 -- one partition must not stop the others
                 return Placed(tp, problem=str(error) or type(error).__name__)
             return Placed(tp, one.plan.size)
 
@@ -217,11 +220,13 @@ def place(
 
 def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
     needed: dict[Path, int] = {}
-    for one in todo:
-        staged = staging_directory(one.log_dir, one.plan.topic_partition, plan_id)
-        there = sum(file.stat().st_size for file in staged.iterdir()) if staged.is_dir() else 0
-        path = one.log_dir.path
-        needed[path] = needed.get(path, 0) + max(0, one.plan.size - there)
+    for destination in todo:
+        staged = staging_directory(destination.log_dir, destination.plan.topic_partition, plan_id)
+        staged_bytes = (
+            sum(file.stat().st_size for file in staged.iterdir()) if staged.is_dir() else 0
+        )
+        path = destination.log_dir.path
+        needed[path] = needed.get(path, 0) + max(0, destination.plan.size - staged_bytes)
     for path, size in needed.items():
         free = shutil.disk_usage(path).free
         if free < size + min(size, _FREE_BYTES):
@@ -231,38 +236,42 @@ def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
 
 
 def _write_log_starts(todo: Iterable[Destination]) -> None:
-    """Before any partition is switched in: otherwise records that were deleted reappear.
+    """Write the log starts before any partition is switched in, or deleted records reappear.
 
-    A broker that is started before the switch makes its empty partition begin there: it is still
-    empty, and placed by the next run.
+    If a broker is started before the switch, its empty partition begins at that offset: it is still
+    empty, and the next run places it.
     """
     starts: dict[Path, dict[TopicPartition, int]] = {}
-    for one in todo:
-        if one.plan.is_start_inside_segment:
-            rows = starts.setdefault(one.log_dir.path, {})
-            rows[one.plan.topic_partition] = one.plan.start
+    for destination in todo:
+        if destination.plan.is_start_inside_segment:
+            rows = starts.setdefault(destination.log_dir.path, {})
+            rows[destination.plan.topic_partition] = destination.plan.start
     for path, rows in starts.items():
         update_offsets(path / LOG_START_CHECKPOINT, rows)
 
 
 def _write_recovery_points(done: Iterable[Destination]) -> None:
-    """Everything that was placed is on the disk: a broker that crashes soon after its start need
-    not read it all again. A kill before this costs that time, and nothing else.
+    """Write recovery points, so that the broker does not read all placed segments again.
+
+    Everything that was placed is on the disk, so a broker that crashes soon after its start need
+    not recover it. A kill before this step costs only that time.
     """
     points: dict[Path, dict[TopicPartition, int]] = {}
-    for one in done:
-        points.setdefault(one.log_dir.path, {})[one.plan.topic_partition] = one.plan.end
+    for destination in done:
+        points.setdefault(destination.log_dir.path, {})[destination.plan.topic_partition] = (
+            destination.plan.end
+        )
     for path, rows in points.items():
         update_offsets(path / RECOVERY_CHECKPOINT, rows)
 
 
 def staging_directory(log_dir: LogDir, tp: TopicPartition, plan_id: str) -> Path:
-    """Where a partition is staged; the same in each run of a plan."""
+    """Return the directory in which a partition is staged; the same in each run of a plan."""
     return _beside(log_dir, tp, f"{plan_id}/staged/{tp}")
 
 
 def _beside(log_dir: LogDir, tp: TopicPartition, seed: str) -> Path:
-    """A directory that Kafka takes for that of a deleted partition."""
+    """Return a directory name that Kafka takes for a deleted partition."""
     digest = hashlib.md5(seed.encode(), usedforsecurity=False).hexdigest()
     suffix = f"-{tp.partition}.{digest}-delete"
     return log_dir.path / (tp.topic[: _LONGEST_NAME - len(suffix)] + suffix)
@@ -270,7 +279,7 @@ def _beside(log_dir: LogDir, tp: TopicPartition, seed: str) -> Path:
 
 @dataclass(slots=True)
 class _Placement:
-    """One partition on its way into its place."""
+    """The placement of one partition."""
 
     plan: HydratePlan
     destination: Destination
@@ -297,13 +306,13 @@ class _Placement:
 
     @property
     def _emptied(self) -> Path:
-        """Where the empty live directory is moved to."""
+        """The directory to which the empty live directory is moved."""
         return _beside(
             self.destination.log_dir, self._tp, f"{self.plan.plan_id}/emptied/{self._tp}"
         )
 
     def run(self) -> None:
-        """Stage and switch, from wherever an earlier run has stopped."""
+        """Stage and switch in, continuing where an earlier run has stopped."""
         name = str(self._tp)
         if name in self.journal.switching and not self._staged.is_dir():
             if self._is_in_place():
@@ -358,10 +367,10 @@ class _Placement:
         sync_directory(self._staged)
 
     def _write_beside(self, follower: TransactionFollower) -> None:
-        """The empty last segment, the producers with open transactions, epochs, and topic id.
+        """Write the empty last segment, the producers with open transactions, epochs, and topic id.
 
-        With the empty last segment the archived ones stay closed. The broker loads its `.snapshot`,
-        and so knows the open transactions, and no producer id besides theirs.
+        The empty last segment keeps the archived ones closed. The broker loads its `.snapshot`, so
+        it knows the producer ids with open transactions and no others.
         """
         partition, staged = self._partition, self._staged
         end = Offset(partition.end)
@@ -381,7 +390,7 @@ class _Placement:
     def _stage_segment(
         self, segment: PlannedSegment, floor: Offset, follower: TransactionFollower
     ) -> Offset:
-        """Write one segment unless it is there; return its end."""
+        """Write one segment unless it is there; return its end offset, exclusive."""
         path = self._staged / _log_name(segment.base_offset)
         if path.exists():
             return self._follow_staged(path, segment, follower)
@@ -396,12 +405,12 @@ class _Placement:
     def _follow_staged(
         self, path: Path, segment: PlannedSegment, follower: TransactionFollower
     ) -> Offset:
-        """A segment that an earlier run has staged: its transactions are followed again."""
+        """Follow the transactions of a segment that an earlier run has staged; return its end."""
         end = Offset(segment.base_offset)
         for _, header, commits in scan_batches(_chunks(path), str(path)):
             follower.add(header, commits)
             end = header.next_offset
-        follower.take_aborted()  # its transaction index is there
+        follower.take_aborted()  # its transaction index is already written
         self.settings.written(segment.size, 1)
         return end
 
@@ -410,7 +419,8 @@ class _Placement:
     ) -> Offset:
         """Copy a `.log` up to the plan's end with normalised epochs, and write its indexes.
 
-        The indexes are built from the batches: they fit what was written, also at a cut.
+        The indexes are built from the batches, so they match what was written, also if the segment
+        was cut.
         """
         base = BaseOffset(segment.base_offset)
         name = _log_name(base)
@@ -419,9 +429,9 @@ class _Placement:
         end = floor
         with target.open("wb") as file:
             for chunk in self._fetched(segment):
-                buffer, found = scanner.feed(chunk)
+                buffer, batches = scanner.feed(chunk)
                 cut = len(buffer)
-                for at, header, commits in found:
+                for at, header, commits in batches:
                     if header.base_offset >= self._partition.end:
                         cut = at
                         break
@@ -464,7 +474,7 @@ class _Placement:
             )
 
     def _fetched(self, segment: PlannedSegment) -> Iterator[bytearray]:
-        """The bytes of a `.log` in order; several ranges are read ahead."""
+        """Yield the bytes of a `.log` in order; several ranges are read ahead."""
         store = self.archive.store(self._tp.topic)
         deadline = self.archive.provider.endpoint(self._tp.topic).deadline
 
@@ -477,7 +487,7 @@ class _Placement:
         return self.ranges.read_ahead(fill, segment.size)
 
     def _remove(self, directory: Path) -> None:
-        """Remove a directory of ours; that it is gone is no error."""
+        """Remove a directory of this tool; it is not an error if it does not exist."""
         if directory.is_dir():
             shutil.rmtree(directory)
 

@@ -1,4 +1,4 @@
-"""What hydrating will place: a plan of one cluster, in a file that every later step reads."""
+"""The plan of a hydrate: the archived segments to place. Every later step reads its file."""
 
 import json
 import os
@@ -25,7 +25,7 @@ OffsetPair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PlannedSegment:
-    """One archived `.log`: its key, the version that was planned (ETag), and its size in bytes."""
+    """An archived `.log`: base offset, key, the planned version (ETag), and size in bytes."""
 
     base_offset: int
     key: str
@@ -35,17 +35,19 @@ class PlannedSegment:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """What one partition gets.
+    """The planned content of one partition.
 
     Attributes:
-        start: the log start offset. It can lie inside the first segment.
-        end: the log end offset. It is a batch border.
-        archive_end: the offset up to which the partition is archived; above `end` where a cut
-            leaves archived records out.
-        segments: by rising base offset; none where the partition stays empty.
-        gaps: recorded gaps between `start` and `end`: these records are lost.
-        last_timestamp_ms: the largest timestamp of the last archived segment; records after it were
-            never archived. None where it is not known.
+        topic: The topic.
+        partition: The partition number.
+        start: The log start offset, inclusive. It can be inside the first segment.
+        end: The log end offset, exclusive. It is a batch border.
+        archive_end: The partition is archived up to this offset, exclusive. It is above `end` if a
+            cut leaves archived records out.
+        segments: By ascending base offset; empty if the partition stays empty.
+        gaps: Recorded gaps between `start` and `end`; these records are lost.
+        last_timestamp_ms: The largest timestamp of the last archived segment; records after it were
+            never archived. None if unknown.
     """
 
     topic: str
@@ -64,21 +66,20 @@ class PlannedPartition:
 
     @property
     def size(self) -> int:
-        """Bytes of all `.log`s, before a cut inside the last one."""
+        """Bytes of all `.log` files, before a cut inside the last one."""
         return sum(segment.size for segment in self.segments)
 
     @property
     def is_start_inside_segment(self) -> bool:
-        """The log start lies above the first segment's base offset."""
+        """Whether the log start is above the first segment's base offset."""
         return bool(self.segments) and self.start > self.segments[0].base_offset
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopic:
-    """How a topic is created, and what it is changed to at the end.
+    """How a topic is created, and the configs that are set at the end.
 
-    `replication_factor` and `configs` are those of the lost cluster; None where no snapshot tells
-    them.
+    `replication_factor` and `configs` are those of the lost cluster; None if no snapshot has them.
     """
 
     partitions: int
@@ -87,7 +88,7 @@ class PlannedTopic:
 
     @property
     def factor(self) -> int:
-        """The replicas that the topic gets: one where no snapshot tells it and none was given."""
+        """Number of replicas of the topic: one if no snapshot has it and none was given."""
         return self.replication_factor or 1
 
 
@@ -101,8 +102,9 @@ class PreparedTopic:
 
 @dataclass(frozen=True, slots=True)
 class HydratePlan:
-    """Everything that the steps need to know. `kafka_cluster_id` and `prepared` are filled in by
-    the step that creates the topics.
+    """The input of all steps of a hydrate.
+
+    The step that creates the topics sets `kafka_cluster_id` and `prepared`.
     """
 
     plan_id: str
@@ -112,25 +114,25 @@ class HydratePlan:
     partitions: tuple[PlannedPartition, ...]
     until_ms: int | None = None
     planned_ms: int | None = None
-    """When the plan was made, in ms since 1970; None in plans of earlier versions."""
+    """Time at which the plan was made, in ms since 1970; None in plans of earlier versions."""
     is_whole_cluster: bool = False
-    """Every archived topic is planned, not only some that were named."""
+    """Whether every archived topic is planned, not only selected ones."""
     kafka_cluster_id: str | None = None
     prepared: Mapping[str, PreparedTopic] = field(default_factory=dict)
     transactions: TransactionReport | None = None
-    """What the plan leaves out so that no transaction is half restored; None where that was not
-    asked for.
+    """What the plan leaves out so that no transaction is half restored; None if that was not
+    requested.
     """
     version: int = PLAN_VERSION
 
     @property
     def size(self) -> int:
-        """Bytes of all `.log`s."""
+        """Bytes of all `.log` files."""
         return sum(partition.size for partition in self.partitions)
 
     @property
     def has_whole_transactions(self) -> bool:
-        """It is known that no committed transaction is restored in some of its partitions only."""
+        """Whether it is proven that no committed transaction is restored in part."""
         return (
             self.transactions is not None
             and self.transactions.is_proven
@@ -138,12 +140,12 @@ class HydratePlan:
         )
 
     def of_topic(self, topic: str) -> list[PlannedPartition]:
-        """The partitions of a topic."""
-        return [one for one in self.partitions if one.topic == topic]
+        """Return the partitions of a topic."""
+        return [partition for partition in self.partitions if partition.topic == topic]
 
 
 def new_plan_id() -> str:
-    """A new plan's id: 32 hexadecimal digits."""
+    """Return a new plan id of 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
@@ -154,14 +156,14 @@ def plan_partition(
     end: Offset | None = None,
     last_timestamp_ms: int | None = None,
 ) -> PlannedPartition:
-    """What one partition gets out of its archive.
+    """Plan one partition from its archive.
 
     Args:
-        tp: the partition.
-        view: its archive; None where nothing is archived: the partition stays empty.
-        gaps: recorded gaps, in any order; they may overlap.
-        end: where to cut, a batch border; None for the archive's end.
-        last_timestamp_ms: see `PlannedPartition`.
+        tp: The partition.
+        view: Its archive; None if nothing is archived, and the partition stays empty.
+        gaps: Recorded gaps, in any order; they may overlap.
+        end: The planned end, exclusive, a batch border; None for the archive's end.
+        last_timestamp_ms: See `PlannedPartition`.
     """
     if view is None:
         return PlannedPartition(tp.topic, tp.partition, 0, 0, 0)
@@ -181,16 +183,16 @@ def plan_partition(
 
 
 def end_at(plan: PlannedPartition, end: int) -> PlannedPartition:
-    """The same partition with a lower end, a batch border; its start where that is higher."""
+    """Return the partition with a lower end, a batch border, but not below its start."""
     cut = min(max(end, plan.start), plan.end)
     segments = tuple(segment for segment in plan.segments if segment.base_offset < cut)
-    # Without a segment: an empty log that begins where the archive does.
+    # Without segments the log is empty and begins at the archive's start, so it has no gaps.
     gaps = _gaps_between(plan.gaps, plan.start, cut) if segments else ()
     return replace(plan, end=cut, segments=segments, gaps=gaps)
 
 
 def _gaps_between(gaps: Iterable[tuple[int, int]], start: int, end: int) -> tuple[OffsetPair, ...]:
-    """The parts of the gaps between two offsets, joined where they touch."""
+    """Return the parts of the gaps between two offsets, merged if they touch."""
     joined: list[list[int]] = []
     for first, behind in sorted(gaps):
         lower, upper = max(first, start), min(behind, end)
@@ -207,7 +209,7 @@ def check_partition(plan: PlannedPartition) -> None:
     """Check that a plan's offsets can be those of a log.
 
     Raises:
-        ConfigurationError: they cannot, so that the plan file was damaged or changed by hand.
+        ConfigurationError: They cannot: the plan file was damaged or edited.
     """
     bases = [segment.base_offset for segment in plan.segments]
     rising = all(lower < upper for lower, upper in pairwise(bases))
@@ -223,15 +225,15 @@ _PLAN: Final = TypeAdapter(HydratePlan)
 
 
 def encode_plan(plan: HydratePlan) -> bytes:
-    """The bytes of a plan file."""
+    """Encode a plan as the bytes of a plan file."""
     return json.dumps(asdict(plan), separators=(",", ":"), sort_keys=True).encode() + b"\n"
 
 
 def decode_plan(data: bytes, name: str) -> HydratePlan:
-    """The plan in a file's bytes; `name` is for errors.
+    """Decode a plan file; `name` is for error messages.
 
     Raises:
-        ConfigurationError: it is no plan, or of a version that is not known.
+        ConfigurationError: The bytes are not a plan, or have an unknown version.
     """
     try:
         fields: Any = json.loads(data)
@@ -253,10 +255,10 @@ def decode_plan(data: bytes, name: str) -> HydratePlan:
 
 
 def read_plan(path: Path) -> HydratePlan:
-    """The plan in a file.
+    """Read a plan file.
 
     Raises:
-        ConfigurationError: there is none, or it does not parse.
+        ConfigurationError: The file does not exist or does not parse.
     """
     try:
         data = path.read_bytes()
@@ -268,14 +270,15 @@ def read_plan(path: Path) -> HydratePlan:
 
 
 def write_plan(path: Path, plan: HydratePlan) -> None:
-    """Replace the plan file as a whole: a kill leaves the old file or the new one."""
+    """Replace the plan file atomically: a kill leaves the old file or the new one."""
     replace_file(path, encode_plan(plan))
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file durably and as a whole: a kill leaves what was there before, or `data`.
+    """Write a file durably and atomically: a kill leaves the former content or `data`.
 
-    Everybody may read it, and root gives it to the owner of the directory: the broker.
+    The file is readable for all. If run as root, it gets the owner of the directory, which is the
+    broker's user.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -307,7 +310,7 @@ def check_prepared(plan: HydratePlan) -> None:
     """Check that the plan's topics were created.
 
     Raises:
-        ConfigurationError: they were not.
+        ConfigurationError: They were not created.
     """
     if not plan.prepared:
         raise ConfigurationError(
@@ -320,11 +323,11 @@ def check_cluster(plan: HydratePlan, cluster_id: str | None) -> None:
     """Check that the plan's topics were created, and on this cluster.
 
     Args:
-        plan: the plan.
-        cluster_id: what the brokers tell as their cluster's id.
+        plan: The plan.
+        cluster_id: The cluster id that the brokers return.
 
     Raises:
-        ConfigurationError: they were not created, or on another cluster.
+        ConfigurationError: The topics were not created, or on another cluster.
     """
     check_prepared(plan)
     if cluster_id != plan.kafka_cluster_id:
@@ -337,5 +340,5 @@ def check_cluster(plan: HydratePlan, cluster_id: str | None) -> None:
 def with_prepared(
     plan: HydratePlan, cluster_id: str | None, prepared: Mapping[str, PreparedTopic]
 ) -> HydratePlan:
-    """The plan after its topics were created."""
+    """Return the plan after its topics were created."""
     return replace(plan, kafka_cluster_id=cluster_id, prepared=dict(prepared))

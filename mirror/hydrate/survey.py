@@ -1,4 +1,4 @@
-"""Read from an archive what a plan needs: listings, ends, gaps, and where a time or offset cuts."""
+"""Read the input of a plan from an archive: listings, ends, gaps, and the offsets of a cut."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,12 +51,12 @@ _INDEX_CACHE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the plan ends; the archive's end where neither is given.
+    """The end of a plan. If neither is given, it is the archive's end.
 
     Attributes:
-        until_ms: records from the first one with this timestamp or a later one on are left out, in
-            ms since 1970.
-        offsets: the offset after the last, by partition; other partitions are planned whole.
+        until_ms: The first record with this timestamp or a later one, in ms since 1970, and all
+            records after it are left out.
+        offsets: The end by partition, exclusive; other partitions are planned whole.
     """
 
     until_ms: int | None = None
@@ -64,25 +64,25 @@ class Cut:
 
 
 def archived_partitions(archive: ArchiveAccess) -> list[TopicPartition]:
-    """Every partition that is stored, sorted.
+    """Return every stored partition, sorted.
 
     Raises:
-        ConfigurationError: the archive has another layout than configured.
-        StorageError: as the port says.
+        ConfigurationError: The archive has another layout than configured.
+        StorageError: As `RemoteStorage` documents.
     """
-    found = set()
+    partitions = set()
     for endpoint in archive.provider.endpoints:
         store = archive.stores.at(endpoint)
         note = read_note(store, archive.layout)
         if note is not None:
             check_note(note, archive.layout, None)
         for prefix in cluster_prefixes(store, archive.layout):
-            found |= {
+            partitions |= {
                 tp
                 for tp in stored_partitions(store, archive.layout, prefix)
                 if archive.store(tp.topic) is store
             }
-    return sorted(found)
+    return sorted(partitions)
 
 
 def make_plan(
@@ -96,19 +96,19 @@ def make_plan(
     """Plan every wanted topic of an archive.
 
     Args:
-        archive: the archive.
-        wanted: tells of a topic whether it is to be restored.
-        cut: where to end.
-        definitions: the topics of the lost cluster, from its snapshot; empty where there is none.
-            Without it a topic has as many partitions as the archive shows.
-        is_transaction_consistent: lower the ends until no transaction is half restored.
+        archive: The archive.
+        wanted: Returns whether a topic is to be restored.
+        cut: The end of the plan.
+        definitions: The topics of the lost cluster, from its snapshot; empty if there is none. A
+            topic without a definition gets as many partitions as the archive shows.
+        is_transaction_consistent: Whether to lower the ends until no transaction is half restored.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: a segment that is read is no sequence of
+        DamagedSegmentError, UnsupportedFormatError: A segment that is read is not a sequence of
             batches.
-        ConfigurationError: the layout is another one, or an offset was given for a partition that
+        ConfigurationError: The layout is another one, or an offset was given for a partition that
             is not archived.
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` documents.
     """
     stored = [tp for tp in archived_partitions(archive) if wanted(tp.topic)]
     topics = _planned_topics(stored, definitions, wanted)
@@ -148,9 +148,9 @@ def make_plan(
 def partition_planner(
     archive: ArchiveAccess, cut: Cut
 ) -> Callable[[TopicPartition], PlannedPartition]:
-    """What plans one stored partition at a time; several threads may call it.
+    """Return a function that plans one stored partition; several threads may call it.
 
-    It raises StorageError as the port says.
+    The function raises StorageError as `RemoteStorage` documents.
     """
     plan = _stored_planner(archive, cut)
     return lambda tp: end_at(*plan(tp))
@@ -159,7 +159,7 @@ def partition_planner(
 def _stored_planner(
     archive: ArchiveAccess, cut: Cut
 ) -> Callable[[TopicPartition], tuple[PlannedPartition, Offset]]:
-    """What plans a stored partition whole, and tells where it is cut."""
+    """Return a function that plans a stored partition whole and returns where it is cut."""
     elsewhere = SettingsCheck(archive)
     return lambda tp: _plan_stored(
         PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut
@@ -171,7 +171,7 @@ def _planned_topics(
     definitions: Mapping[str, PlannedTopic],
     wanted: Callable[[str], bool],
 ) -> dict[str, PlannedTopic]:
-    """The topics that are archived, and those of the snapshot that never had a closed segment."""
+    """Return the archived topics, and those of the snapshot that never had a closed segment."""
     topics = {
         name: known
         for name, known in definitions.items()
@@ -209,7 +209,7 @@ def _plan_stored(
 
 
 def _largest_timestamp(found: PartitionArchive, log: StoredLog) -> int | None:
-    """The largest timestamp of a segment as it was noted; None of Pinterest's."""
+    """Return the largest timestamp in a segment's metadata; None for Pinterest's segments."""
     try:
         noted = found.store.head_object(log.key).metadata.get(MAX_TIMESTAMP_KEY, "")
     except ObjectNotFoundError:
@@ -220,7 +220,7 @@ def _largest_timestamp(found: PartitionArchive, log: StoredLog) -> int | None:
 def _end_of(
     found: PartitionArchive, archive: ArchiveAccess, view: ArchiveView, cut: Cut
 ) -> Offset | None:
-    """Where the partition is cut; None for its archive's end."""
+    """Return where the partition is cut; None for its archive's end."""
     if cut.until_ms is not None:
         return first_batch_at(archive, found.tp, view, cut.until_ms)
     wanted = None if cut.offsets is None else cut.offsets.get(found.tp)
@@ -230,7 +230,7 @@ def _end_of(
 def first_batch_at(
     archive: ArchiveAccess, tp: TopicPartition, view: ArchiveView, timestamp_ms: int
 ) -> Offset | None:
-    """The base offset of the first batch with a record of at least this time; None without any."""
+    """Return the base offset of the first batch with a record of this time or later, or None."""
     locator = Locator(IndexCache(_INDEX_CACHE_BYTES), _no_index)
     times = SegmentTimes(locator, range_reader(archive, tp.topic), {})
     for log in times.not_below(view, timestamp_ms):
@@ -243,7 +243,7 @@ def first_batch_at(
 def batch_border(
     archive: ArchiveAccess, tp: TopicPartition, view: ArchiveView, offset: Offset
 ) -> Offset:
-    """The offset, or where it lies inside a batch, that batch's base offset."""
+    """Return the offset, or the base offset of the batch if the offset is inside one."""
     holder = view.holder(offset)
     if holder is not None:
         for header in headers_of(archive, tp, [holder]):
@@ -257,11 +257,11 @@ def batch_border(
 def headers_of(
     archive: ArchiveAccess, tp: TopicPartition, logs: Sequence[StoredLog]
 ) -> Iterator[BatchHeader]:
-    """The batch headers of stored segments, in order.
+    """Yield the batch headers of stored segments, in order.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: a segment is no sequence of batches.
-        StorageError: as the port says.
+        DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
+        StorageError: As `RemoteStorage` documents.
     """
     for log in logs:
         segment = PlannedSegment(log.base_offset, log.key, log.row.etag, log.size)
@@ -272,7 +272,7 @@ def headers_of(
 def chunks_of(
     archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment
 ) -> Iterator[bytearray]:
-    """The bytes of an archived `.log`, in the planned version, one range after the other."""
+    """Yield the bytes of an archived `.log` in the planned version, one range after the other."""
     store = archive.store(tp.topic)
     deadline = archive.provider.endpoint(tp.topic).deadline
     for start in range(0, segment.size, _RANGE_BYTES):
@@ -284,15 +284,15 @@ def chunks_of(
 def may_have_transactions(
     archive: ArchiveAccess, tp: TopicPartition, segment: PlannedSegment
 ) -> bool:
-    """Whether the segment's metadata leaves open that it has transactional batches.
+    """Whether the segment may have transactional batches, according to its metadata.
 
     Raises:
-        StorageError: as the port says.
+        StorageError: As `RemoteStorage` documents.
     """
     try:
         return noted_records(archive.store(tp.topic).head_object(segment.key)) is None
     except ObjectNotFoundError:
-        return True  # reading the segment tells
+        return True  # reading the segment reports the error
 
 
 @dataclass(slots=True)
@@ -300,9 +300,9 @@ class _TransactionReader:
     """Reads the transactional batches around the end of a partition, segment by segment.
 
     Args:
-        archive: the archive.
-        plan: the partition as it is archived, not cut.
-        end: where it is to end.
+        archive: The archive.
+        plan: The partition as it is archived, without a cut.
+        end: The requested end of the partition, exclusive.
     """
 
     archive: ArchiveAccess
@@ -313,17 +313,17 @@ class _TransactionReader:
     _next: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin at the end."""
+        """Start at the end of the partition."""
         below = sum(segment.base_offset < self.end for segment in self.plan.segments)
         self._first = self._next = below
 
     @property
     def is_from_start(self) -> bool:
-        """Nothing of the archive lies below what was read."""
+        """Whether the archive has nothing below the batches that were read."""
         return self._first == 0
 
     def read_back(self, until_ms: int | None) -> bool:
-        """Read back to a marker that was written before this time, or one segment for None.
+        """Read back to a marker that was written before this time, or by one segment if None.
 
         Returns:
             Whether anything was read.
@@ -339,7 +339,7 @@ class _TransactionReader:
         return did_read
 
     def read_on(self, latest_ms: int) -> bool:
-        """Read on to a marker that was written `CLOCK_DIFFERENCE_MS` after this time.
+        """Read forward to a marker that was written `CLOCK_DIFFERENCE_MS` after this time.
 
         Returns:
             Whether anything was read.
@@ -358,16 +358,16 @@ class _TransactionReader:
         tp = self.plan.topic_partition
         if not may_have_transactions(self.archive, tp, segment):
             return []
-        found = scan_batches(chunks_of(self.archive, tp, segment), segment.key)
+        headers = scan_batches(chunks_of(self.archive, tp, segment), segment.key)
         return [
-            one
-            for one in transactional_batches((header, commits) for _, header, commits in found)
-            if one.offset >= self.plan.start
+            batch
+            for batch in transactional_batches((header, commits) for _, header, commits in headers)
+            if batch.offset >= self.plan.start
         ]
 
     @staticmethod
     def _markers_ms(batches: Iterable[TransactionalBatch]) -> int | None:
-        return next((one.timestamp_ms for one in batches if one.commits is not None), None)
+        return next((batch.timestamp_ms for batch in batches if batch.commits is not None), None)
 
 
 def find_consistent_cut(
@@ -378,20 +378,20 @@ def find_consistent_cut(
 ) -> ConsistentCut:
     """Read as much of the archive as is needed to know that no transaction is half restored.
 
-    Headers are read backwards from the ends to the last marker of the partition that has been
-    without one for longest (`time_needed`), and forwards for a minute of markers. Segments whose
-    metadata says that they have no transaction are not read. What is kept is one entry for each
-    transaction in a partition within that time, and its marker.
+    Headers are read backwards from the ends, to the last decided marker of the partition where that
+    marker is oldest (`time_needed`), and forwards for a minute of markers. Segments without
+    transactions according to their metadata are not read. For each transaction in a partition
+    within that time, one entry and its marker are kept in memory.
 
     Args:
-        archive: the archive.
-        partitions: as they are archived, not cut.
-        ends: where each is to end.
-        pool: reads several partitions at a time.
+        archive: The archive.
+        partitions: The partitions as they are archived, without a cut.
+        ends: The requested end of each partition, exclusive.
+        pool: Reads several partitions at the same time.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: a segment is no sequence of batches.
-        StorageError: as the port says.
+        DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
+        StorageError: As `RemoteStorage` documents.
     """
     readers = {
         plan.topic_partition: _TransactionReader(archive, plan, ends[plan.topic_partition])
@@ -411,7 +411,9 @@ def find_consistent_cut(
             continue
         cut = consistent_cut(known, ends)
         needed = {
-            tp: time_needed(one, tp, cut.ends[tp]) for tp, one in known.items() if one.batches
+            tp: time_needed(transactions, tp, cut.ends[tp])
+            for tp, transactions in known.items()
+            if transactions.batches
         }
         unknown = [readers[tp] for tp, time in needed.items() if time is None]
         if _read(pool, unknown, methodcaller("read_back", None)):
@@ -427,9 +429,9 @@ def _read(
     readers: Iterable[_TransactionReader],
     read: Callable[[_TransactionReader], bool],
 ) -> bool:
-    """Whether any of the readers had something to read."""
+    """Call `read` for all readers; return whether any of them has read something."""
     return any(list(pool.map(read, readers)))
 
 
 def _no_index(_key: str, _reason: str) -> None:
-    """A segment without a usable index is read from its start, which costs only time."""
+    """Ignore the event: without a usable index, a segment is read from its start, only slower."""

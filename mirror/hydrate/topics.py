@@ -1,4 +1,4 @@
-"""Topics of the new cluster: created with safe settings, configured for real at the end."""
+"""Create the topics of the new cluster with safe settings, and set the real ones at the end."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -24,12 +24,12 @@ SAFE_CONFIGS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
     "min.insync.replicas": "1",
 }
-"""With any other retention the broker deletes old segments within seconds of its start."""
+"""With any other retention, the broker deletes old segments within seconds of its start."""
 
 THROTTLED_REPLICAS: Final = frozenset(
     {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 )
-"""Topic configs that name brokers of the lost cluster: a reassignment left them behind."""
+"""Topic configs that name brokers of the lost cluster; a reassignment left them behind."""
 
 _RETENTION: Final = frozenset({"retention.ms", "retention.bytes"})
 _TIMEOUT: Final = 30.0
@@ -47,7 +47,7 @@ _NOT_LEADING: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""What a broker answers that does not lead the partition: not yet, or no longer."""
+"""Errors of a broker that does not lead the partition yet, or no longer leads it."""
 _NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})  # noqa: SLF001 -- public names
 _REFUSED_VALUES: Final = frozenset({KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION})
 _UNKNOWN_OFFSET: Final = -1
@@ -57,7 +57,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DescribedTopic:
-    """A topic as the brokers describe it; `replicas` by partition, `leaders` -1 without one."""
+    """A topic as the brokers describe it.
+
+    Attributes:
+        topic_id: Kafka's id of the topic; None if the brokers have none.
+        replicas: The broker ids of the replicas, by partition number.
+        leaders: The broker id of the leader, by partition number; -1 without a leader.
+    """
 
     topic_id: str | None
     replicas: tuple[tuple[int, ...], ...]
@@ -71,11 +77,11 @@ class DescribedTopic:
 class TopicAdmin:
     """Creates, describes and configures topics through librdkafka's admin client.
 
-    Args:
-        client: of the new cluster.
-        stop: set when waiting is to end.
+    Every method raises LeadershipUnavailableError if no broker answers, or one refuses.
 
-    Every method raises LeadershipUnavailableError where no broker answers, or one refuses.
+    Args:
+        client: An admin client of the new cluster.
+        stop: Set to end any waiting.
     """
 
     def __init__(self, client: AdminClient, stop: threading.Event | None = None) -> None:
@@ -83,40 +89,40 @@ class TopicAdmin:
         self._stop = stop or threading.Event()
 
     def cluster_id(self) -> str | None:
-        """Kafka's own id of the cluster."""
-        told = self._described_cluster().cluster_id
-        return None if told is None else str(told)
+        """Return Kafka's id of the cluster."""
+        cluster_id = self._described_cluster().cluster_id
+        return None if cluster_id is None else str(cluster_id)
 
     def brokers(self) -> dict[int, str | None]:
-        """The racks of the brokers that are up, by id; None for a broker without one."""
+        """Return the racks of the brokers that are up, by id; None for a broker without a rack."""
         return {node.id: node.rack for node in self._described_cluster().nodes}
 
     def described(self, topics: Iterable[str]) -> dict[str, DescribedTopic]:
-        """Those of the topics that exist."""
+        """Return the topics that exist, by name."""
         names = list(topics)
         if not names:
             return {}
         futures = self._asked(
             lambda: self._client.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT)
         )
-        found = {}
+        topics_by_name = {}
         for name, future in futures.items():
             try:
-                told = future.result()
+                description = future.result()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
                 raise LeadershipUnavailableError(
                     f"topic {name} cannot be described: {error}"
                 ) from error
-            found[name] = _described(told)
-        return found
+            topics_by_name[name] = _described(description)
+        return topics_by_name
 
     def create(self, topics: Mapping[str, int], configs: Mapping[str, str]) -> set[str]:
         """Create topics with one replica per partition; `topics` has their partition counts.
 
         Returns:
-            The topics that were created. Others exist already, and stay as they are.
+            The topics that were created. Other topics already exist and stay unchanged.
         """
         if not topics:
             return set()
@@ -141,24 +147,24 @@ class TopicAdmin:
     def wait_until_led(self, topics: Mapping[str, int]) -> dict[str, DescribedTopic]:
         """Wait until each partition of the topics has a leader.
 
-        Each broker learns of new topics and leaders by itself: what one describes, another may not
-        know yet.
+        Each broker learns of new topics and leaders independently: one broker may describe a topic
+        that another does not know yet.
 
         Args:
-            topics: the topics' partition counts.
+            topics: The partition counts of the topics.
 
         Returns:
-            All of the topics, as the broker describes them that knows every leader.
+            All topics, as described by a broker that knows every leader.
         """
-        found: dict[str, DescribedTopic] = {}
+        described: dict[str, DescribedTopic] = {}
 
         def without_leader() -> list[TopicPartition]:
-            found.update(self.described(topics))
+            described.update(self.described(topics))
             return [
                 TopicPartition(name, number)
                 for name, partitions in topics.items()
                 for number in range(partitions)
-                if name not in found or not found[name].is_led(number)
+                if name not in described or not described[name].is_led(number)
             ]
 
         try:
@@ -166,21 +172,21 @@ class TopicAdmin:
         except LeadershipUnavailableError:
             waiting = without_leader()
             if not waiting:
-                return found
+                return described
             first = waiting[0]
-            what = "has no leader" if first.topic in found else "does not exist"
+            state = "has no leader" if first.topic in described else "does not exist"
             raise LeadershipUnavailableError(
-                f"{first} {what} after {_LEADER_SECONDS:.0f} s (the same holds for "
+                f"{first} {state} after {_LEADER_SECONDS:.0f} s (the same holds for "
                 f"{len(waiting) - 1} other partitions): is every broker running?"
             ) from None
-        return found
+        return described
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Log start offset and high watermark of each partition."""
+        """Return the log start offset and high watermark of each partition."""
         wanted = list(tps)
         if not wanted:
             return {}
-        # A broker that was just made a leader refuses until it has taken the partition over.
+        # A broker that has just become a leader refuses until it has loaded the partition.
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_not_leading),
             stop=tenacity.stop_after_delay(_LEADER_SECONDS),
@@ -197,13 +203,13 @@ class TopicAdmin:
         return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
 
     def configure(self, topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
-        """Set configs of a topic; None removes one, so that the broker's default holds.
+        """Set configs of a topic; None removes a config, so that the broker's default applies.
 
-        The brokers take all of them or none. Where they refuse all, each is set by itself: another
-        version of Kafka may not know one, or not accept its value.
+        The brokers accept all of the configs or none. If they refuse all, each is set alone:
+        another Kafka version may not know a config, or not accept its value.
 
         Returns:
-            The configs that the brokers refuse, and why.
+            The configs that the brokers refuse, each with the reason.
         """
         if not configs:
             return {}
@@ -219,7 +225,7 @@ class TopicAdmin:
         }
 
     def _configured(self, topic: str, configs: Mapping[str, str | None]) -> str | None:
-        """Why the brokers refuse the values; None where they accept them."""
+        """Set the configs; return why the brokers refuse them, None if they accept them."""
         entries = [
             ConfigEntry(
                 name,
@@ -250,7 +256,7 @@ class TopicAdmin:
         """Wait until `done` returns True; it is called every `every` seconds.
 
         Raises:
-            LeadershipUnavailableError: it does not within so many seconds.
+            LeadershipUnavailableError: It did not return True within `seconds`.
         """
         for _ in range(max(1, int(seconds / every))):
             if done():
@@ -259,9 +265,12 @@ class TopicAdmin:
                 break
         raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
 
-    def _described_cluster(self) -> Any:  # noqa: ANN401 -- librdkafka's, without a public name
-        """What the controller tells. After the death of a broker the others name it as the
-        controller for a while, and librdkafka waits for the one that it was told first.
+    def _described_cluster(self) -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
+        """Describe the cluster through its controller.
+
+        For a while after a broker has died, other brokers still name it as the controller, and
+        librdkafka waits for the controller that it learned first. Therefore each attempt refreshes
+        the metadata.
         """
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_unanswered),
@@ -270,8 +279,10 @@ class TopicAdmin:
             reraise=True,
         )
 
-        def ask() -> Any:  # noqa: ANN401 -- as above
-            self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)  # learns of the controller
+        def ask() -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
+            self._client.list_topics(
+                timeout=_CONTROLLER_TIMEOUT
+            )  # refreshes which broker is the controller
             return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
 
         return self._asked(lambda: trying(ask))
@@ -284,7 +295,7 @@ class TopicAdmin:
 
 
 def is_not_leading(error: BaseException) -> bool:
-    """Whether a broker refused because it does not lead the partition, which may pass."""
+    """Whether a broker refused because it does not lead the partition. This may pass."""
     return isinstance(error, KafkaException) and error.args[0].code() in _NOT_LEADING
 
 
@@ -292,15 +303,18 @@ def _is_unanswered(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _NO_ANSWER
 
 
-def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's, without a public name
-    replicas = [tuple(node.id for node in one.replicas) for one in told.partitions]
-    leaders = [_UNKNOWN_OFFSET if one.leader is None else one.leader.id for one in told.partitions]
+def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's type has no public name
+    replicas = [tuple(node.id for node in partition.replicas) for partition in told.partitions]
+    leaders = [
+        _UNKNOWN_OFFSET if partition.leader is None else partition.leader.id
+        for partition in told.partitions
+    ]
     topic_id = None if told.topic_id is None else kafka_text(str(told.topic_id))
     return DescribedTopic(topic_id, tuple(replicas), tuple(leaders))
 
 
 def to_create(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> dict[str, int]:
-    """The topics of the plan that do not exist yet, with their partition counts."""
+    """Return the topics of the plan that do not exist yet, with their partition counts."""
     return {name: topic.partitions for name, topic in plan.topics.items() if name not in existing}
 
 
@@ -309,19 +323,19 @@ def check_existing(
     existing: Mapping[str, DescribedTopic],
     ends: Mapping[TopicPartition, tuple[int, int]],
 ) -> None:
-    """Check that the topics that exist can take archived segments: an interrupted run left them.
+    """Check that existing topics, left by an interrupted run, can take archived segments.
 
     Raises:
-        ConfigurationError: a topic has records, other partitions, or several replicas.
+        ConfigurationError: A topic has records, another number of partitions, or several replicas.
     """
-    for name, found in existing.items():
+    for name, topic in existing.items():
         wanted = plan.topics[name]
-        if len(found.replicas) != wanted.partitions:
+        if len(topic.replicas) != wanted.partitions:
             raise ConfigurationError(
-                f"topic {name} exists with {len(found.replicas)} partitions, the plan has "
+                f"topic {name} exists with {len(topic.replicas)} partitions, the plan has "
                 f"{wanted.partitions}; delete it, or leave it out with --topic"
             )
-        if any(len(replicas) != 1 for replicas in found.replicas):
+        if any(len(replicas) != 1 for replicas in topic.replicas):
             raise ConfigurationError(
                 f"topic {name} exists with several replicas: segments on one of them would be "
                 "deleted by the others; delete it, or leave it out with --topic"
@@ -339,21 +353,24 @@ def check_existing(
 
 
 def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str, PreparedTopic]]:
-    """Create the topics of a plan; those that an interrupted run created are taken over.
+    """Create the topics of a plan; use those that an interrupted run has created.
 
     Returns:
-        The cluster's id, and of each topic its id and the broker of each partition.
+        The cluster's id, and for each topic its id and the broker of each partition.
 
     Raises:
-        ConfigurationError: a topic exists that cannot take segments; nothing was created.
-        LeadershipUnavailableError: the brokers do not answer, or refuse.
+        ConfigurationError: An existing topic cannot take segments (usually found before any topic
+            is created), or the brokers refuse its safe configs.
+        LeadershipUnavailableError: The brokers do not answer, or refuse.
     """
     existing = admin.described(plan.topics)
     check_existing(plan, existing, admin.ends(_partitions(existing)))
     created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
-    found = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
-    # The broker that was asked first may not have known of every topic.
-    taken_over = {name: topic for name, topic in found.items() if name not in created}
+    described = admin.wait_until_led(
+        {name: topic.partitions for name, topic in plan.topics.items()}
+    )
+    # The first broker that described the topics may not have known all of them.
+    taken_over = {name: topic for name, topic in described.items() if name not in created}
     check_existing(plan, taken_over, admin.ends(_partitions(taken_over)))
     for name in taken_over:
         for config, reason in admin.configure(name, SAFE_CONFIGS).items():
@@ -362,7 +379,7 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
             )
     return admin.cluster_id(), {
         name: PreparedTopic(topic.topic_id, tuple(replicas[0] for replicas in topic.replicas))
-        for name, topic in found.items()
+        for name, topic in described.items()
     }
 
 
@@ -375,11 +392,11 @@ def _partitions(topics: Mapping[str, DescribedTopic]) -> list[TopicPartition]:
 
 
 def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:
-    """What a topic's configs are changed to at the end; `THROTTLED_REPLICAS` are left out.
+    """Return the configs to set on a topic at the end; `THROTTLED_REPLICAS` are left out.
 
     Args:
-        configs: those of the lost cluster; None where they are not known. Then the retention stays
-            unlimited: only the operator knows a better one.
+        configs: The configs on the lost cluster; None if unknown. In that case the retention stays
+            unlimited, because only the operator knows the right one.
     """
     safe: dict[str, str | None] = dict.fromkeys(SAFE_CONFIGS)
     if configs is None:
@@ -389,7 +406,7 @@ def final_configs(configs: Mapping[str, str] | None) -> dict[str, str | None]:
 
 
 def not_restored(plan: HydratePlan) -> dict[str, dict[str, str]]:
-    """The configs of the lost cluster that `final_configs` leaves out, by topic."""
+    """Return the configs of the lost cluster that `final_configs` leaves out, by topic."""
     left_out = {
         name: {
             config: value

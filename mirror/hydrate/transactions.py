@@ -1,4 +1,4 @@
-"""The transactions of a partition, followed from batch to batch.
+"""Follow the transactions of a partition from batch to batch.
 
 Source: Kafka's `ProducerStateManager` and `ProducerAppendInfo` (KIP-98). A transaction begins with
 the first transactional batch of its producer and ends with that producer's next marker. A marker
@@ -20,7 +20,7 @@ _SEQUENCES = 2**31
 
 @dataclass(slots=True)
 class _OpenProducer:
-    """A producer with an open transaction: the transaction's first batch, and its last one."""
+    """A producer with an open transaction: the first and the last batch of the transaction."""
 
     first: BatchHeader
     last: BatchHeader
@@ -28,13 +28,13 @@ class _OpenProducer:
 
 @dataclass(slots=True)
 class TransactionFollower:
-    """Follows the batches of a partition in order of offsets."""
+    """Follows the batches of a partition by ascending offset."""
 
     _aborted: list[AbortedTxn] = field(default_factory=list)
     _open: dict[int, _OpenProducer] = field(default_factory=dict)
 
     def add(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001
-        """Take the next batch; `commits` tells of a marker what it decides."""
+        """Take the next batch; `commits` is whether a marker commits, None for other batches."""
         if commits is not None:
             self._decide(header, commits=commits)
         elif header.is_transactional:
@@ -45,16 +45,16 @@ class TransactionFollower:
                 known.last = header
 
     def take_aborted(self) -> list[AbortedTxn]:
-        """The entries of the transaction index since the last call, in order of their markers."""
+        """Return the transaction index entries since the last call, by ascending marker offset."""
         taken, self._aborted = self._aborted, []
         return taken
 
     def producer_snapshot(self) -> bytes:
-        """A `.snapshot` for the offset after the last batch, with the producers whose transactions
-        are open and no others.
+        """Return the `.snapshot` for the offset after the last batch, with open transactions only.
 
-        The broker then forgets all other producer ids: a producer of the new cluster that is given
-        an archived id again is not taken for the old one.
+        It has the producers whose transactions are open and no others, so the broker forgets all
+        other producer ids: a producer of the new cluster that is given an archived id again is not
+        taken for the old one.
         """
         return encode_snapshot(map(_row, self._open.values()))
 
@@ -63,7 +63,7 @@ class TransactionFollower:
         if producer is None:
             return
         if not commits:
-            others = (one.first.base_offset for one in self._open.values())
+            others = (producer_left.first.base_offset for producer_left in self._open.values())
             stable = min(others, default=Offset(header.base_offset + 1))
             self._aborted.append(
                 AbortedTxn(

@@ -1,7 +1,7 @@
 """Compare restored topics with their archive.
 
-The bytes of all batches are compared first (`batch_compare`). Where they are not equal, or the
-brokers cannot be asked that way, every record is consumed and compared: that tells what differs.
+The bytes of all batches are compared first (`batch_compare`). If they are not equal, or the brokers
+cannot be read that way, every record is consumed and compared to find the difference.
 """
 
 import struct
@@ -47,7 +47,7 @@ from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import EARLIEST, list_offsets
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-"""What a digest covers."""
+"""The columns that a digest covers."""
 _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
@@ -58,7 +58,7 @@ _SILENCE_SECONDS: Final = 60.0
 _CONSUME_SECONDS: Final = 0.25
 _GROUP: Final = "sidetier-hydrate-verify"
 _SAMPLE: Final = 1000
-"""Offsets at the end of a partition that are consumed though their bytes are equal."""
+"""Number of offsets at the end of a partition that are consumed even if its bytes are equal."""
 
 log = structlog.get_logger("sidetier.mirror.hydrate")
 
@@ -70,8 +70,15 @@ OffsetSpan = tuple[int, int]
 
 @dataclass(slots=True)
 class Digest:
-    """What was read of a partition: how many records, from where to where, and a checksum over
-    offset, timestamp, timestamp type, key, value and headers of each.
+    """Digest of the records of a partition.
+
+    Attributes:
+        records: Number of records.
+        first_offset: Offset of the first record; None without records.
+        last_offset: Offset of the last record; None without records.
+        checksum: Checksum over offset, timestamp, timestamp type, key, value and headers of each
+            record.
+        timestamps: A sample of timestamps across the partition, for look-ups by time.
     """
 
     records: int = 0
@@ -79,10 +86,10 @@ class Digest:
     last_offset: int | None = None
     checksum: int = 0
     timestamps: list[int] = field(default_factory=list)
-    """Some timestamps from all over the partition, for time look-ups."""
+    """A sample of timestamps across the partition, for look-ups by time."""
 
     def add(self, batch: pa.RecordBatch, hidden: "Hidden | None" = None) -> None:
-        """Take records in order of offsets, but for the hidden ones."""
+        """Add records in offset order, except the hidden ones."""
         columns = [batch.column(name).to_pylist() for name in COLUMNS]
         for offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
             if hidden is not None and hidden.has(offset):
@@ -97,7 +104,7 @@ class Digest:
         self.checksum %= 1 << 64
 
     def difference(self, other: "Digest") -> str | None:
-        """In what the other one differs from this, which is expected; None where in nothing."""
+        """Return how `other` differs from this digest, which is the expected one; None if equal."""
         if self.records != other.records:
             return f"{other.records} records, expected {self.records}"
         ours, theirs = (
@@ -130,7 +137,7 @@ def _sized(data: bytes | None) -> bytes:
 
 
 class Hidden:
-    """Offsets that a read-committed consumer does not see, asked in rising order."""
+    """Offsets that a read-committed consumer does not see. Look-ups must be in ascending order."""
 
     def __init__(self, spans: Iterable[OffsetSpan]) -> None:
         self._spans = sorted(spans)
@@ -146,17 +153,17 @@ class Hidden:
 def hidden_spans(
     archive: ArchiveAccess, tp: TopicPartition, segments: Iterable[PlannedSegment], end: int
 ) -> list[OffsetSpan]:
-    """The records of transactions that were aborted, or are not decided before `end`.
+    """Return the offsets of transactions that were aborted, or are not decided before `end`.
 
     Args:
-        archive: the archive.
-        tp: the partition.
-        segments: those to read, by rising base offset.
-        end: the offset after the last that counts.
+        archive: The archive.
+        tp: The partition.
+        segments: The segments to read, by ascending base offset.
+        end: The end of the offsets to read, exclusive.
 
     Raises:
-        DamagedSegmentError, UnsupportedFormatError: a segment is no sequence of batches.
-        StorageError: as the port says.
+        DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
+        StorageError: As `RemoteStorage` documents.
     """
     undecided: dict[int, list[OffsetSpan]] = {}
     hidden: list[OffsetSpan] = []
@@ -175,13 +182,13 @@ def hidden_spans(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What consumers must see of one partition, by the isolation level."""
+    """The digests that consumers must get of one partition, by isolation level."""
 
     digests: Mapping[IsolationLevel, Digest]
 
 
 class ArchiveSide:
-    """Reads what was placed out of the archive."""
+    """Reads the placed partitions from the archive."""
 
     def __init__(self, archive: ArchiveAccess) -> None:
         self._archive = archive
@@ -190,15 +197,15 @@ class ArchiveSide:
         self._pool = ThreadPoolExecutor(_RANGES_AT_ONCE, "hydrate-read")
 
     def close(self) -> None:
-        """End all reading."""
+        """Stop all reading."""
         self._reader.close()
         self._pool.shutdown(cancel_futures=True)
 
     def expected(self, plan: PlannedPartition) -> Expected:
-        """What consumers must see of a partition.
+        """Return the digests that consumers must get of a partition.
 
         Raises:
-            SidetierError: the archive cannot be read.
+            SidetierError: The archive cannot be read.
         """
         every, committed = Digest(), Digest()
         hidden = Hidden(self._hidden(plan))
@@ -213,11 +220,11 @@ class ArchiveSide:
         )
 
     def _records(self, plan: PlannedPartition) -> Iterator[pa.RecordBatch]:
-        """All records of a partition, those of aborted transactions too; gaps are stepped over."""
+        """Yield all records of a partition, including those of aborted transactions; skip gaps."""
         return archived_records(self._reader, plan.topic_partition, plan.start, plan.end)
 
     def placed(self, plan: PlannedPartition) -> PlacedBatches:
-        """The bytes that were placed of a partition; several threads may read different ones."""
+        """Return the placed bytes of a partition. Several threads may read different partitions."""
         store = self._archive.store(plan.topic)
         deadline = self._archive.provider.endpoint(plan.topic).deadline
         ranges = RangeReader(self._pool)
@@ -230,27 +237,29 @@ class ArchiveSide:
         return PlacedBatches(plan, ((segment.key, chunks(segment)) for segment in plan.segments))
 
     def offset_for_time(self, plan: PlannedPartition, timestamp: int) -> int | None:
-        """The offset that the restored partition must give; None for one at or above its end."""
-        found = self._reader.offset_for_time(plan.topic_partition, timestamp)
-        return None if found is None or found >= plan.end else max(int(found), plan.start)
+        """Return the offset for a timestamp on the restored partition; None at or above its end."""
+        offset = self._reader.offset_for_time(plan.topic_partition, timestamp)
+        return None if offset is None or offset >= plan.end else max(int(offset), plan.start)
 
     def _hidden(self, plan: PlannedPartition) -> list[OffsetSpan]:
         tp = plan.topic_partition
         with ThreadPoolExecutor(_AT_ONCE, "hydrate-verify") as pool:
             flags = list(
-                pool.map(lambda one: may_have_transactions(self._archive, tp, one), plan.segments)
+                pool.map(
+                    lambda segment: may_have_transactions(self._archive, tp, segment), plan.segments
+                )
             )
-        wanted = [one for one, flag in zip(plan.segments, flags, strict=True) if flag]
+        wanted = [segment for segment, flag in zip(plan.segments, flags, strict=True) if flag]
         return hidden_spans(self._archive, tp, wanted, plan.end)
 
 
 def archived_records(
     reader: ArchiveReader, tp: TopicPartition, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """The records from `start` up to, not including, `end`; gaps are stepped over.
+    """Yield the records in [`start`, `end`); skip gaps.
 
     Raises:
-        SidetierError: the archive cannot be read.
+        SidetierError: The archive cannot be read.
     """
     if end <= start:
         return
@@ -275,8 +284,8 @@ class BrokerSide:
     """Consumes the restored topics.
 
     Args:
-        properties: librdkafka's, with `bootstrap.servers`.
-        new_consumer: makes a consumer with these properties.
+        properties: librdkafka's properties, with `bootstrap.servers`.
+        new_consumer: Makes a consumer with these properties.
     """
 
     def __init__(
@@ -288,23 +297,23 @@ class BrokerSide:
         self._new_consumer = new_consumer
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
-        """What a consumer gets from the planned start up to the planned end.
+        """Return the digest of what a consumer gets from the planned start up to the planned end.
 
         Raises:
-            LeadershipUnavailableError: the brokers refuse, or say nothing for a minute.
+            LeadershipUnavailableError: The brokers refuse, or send nothing for a minute.
         """
-        found = Digest()
+        digest = Digest()
         for records in self.records(plan.topic_partition, plan.start, plan.end, isolation):
-            found.add(records)
-        return found
+            digest.add(records)
+        return digest
 
     def records(
         self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
     ) -> Iterator[pa.RecordBatch]:
-        """What a consumer gets from `start` up to, not including, `end`, or the partition's end.
+        """Yield what a consumer gets in [`start`, `end`), or up to the end of the partition.
 
         Raises:
-            LeadershipUnavailableError: the brokers refuse, or say nothing for a minute.
+            LeadershipUnavailableError: The brokers refuse, or send nothing for a minute.
         """
         consumer = self._consumer(isolation)
         last = None
@@ -312,7 +321,8 @@ class BrokerSide:
             consumer.assign([KafkaPartition(tp.topic, tp.partition, start)])
             silent = 0.0
             while True:
-                # It waits that long unless it has so many: a short wait, often.
+                # `consume` waits for the whole timeout unless it gets this many messages: a short
+                # timeout.
                 messages = consumer.consume(_TAKE, _CONSUME_SECONDS)
                 silent = 0.0 if messages else silent + _CONSUME_SECONDS
                 if silent >= _SILENCE_SECONDS:
@@ -334,39 +344,39 @@ class BrokerSide:
     def offsets_for_times(
         self, plan: PlannedPartition, timestamps: Iterable[int]
     ) -> list[int | None]:
-        """The broker's answers; None where one is at or above the planned end."""
-        asked = [KafkaPartition(plan.topic, plan.partition, one) for one in timestamps]
+        """Return the broker's offset for each timestamp; None if at or above the planned end."""
+        lookups = [KafkaPartition(plan.topic, plan.partition, lookup) for lookup in timestamps]
 
         def ask(consumer: Consumer) -> list[int]:
-            # A request has one time for each partition.
+            # A request can have only one timestamp per partition.
             return [
-                consumer.offsets_for_times([one], timeout=_SILENCE_SECONDS)[0].offset
-                for one in asked
+                consumer.offsets_for_times([lookup], timeout=_SILENCE_SECONDS)[0].offset
+                for lookup in lookups
             ]
 
-        found = self._ask(plan, ask)
-        return [None if offset < 0 or offset >= plan.end else int(offset) for offset in found]
+        offsets = self._ask(plan, ask)
+        return [None if offset < 0 or offset >= plan.end else int(offset) for offset in offsets]
 
     def commit(self, ends: Mapping[TopicPartition, int]) -> list[str]:
-        """Commit offsets of a temporary group and read them back; returns what is wrong."""
+        """Commit offsets of a temporary group and read them back; return the problems."""
         consumer = self._consumer(IsolationLevel.READ_COMMITTED)
         try:
             wanted = [KafkaPartition(tp.topic, tp.partition, end) for tp, end in ends.items()]
             consumer.commit(offsets=wanted, asynchronous=False)
-            found = consumer.committed(wanted, timeout=_SILENCE_SECONDS)
+            committed = consumer.committed(wanted, timeout=_SILENCE_SECONDS)
         except KafkaException as error:
             return [f"group {_GROUP} could not commit: {error}"]
         finally:
             consumer.close()
         return [
-            f"group {_GROUP}: {one.topic}-{one.partition} is committed at {one.offset}, expected "
-            f"{ends[TopicPartition(one.topic, one.partition)]}"
-            for one in found
-            if one.offset != ends[TopicPartition(one.topic, one.partition)]
+            f"group {_GROUP}: {row.topic}-{row.partition} is committed at {row.offset}, expected "
+            f"{ends[TopicPartition(row.topic, row.partition)]}"
+            for row in committed
+            if row.offset != ends[TopicPartition(row.topic, row.partition)]
         ]
 
     def produce(self, plan: PlannedPartition, value: bytes) -> str | None:
-        """Produce one record with an idempotent producer; returns what is wrong."""
+        """Produce one record with an idempotent producer; return the problem, or None."""
         ends: list[Any] = []
         producer = Producer({**self._properties, "enable.idempotence": True, "log_level": 0})
         before = self._end(plan)
@@ -384,19 +394,19 @@ class BrokerSide:
         return None
 
     def _end(self, plan: PlannedPartition) -> int:
-        asked = KafkaPartition(plan.topic, plan.partition)
+        queried = KafkaPartition(plan.topic, plan.partition)
         return self._ask(
             plan,
             lambda consumer: int(
-                consumer.get_watermark_offsets(asked, timeout=_SILENCE_SECONDS)[1]
+                consumer.get_watermark_offsets(queried, timeout=_SILENCE_SECONDS)[1]
             ),
         )
 
     def _ask(self, plan: PlannedPartition, ask: Callable[[Consumer], T]) -> T:
-        """Ask with a new consumer, after an election with another one.
+        """Call `ask` with a new consumer, and after an election again with another one.
 
-        librdkafka asks the leader that it knows, in the leader epoch that it knows, and does not
-        fetch metadata anew when a broker refuses.
+        librdkafka sends the request to the leader and with the leader epoch that it knows, and does
+        not refresh its metadata when a broker refuses.
         """
 
         def attempt() -> T:
@@ -433,7 +443,7 @@ class BrokerSide:
 
 
 def _until(messages: Sequence[Any], end: int) -> tuple[list[Any], bool]:
-    """The records below the end, and whether there are no more."""
+    """Return the records below `end`, and whether there are no more."""
     records: list[Any] = []
     for message in messages:
         error = message.error()
@@ -449,10 +459,14 @@ def _until(messages: Sequence[Any], end: int) -> tuple[list[Any], bool]:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was compared of one partition; `problems` are the differences.
+    """The result of comparing one partition.
 
-    `by_bytes` is True where the bytes of all batches are equal, False where each record was
-    consumed.
+    Attributes:
+        topic_partition: The partition.
+        records: Number of records that were compared.
+        committed_records: Number of them that read-committed consumers see.
+        problems: The differences.
+        by_bytes: True if the bytes of all batches are equal, False if each record was consumed.
     """
 
     topic_partition: TopicPartition
@@ -470,30 +484,34 @@ def verify_partitions(
     *,
     at_once: int,
 ) -> list[Verified]:
-    """Compare partitions, `at_once` at the same time.
+    """Compare partitions, several at the same time.
 
-    A partition whose log does not start where the plan does is not compared: records were deleted.
-    Of the first partition of each topic the last records are also consumed, at both isolation
-    levels, though their bytes are equal.
+    A partition whose log start is not the planned one is not compared, because records were
+    deleted. For the first partition of each topic, the last records are also consumed at both
+    isolation levels, even if the bytes are equal.
 
     Args:
-        partitions: of the plan.
-        archive: the archive.
-        brokers: consumers of the restored topics.
-        connect: a client of the brokers for raw batches, closed here.
-        at_once: how many partitions are compared at the same time.
+        partitions: Partitions of the plan.
+        archive: The archive.
+        brokers: Consumers of the restored topics.
+        connect: Opens a client of the brokers for raw batches; it is closed here.
+        at_once: Number of partitions to compare at the same time.
 
     Raises:
-        SidetierError: the archive, or the brokers, cannot be read.
+        SidetierError: The archive or the brokers cannot be read.
     """
     with connect() as cluster:
-        starts = list_offsets(cluster, {one.topic_partition: EARLIEST for one in partitions})
+        starts = list_offsets(
+            cluster, {partition.topic_partition: EARLIEST for partition in partitions}
+        )
     deleted = {
-        one.topic_partition: _started_later(one, starts[one.topic_partition].offset)
-        for one in partitions
-        if starts[one.topic_partition].offset != one.start
+        partition.topic_partition: _started_later(
+            partition, starts[partition.topic_partition].offset
+        )
+        for partition in partitions
+        if starts[partition.topic_partition].offset != partition.start
     }
-    whole = [one for one in partitions if one.topic_partition not in deleted]
+    whole = [partition for partition in partitions if partition.topic_partition not in deleted]
     with ThreadPoolExecutor(at_once, "hydrate-verify") as pool:
         compared = list(pool.map(lambda plan: _compare_bytes(plan, archive, connect), whole))
     sampled: set[str] = set()
@@ -515,11 +533,11 @@ def verify_partitions(
                 by_bytes=True,
             )
         )
-    return sorted(verified, key=lambda one: one.topic_partition)
+    return sorted(verified, key=lambda partition: partition.topic_partition)
 
 
 def _started_later(plan: PlannedPartition, start: int) -> Verified:
-    """What is told of a partition whose log starts elsewhere."""
+    """Return the result for a partition whose log does not start at the planned offset."""
     problem = (
         f"{plan.topic_partition}: the log starts at offset {start}, the plan at {plan.start}; "
         "verify before `sidetier hydrate finish`, which lets retention delete old records"
@@ -530,33 +548,35 @@ def _started_later(plan: PlannedPartition, start: int) -> Verified:
 def _compare_bytes(
     plan: PlannedPartition, archive: ArchiveSide, connect: Callable[[], Cluster]
 ) -> EqualBatches | None:
-    """Compare the bytes of all batches; None where every record has to be consumed."""
+    """Compare the bytes of all batches; return None if every record has to be consumed."""
     try:
         with connect() as cluster:
-            found = compare_batches(archive.placed(plan), fetch_batches(cluster, plan))
+            result = compare_batches(archive.placed(plan), fetch_batches(cluster, plan))
     except BrokerError as error:
-        found = str(error)
-    if isinstance(found, EqualBatches):
-        return found
-    log.warning("hydrate.records_are_compared", partition=str(plan.topic_partition), reason=found)
+        result = str(error)
+    if isinstance(result, EqualBatches):
+        return result
+    log.warning("hydrate.records_are_compared", partition=str(plan.topic_partition), reason=result)
     return None
 
 
 def _last_records(plan: PlannedPartition) -> PlannedPartition:
-    """The end of a partition as a plan of its own."""
+    """Return a plan for only the last records of a partition."""
     start = max(plan.start, plan.end - _SAMPLE)
     holder = max(
-        (number for number, one in enumerate(plan.segments) if one.base_offset <= start), default=0
+        (number for number, segment in enumerate(plan.segments) if segment.base_offset <= start),
+        default=0,
     )
     return replace(plan, start=start, segments=plan.segments[holder:])
 
 
 def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: BrokerSide) -> Verified:
-    """Compare counts, first and last offset and a checksum at both isolation levels, and look up
-    some times.
+    """Compare a partition at both isolation levels, and look up some times.
+
+    Number of records, first and last offset, and a checksum must be equal.
 
     Raises:
-        SidetierError: the archive, or the brokers, cannot be read.
+        SidetierError: The archive or the brokers cannot be read.
     """
     expected = archive.expected(plan).digests
     problems = []
@@ -577,10 +597,10 @@ def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: Brok
 def _differences_of_times(
     plan: PlannedPartition, timestamps: Iterable[int], archive: ArchiveSide, brokers: BrokerSide
 ) -> list[str]:
-    wanted = sorted({one for one in timestamps if one >= 0})
+    wanted = sorted({time for time in timestamps if time >= 0})
     problems = []
     for timestamp, offset in zip(wanted, brokers.offsets_for_times(plan, wanted), strict=True):
-        # Where the plan is the end of a partition, a record before it may have this time too.
+        # If the plan has only the end of a partition, a record before it may have this time too.
         theirs = None if offset is None else max(offset, plan.start)
         ours = archive.offset_for_time(plan, timestamp)
         if ours != theirs:

@@ -1,1 +1,1 @@
-"""Exports of archived records, each exactly once: the state is with what was written."""
+"""Exactly-once exports of archived records. Each export keeps its state beside its output."""

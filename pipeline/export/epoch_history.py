@@ -1,9 +1,11 @@
-"""Whether what was exported is still what the log holds, as Kafka's consumers tell it (KIP-320).
+"""Compare the leader epochs of exported records with those of the log, to detect truncation
+(KIP-320).
 
-Beside a next offset an export keeps which leader epochs have written what lies below it: the newest
-rows of the epoch history, as `leader-epoch-checkpoint` has them. Where the epoch history that the
-log has now says otherwise, an election has thrown records away that were exported, and others stand
-there now. Where nothing is known of either, nothing is said. Pure.
+Beside each next offset, an export keeps the leader epochs that wrote the records below it: the
+newest rows of the epoch history, as in `leader-epoch-checkpoint`. If the log's present epoch
+history contradicts these rows, an unclean election has discarded records that were exported, and
+other records have their offsets now. If either side is unknown, nothing is reported. The functions
+of this module are pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,23 +23,28 @@ from sidetier.segments.offsets import (
 )
 
 _MOST: Final = 4
-"""Rows that are kept of each partition: the more, the farther back a fork is told exactly."""
+"""Rows that are kept for each partition. With more rows, a divergence that is farther back is still
+located exactly.
+"""
 
 _NOWHERE: Final = TopicPartition("", 0)
 _ANY: Final = LeaderEpoch(2**31 - 1)
-"""The highest there is: as a bound it says nothing of what lies below it."""
+"""The highest leader epoch that is possible. As a bound, it says nothing about the records below
+it.
+"""
 
 Rows = tuple[tuple[int, int], ...]
-"""Leader epochs and where each begins, as a state keeps them."""
+"""Pairs of a leader epoch and its start offset, as an export's state stores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """A next offset, and what is known of the epoch history below it.
 
-    Where the last row names the offset itself, all rows are bounds: what lies below the offset of a
-    row is of its epoch or of an earlier one. Brokers tell no more than their newest epoch. A bound
-    of the highest epoch there is only marks the offset: of what lies below nobody knows.
+    If the last row starts at `offset` itself, all rows are bounds: the records below a row's offset
+    are of that row's epoch or of an earlier one. Bounds are used because brokers report only their
+    newest epoch. A bound with the highest possible epoch only marks the offset: the epochs of the
+    records below it are unknown.
     """
 
     offset: Offset
@@ -45,21 +52,25 @@ class Position:
 
     @property
     def bounds(self) -> tuple[Entry, ...]:
-        """What is known as bounds; of exact rows, that of the newest."""
+        """The epoch history as bounds. Exact rows give one bound: the newest epoch at `offset`."""
         rows = self.epoch_history.entries
         return rows if not rows or self.is_bounded else ((rows[-1][0], self.offset),)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether bounds are all that is known."""
+        """Whether the rows are bounds, not exact start offsets."""
         rows = self.epoch_history.entries
         return bool(rows) and rows[-1][1] == self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Offsets of a partition that were exported, and that the brokers have thrown away since; of
-    which leader epoch the last of them was, and which one has written what is there now.
+    """A range of a partition's offsets that was exported and that the brokers have discarded since.
+
+    Attributes:
+        range: the discarded offsets.
+        before: the leader epoch of the last exported record.
+        now: the leader epoch that wrote the records that have these offsets now.
     """
 
     tp: TopicPartition
@@ -68,7 +79,7 @@ class Truncated:
     now: LeaderEpoch
 
     def __str__(self) -> str:
-        """As an error says it."""
+        """The text for error messages."""
         return (
             f"{in_words(self.tp)}, offsets {self.range} (leader "
             f"epoch {self.before}, now {self.now})"
@@ -83,9 +94,14 @@ def position_at(
     is_stored: bool = True,
     archived: Offset | None = None,
 ) -> Position:
-    """What an export keeps that goes up to `offset`, by the archive's epoch history; not
-    `is_stored`: the last of it is only on the broker, whose `newest` epoch this is. What lies below
-    `archived` the same run has read from the archive.
+    """Return the position that an export keeps once it has exported up to `offset`.
+
+    Args:
+        offset: the next offset.
+        stored: the archive's epoch history.
+        newest: the broker's newest leader epoch; used unless `is_stored`.
+        is_stored: False if the records just below `offset` are only on the broker.
+        archived: the offset, exclusive, up to which the same run has read from the archive.
     """
     rows = stored.up_to(offset).entries
     last = rows[-1][0] if rows else UNKNOWN_EPOCH
@@ -96,15 +112,19 @@ def position_at(
 
 
 def _read_from(stored: EpochHistory, archived: Offset | None) -> tuple[Entry, ...]:
-    """The bound of what was read from the archive: it may not be set aside yet, and the broker be
-    on the other side of the fork.
+    """Return the bound for records that were read from the archive.
+
+    The archive may hold records that are not quarantined yet, while the broker is already past the
+    divergence.
     """
     rows = () if archived is None else stored.up_to(archived).entries
     return ((rows[-1][0], archived),) if rows and archived is not None else ()
 
 
 def _bounded(bounds: Iterable[Entry], newest: LeaderEpoch | None, offset: Offset) -> EpochHistory:
-    """Bounds, and behind them the newest epoch below `offset`, or one that nobody knows."""
+    """Add a bound at `offset` with the newest epoch, or with the highest possible one if
+    unknown.
+    """
     known = tuple(bounds)
     if newest is None:
         return _bounds_of((*known, (_ANY, offset))) if known else NO_EPOCHS
@@ -112,7 +132,7 @@ def _bounded(bounds: Iterable[Entry], newest: LeaderEpoch | None, offset: Offset
 
 
 def _bounds_of(bounds: Iterable[Entry]) -> EpochHistory:
-    """Without those that say no more than one of an earlier epoch does."""
+    """Drop each bound that is implied by a bound of an earlier epoch."""
     kept: dict[LeaderEpoch, Offset] = {}
     highest = -1
     for epoch, bound in sorted(bounds):
@@ -122,13 +142,15 @@ def _bounds_of(bounds: Iterable[Entry]) -> EpochHistory:
 
 
 def followed(before: Position, after: Position) -> EpochHistory:
-    """What is kept of one position behind another. Exact rows are taken for both once they show
-    that the earlier ones hold; until then the bounds of both are kept, and so they are where
-    nothing is known of the later one.
+    """Return the epoch history to keep when `after` follows `before`.
+
+    Exact rows replace the rows of both positions once they show that the earlier rows hold. Until
+    then the bounds of both are kept. The bounds of `before` are also kept if nothing is known about
+    `after`.
     """
     rows = after.epoch_history.entries
     if not rows:
-        known = (one for one in before.bounds if one[0] != _ANY)
+        known = (bound for bound in before.bounds if bound[0] != _ANY)
         return _bounded(known, None, after.offset)
     if not after.is_bounded and not is_doubtful(before, after):
         return after.epoch_history
@@ -136,7 +158,9 @@ def followed(before: Position, after: Position) -> EpochHistory:
 
 
 def shortened(before: Position, offset: Offset) -> EpochHistory:
-    """What is kept of a position of which only what lies below `offset` still stands."""
+    """Return the epoch history to keep for a position of which only the records below `offset`
+    remain.
+    """
     if not before.is_bounded:
         return before.epoch_history.up_to(offset)
     bounds = [(epoch, min(bound, offset)) for epoch, bound in before.bounds]
@@ -145,8 +169,9 @@ def shortened(before: Position, offset: Offset) -> EpochHistory:
 
 
 def is_doubtful(before: Position, after: Position) -> bool:
-    """Whether exact rows behind a position do not show that what was known of it holds: they may
-    tell of another history, or not go as far back.
+    """Return whether the exact rows of `after` do not prove that the rows of `before` hold.
+
+    The rows may belong to another history, or may not go back far enough.
     """
     rows = after.epoch_history.entries
     if not rows or not before.epoch_history.entries or after.is_bounded:
@@ -159,29 +184,40 @@ def is_doubtful(before: Position, after: Position) -> bool:
 def truncated(
     tp: TopicPartition, position: Position, present: EpochHistory, gaps: Sequence[OffsetRange] = ()
 ) -> Truncated | None:
-    """What the log's present epoch history shows to be thrown away below a position; None: nothing.
+    """Return the exported range below a position that the log's present epoch history shows as
+    discarded.
 
-    Of recorded `gaps` nothing was exported.
+    Args:
+        tp: the partition, for the result.
+        position: how far the export has come, with its known epochs.
+        present: the epoch history that the log has now.
+        gaps: recorded gaps. No record in them was exported.
+
+    Returns:
+        The discarded range; None if there is none, or if either epoch history is unknown.
     """
     known, until = position.epoch_history, position.offset
     if not known.entries or not present.entries:
         return None
-    forks = [_ended(present, position.bounds, gaps)]
+    candidates = [_ended(present, position.bounds, gaps)]
     if not position.is_bounded:
-        forks.append(_contradicted(known, present, until, gaps))
-    found = [fork for fork in forks if fork is not None]
-    if not found:
+        candidates.append(_contradicted(known, present, until, gaps))
+    divergences = [candidate for candidate in candidates if candidate is not None]
+    if not divergences:
         return None
     now = present.epoch_at(until - 1)
     now = present.entries[0][0] if now is None else now
     last = max(epoch for epoch, _ in known.entries if epoch != _ANY)
-    return Truncated(tp, OffsetRange(min(found), until), last, now)
+    return Truncated(tp, OffsetRange(min(divergences), until), last, now)
 
 
 def _ended(
     present: EpochHistory, bounds: Iterable[Entry], gaps: Sequence[OffsetRange]
 ) -> Offset | None:
-    """Where the first epoch ends, in this history, below a bound of it (KIP-320)."""
+    """Return the offset where an epoch ends in `present` below its known bound (KIP-320).
+
+    Bounds are tried in their order, and the first such end is returned.
+    """
     for epoch, bound in bounds:
         end = present.end_of(epoch)
         if end is not None and behind(end, gaps) < bound:
@@ -192,28 +228,30 @@ def _ended(
 def _contradicted(
     known: EpochHistory, present: EpochHistory, until: Offset, gaps: Sequence[OffsetRange]
 ) -> Offset | None:
-    found = contradiction(known, present, until, gaps)
-    if found is None or _begins_lower(known, present):
+    conflict = contradiction(known, present, until, gaps)
+    if conflict is None or _begins_lower(known, present):
         return None
     oldest, start = known.entries[0]
-    # Where all that is known differs, it began before.
-    end = present.end_of(oldest) if found.offset <= start else None
-    return found.offset if end is None else min(found.offset, end)
+    # All known rows differ, so the divergence is where the oldest known epoch ends.
+    end = present.end_of(oldest) if conflict.offset <= start else None
+    return conflict.offset if end is None else min(conflict.offset, end)
 
 
 def _begins_lower(known: EpochHistory, present: EpochHistory) -> bool:
-    """Whether an epoch begins lower than it was known to: a replica whose log was compacted knew a
-    higher start. Of the first row nothing follows, whose start retention may have moved.
+    """Return whether an epoch starts lower in `present` than in `known`.
+
+    A replica of a compacted log can know a start that is too high. The first known row is not
+    compared, because retention may have moved its start.
     """
     starts = dict(present.entries)
     return any(starts.get(epoch, start) < start for epoch, start in known.entries[1:])
 
 
 def rows_of(epoch_history: EpochHistory) -> Rows:
-    """As a state keeps it."""
+    """Return the epoch history in the form that a state stores."""
     return tuple((int(epoch), int(start)) for epoch, start in epoch_history.entries)
 
 
 def epoch_history_of(rows: Iterable[tuple[int, int]]) -> EpochHistory:
-    """What a state has kept."""
+    """Return the epoch history from the rows that a state stores."""
     return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in rows))

@@ -1,22 +1,22 @@
-"""What an export refuses.
+"""Errors of exports.
 
 ::
 
     SidetierError
-    ├── MisfitError             a record does not fit what it is to become
+    ├── MisfitError             a record does not fit the schema, partitioner or format
     ├── NewerSchemaError        a record has a newer schema than the rows of a table
-    ├── ReadingsDifferError     one range of offsets was read twice, and gave different records
+    ├── ReadingsDifferError     the same offsets were read twice, with different records
     ├── ConfigurationError
-    │   └── OtherExportError        the output was made with other settings
+    │   └── OtherExportError        the output was written with other settings
     └── ArchiveError
-        ├── OtherTopicError         the topic was deleted, and created again with the same name
-        ├── LogTruncatedError       brokers have thrown away what was exported
-        ├── BehindError             what can be read ends below what was exported
+        ├── OtherTopicError         the topic was deleted and recreated with the same name
+        ├── LogTruncatedError       the brokers have discarded records that were exported
+        ├── BehindError             the readable log ends below what was exported
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
-        │   └── ForeignFileError        a file of our name that no export of ours has written
+        │   └── ForeignFileError        a file with one of our names that no export has written
         └── MalformedObjectError
-            └── NewerStateError         a manifest of a later version of Sidetier
+            └── NewerStateError         a later version of Sidetier has written the manifest
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,9 @@ _MOST_SHOWN: Final = 10
 
 
 class MisfitError(SidetierError):
-    """A record does not fit the schema, the partitioner or the format; the text names it."""
+    """A record does not fit the schema, the partitioner or the format. The message names the
+    record.
+    """
 
     def __init__(self, tp: TopicPartition, offset: Offset, reason: str) -> None:
         super().__init__(
@@ -47,31 +49,33 @@ class MisfitError(SidetierError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["MisfitError"], tuple[TopicPartition, Offset, str]]:
-        """So that it can be sent from executors."""
+        """Let Spark executors pickle the error."""
         return MisfitError, (self.tp, self.offset, self.reason)
 
 
 class NewerSchemaError(SidetierError):
-    """A record has a newer schema than the rows have, which would leave its new fields out."""
+    """A record has a newer schema than the rows of the table, which would drop its new fields."""
 
 
 class ReadingsDifferError(SidetierError):
-    """The same offsets gave other records than before: the archive was changed meanwhile."""
+    """The same offsets gave other records than before: the archive was changed in between."""
 
 
 class OtherExportError(ConfigurationError):
-    """The output is of an export with other settings; the text names them."""
+    """The output belongs to an export with other settings. The message names them."""
 
 
 class OtherTopicError(ArchiveError):
-    """The topic that the brokers have is not the one whose records were archived, or exported."""
+    """The brokers' topic is not the topic whose records were archived or exported."""
 
 
 class LogTruncatedError(ArchiveError):
-    """An unclean election has thrown away records that were exported; nothing was written since."""
+    """An unclean leader election has discarded records that were exported. This run has written
+    nothing.
+    """
 
     def __init__(self, found: Sequence[Truncated], way_on: str) -> None:
-        shown = "; ".join(str(one) for one in found[:_MOST_SHOWN])
+        shown = "; ".join(str(truncated_range) for truncated_range in found[:_MOST_SHOWN])
         more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         super().__init__(
             "the brokers have thrown away records that were exported already (an unclean leader "
@@ -81,8 +85,11 @@ class LogTruncatedError(ArchiveError):
 
 
 class BehindError(ArchiveError):
-    """What can be read of a partition ends below what was exported of it: `fact` tells where. The
-    text goes on with what may have happened, and the way on.
+    """The readable log of a partition ends below the offset up to which it was exported.
+
+    Args:
+        fact: both offsets, in words. It begins the message.
+        way_on: the possible causes and what to do. It ends the message.
     """
 
     def __init__(self, tp: TopicPartition, fact: str, way_on: str) -> None:
@@ -92,19 +99,28 @@ class BehindError(ArchiveError):
 
 
 class OtherWriterError(ArchiveConflictError):
-    """Another export was at work on the same output, and has committed, or claimed it, first."""
+    """Another export works on the same output, and was the first to commit or to claim it."""
 
 
 class ForeignFileError(ArchiveConflictError):
-    """Where a file of ours belongs lies one that no export of ours has written."""
+    """The key of one of our files holds an object that no export of Sidetier has written."""
 
 
 class NewerStateError(MalformedObjectError):
-    """The state was written by a later version, and says things that are not known here."""
+    """A later version of Sidetier has written the state, in a form that this version
+    cannot read.
+    """
 
 
 def refuse_later(version: int, known: int, what: str, where: str) -> None:
-    """Raises NewerStateError where what is stored is of a later version than is known here."""
+    """Raise NewerStateError if the stored version is later than the known one.
+
+    Args:
+        version: the stored version.
+        known: the latest version that this program can read.
+        what: the kind of state, for the message.
+        where: the place of the state, for the message.
+    """
     if version > known:
         raise NewerStateError(
             f"{where}: version {version} of {what}, {known} is known here: use the version of "

@@ -1,6 +1,6 @@
-"""Partitions that an export cannot take farther now: it leaves them out, and exports the others.
+"""Partitions that an export cannot advance now. It leaves them out and exports the others.
 
-Their next offsets stay as they are, so a later run exports them once it can.
+Their next offsets do not change, so a later run exports them as soon as it can.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.segments.offsets import Offset, TopicPartition
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The default of the brokers' `transaction.max.timeout.ms`."""
+"""Default of the brokers' `transaction.max.timeout.ms`: 15 minutes."""
 
 
 class Cause(StrEnum):
@@ -23,20 +23,20 @@ class Cause(StrEnum):
     ARCHIVE_BEHIND = "archive_behind"
     """The log ends below what was exported: its end was quarantined, and may have been replaced."""
     OPEN_TRANSACTION = "open_transaction"
-    """Nothing that is stored commits or aborts a transaction."""
+    """The readable log has no marker that commits or aborts a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """One partition.
+    """One partition that is held back.
 
     Attributes:
-        offset: its next offset, which stays.
-        detail: what is the matter, and what an operator can do.
-        is_finding: whether the exit code tells of it. A transaction that has just begun where the
-            archive ends is none: the next segment decides it.
-        offsets: how many stored offsets wait.
-        age_s: of the open transaction, by the clock; None where nobody knows.
+        offset: the next offset, which does not change.
+        detail: the problem, and what an operator can do about it.
+        is_finding: whether the partition changes the exit code. A transaction that has just begun
+            at the end of the archive does not: the next segment decides it.
+        offsets: number of offsets that wait.
+        age_s: age of the open transaction in seconds, by the wall clock; None if unknown.
     """
 
     tp: TopicPartition
@@ -48,7 +48,7 @@ class HeldBack:
     age_s: float | None = None
 
     def as_json(self) -> dict[str, object]:
-        """By the names that stay."""
+        """Return the JSON object. Its field names are stable."""
         return {
             "topic": self.tp.topic,
             "partition": self.tp.partition,
@@ -66,17 +66,18 @@ def behind_of_one_topic(
     known: Mapping[str, str],
     found: Mapping[str, str],
 ) -> Iterator[HeldBack]:
-    """Partitions whose log ends below what was exported, where the topic is the same: whether what
-    was exported is concerned shows once the archive has come farther.
+    """Yield the partitions whose log ends below what was exported, although the topic is the same.
+
+    Whether exported records are affected shows once the archive has grown further.
 
     Args:
         errors: one for each partition.
-        next_offsets: of the export.
-        known: the ids of the topics that were exported.
-        found: the ids of the topics that are there now.
+        next_offsets: next offsets of the export.
+        known: topic names and ids of the exported topics.
+        found: topic names and ids of the topics that exist now.
 
     Raises:
-        BehindError: an id is not known, or is another: the topic was probably created again.
+        BehindError: a topic's id is unknown or has changed: the topic was probably recreated.
     """
     for error in errors:
         topic = error.tp.topic
@@ -95,11 +96,12 @@ def behind_of_one_topic(
 def waiting_for_transactions(
     tails: Mapping[TopicPartition, UndecidedTail], now_ms: int, timeout_ms: int
 ) -> Iterator[HeldBack]:
-    """Partitions whose log ends in an open transaction, at which an export has arrived.
+    """Yield the partitions where the export has reached the start of an open transaction.
 
-    A transaction counts as hung where it is open for longer than `timeout_ms`. On the brokers the
-    clock tells that. In an archive the time of the newest stored records does: a marker can be in
-    the active segment, which is not archived yet, for as long as nobody writes to the partition.
+    A transaction counts as hung if it is open for longer than `timeout_ms`. For a log on the
+    brokers, the wall clock (`now_ms`) decides. For an archive, the time of the newest stored
+    records decides: the commit marker can be in the active segment, which is not archived before
+    someone writes to the partition.
     """
     for tp, tail in sorted(tails.items()):
         age = since = None

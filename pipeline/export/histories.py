@@ -1,4 +1,4 @@
-"""Positions of exports, compared with the epoch history that the archive has now."""
+"""Compare the positions of exports with the archive's present epoch histories."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,14 @@ Positions = Mapping[TopicPartition, Position]
 
 
 def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, ...]:
-    """What of these was exported, and then thrown away by the brokers. Costs nothing where no
-    epoch history is known of the positions.
+    """Return the exported ranges that the brokers have discarded since.
+
+    Makes no request if no position has a known epoch history.
 
     Raises:
-        ArchiveError, StorageError: as `Planner.epoch_histories`.
+        ArchiveError, StorageError: see `Planner.epoch_histories`.
     """
-    known = {tp: one for tp, one in sorted(positions.items()) if one.epoch_history.entries}
+    known = {tp: entry for tp, entry in sorted(positions.items()) if entry.epoch_history.entries}
     if not known:
         return ()
     epoch_histories = planner.epoch_histories(known)
@@ -24,13 +25,16 @@ def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, .
         tp for tp, now in epoch_histories.items() if truncated(tp, known[tp], now) is not None
     ]
     gaps = planner.gaps(doubtful)
-    found = [truncated(tp, known[tp], epoch_histories[tp], gaps[tp]) for tp in doubtful]
-    return tuple(one for one in found if one is not None)
+    truncated_ranges = [truncated(tp, known[tp], epoch_histories[tp], gaps[tp]) for tp in doubtful]
+    return tuple(entry for entry in truncated_ranges if entry is not None)
 
 
 def archived_positions(planner: Planner, ends: Mapping[TopicPartition, Offset]) -> Positions:
-    """What an export keeps that goes up to these ends, all of it archived; raises as
-    `Planner.epoch_histories`.
+    """Return the positions that an export keeps at these ends, if all records below them are
+    archived.
+
+    Raises:
+        ArchiveError, StorageError: see `Planner.epoch_histories`.
     """
     epoch_histories = planner.epoch_histories(ends) if ends else {}
     return {

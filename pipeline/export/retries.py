@@ -1,9 +1,9 @@
-"""Whether a round that has failed is worth another one: for exports that go on and on.
+"""Decide whether a continuous export runs another round after a round has failed.
 
-Another round plans again, and compares what was exported with what is there then. So it can succeed
-where the archive has changed meanwhile: its end was set aside (a fork), or all of it (`retire`).
-What the next round then refuses, as records that were thrown away, is not for it to decide. Where
-the archive is what it was, a segment that is missing is missing.
+Another round plans again, and compares what was exported with the archive at that time. So it can
+succeed if the archive has changed in between: its end was quarantined (a divergence), or all of it
+was moved away (`retire`). If exported records were discarded, the next round itself refuses to go
+on. If the archive has not changed, a missing segment stays missing.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,27 @@ _MAY_COME_OF_IT: Final = (
     PreconditionFailedError,
     ReadingsDifferError,
 )
-"""What one meets who reads by a plan what is not there any more."""
+"""Errors that a reader gets if its plan names objects that have been moved or removed since."""
 
 
 def should_retry(
     error: SidetierError, planner: Planner, offsets_without_epoch: Callable[[], Offsets]
 ) -> bool:
-    """Whether the next round can succeed where this one has met `error`. Archives that were
-    replaced since the planner has seen them are forgotten, or it would refuse them for ever.
+    """Return whether the next round can succeed after this round has failed.
 
-    Returns False where `offsets_without_epoch` gives, by partition, a next offset without a known
-    leader epoch, and the archive differs below it: the next round could not tell which records were
-    replaced, and would skip their replacements.
+    The planner forgets archives that were replaced since it read them first; otherwise it would
+    refuse them forever. If a replaced archive may have caused the error, this makes one request for
+    each archive that the planner has read.
 
-    A request for each archive that was seen, where the error may come of that.
+    Args:
+        error: the error that ended this round.
+        planner: the planner of all rounds.
+        offsets_without_epoch: returns the next offsets, by partition, that have no known leader
+            epoch.
+
+    Returns:
+        False if the archive was replaced below an offset of `offsets_without_epoch`: the next round
+        could not tell which records were replaced, and would skip the new ones.
     """
     is_replaced = isinstance(error, ArchiveReplacedError)
     if not is_replaced and not isinstance(error, _MAY_COME_OF_IT):
@@ -50,7 +57,7 @@ def should_retry(
         blind = offsets_without_epoch()
         replaced = planner.renew()
     except SidetierError as failure:
-        # It cannot be told now; the next round meets the same, and asks again.
+        # This cannot be decided now. If the next round fails the same way, it is decided then.
         return is_replaced or failure.retry or error.retry
     if any(first < blind.get(tp, 0) for tp, first in replaced.items()):
         return False

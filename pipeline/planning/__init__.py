@@ -1,1 +1,1 @@
-"""What is to be read: from a listing, its indexes and the options to splits. No Spark."""
+"""Planning of reads: from options and the archive's listing to splits. Independent of Spark."""

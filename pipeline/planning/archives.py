@@ -1,4 +1,4 @@
-"""The archives of many partitions, as planning looks at them."""
+"""The partition archives that a planner uses, with a cache of their snapshots."""
 
 import logging
 import threading
@@ -34,8 +34,9 @@ log: Final = logging.getLogger("sidetier.pipeline")
 
 @dataclass(slots=True)
 class Archives:
-    """Keeps what was seen: looked at again, an archive is asked for what has changed. May be used
-    from many threads.
+    """Archives of many partitions. Thread-safe.
+
+    A second snapshot of a partition only requests what has changed.
     """
 
     access: ArchiveAccess
@@ -55,7 +56,7 @@ class Archives:
         self.elsewhere = SettingsCheck(self.access)
 
     def of(self, tp: TopicPartition) -> PartitionArchive:
-        """One partition's."""
+        """Return the archive of one partition."""
         with self._guard:
             if tp not in self._known:
                 self._known[tp] = PartitionArchive(tp, self.access, self.elsewhere, self.clock)
@@ -63,73 +64,83 @@ class Archives:
 
     @property
     def known(self) -> tuple[TopicPartition, ...]:
-        """Those that were looked at."""
+        """The partitions whose archives were requested so far."""
         with self._guard:
             return tuple(self._known)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The next look at this one is as the first."""
+        """Drop the cached snapshot of a partition."""
         with self._guard:
             self._known.pop(tp, None)
 
     def note(self, topic: str) -> LayoutNote | None:
-        """What sidecars have left of the cluster beside its topics; one request."""
+        """Read the note that sidecars store about the cluster beside its topics. One request."""
         return read_note(self.access.store(topic), self.access.layout)
 
     def topic_ids(self, topic: str) -> set[str]:
-        """Of which topics of this name those partitions are that were looked at; no request."""
+        """Return the topic ids in the latest snapshots of this topic's partitions. No request.
+
+        More than one id means that the topic was deleted and created again.
+        """
         with self._guard:
-            looks = [one.latest for tp, one in self._known.items() if tp.topic == topic]
-        views = [look.view for look in looks if look is not None and look.view is not None]
+            snapshots = [archive.latest for tp, archive in self._known.items() if tp.topic == topic]
+        views = [
+            snapshot.view
+            for snapshot in snapshots
+            if snapshot is not None and snapshot.view is not None
+        ]
         return {view.watermark.topic_id for view in views if view.watermark.topic_id is not None}
 
     def gaps(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Gaps]:
-        """The recorded gaps of partitions of one topic; one request."""
+        """Read the recorded gaps of partitions of one topic. One request."""
         return recorded_gaps(self.access.store(tps[0].topic), self.access.layout, tps)
 
     def epoch_history(self, tp: TopicPartition) -> EpochHistory:
-        """The leader epochs that wrote one partition, from `read_epoch_history`; one request."""
+        """Read the leader epochs of one partition's archive. One request."""
         return read_epoch_history(self.access.store(tp.topic), self.access.layout, tp).epoch_history
 
     def opener(self, tp: TopicPartition) -> Opener:
-        """Finds offsets in one partition."""
+        """Return an `Opener`, which finds offsets in one partition."""
         read = range_reader(self.access, tp.topic)
         return Opener(self.of(tp), self.locator, read, lambda *span: memoryview(read(*span)))
 
     def times(self, tp: TopicPartition) -> SegmentTimes:
-        """The largest timestamps of its segments."""
+        """Return the largest timestamps of a partition's segments."""
         with self._guard:
             known = self._largest.setdefault(tp, {})
         return SegmentTimes(self.locator, range_reader(self.access, tp.topic), known)
 
     def noted_end(self, tp: TopicPartition, log: StoredLog) -> Offset | None:
-        """As `PartitionArchive.noted_end`, without a request where a chapter has told it."""
+        """As `PartitionArchive.noted_end`, but without a request if a chapter has the end."""
         with self._guard:
             known = self._ends.get(tp, {}).get(log.version)
         return self.of(tp).noted_end(log) if known is None else known
 
     def read_chapters(self, tp: TopicPartition, view: ArchiveView) -> None:
-        """Learn what chapters tell of the segments; one request, and one for each chapter.
+        """Read ends and largest timestamps of segments from chapters: one request, and one per
+        chapter.
 
-        Nothing is asked for where the archive is too short for another chapter since the last time.
-        What cannot be read is left out: the segments are asked then.
+        No request is made if the archive has too few new segments for another chapter. A chapter
+        that cannot be read is not an error: each segment is asked instead.
         """
         known = self._in_chapters.get(tp, 0)
         if view.is_pinterest or len(view.logs) - known < SEGMENTS:
             return
         self._in_chapters[tp] = len(view.logs)
         store, topic_id = self.access.store(tp.topic), view.watermark.topic_id
-        logs = {one.base_offset: one for one in view.logs}
+        logs = {item.base_offset: item for item in view.logs}
         try:
             chapters = stored_chapters(store, self.access.layout, tp, topic_id)
             with ThreadPoolExecutor(_READ_AT_ONCE, "chapters") as helpers:
-                told = list(helpers.map(lambda one: read_chapter(store, one), chapters))
+                entries_by_chapter = list(
+                    helpers.map(lambda item: read_chapter(store, item), chapters)
+                )
         except (MalformedObjectError, StorageError) as error:
             log.warning("the chapters of %s are not used: %s", tp, error)
             return
         largest: Largest = {}
         ends: dict[Version, Offset] = {}
-        for entry in chain.from_iterable(told):
+        for entry in chain.from_iterable(entries_by_chapter):
             stored = logs.get(entry.base_offset)
             if stored is not None and (stored.row.etag, stored.size) == (entry.etag, entry.size):
                 ends[stored.version] = entry.next_offset
@@ -140,16 +151,17 @@ class Archives:
             self._largest.setdefault(tp, {}).update(largest)
 
     def first_at(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
-        """The first record of at least this time, as the newest look shows; None where none is.
+        """Return the first record at or after this time in the latest snapshot; None if there is
+        none.
 
         Raises:
-            DamagedSegmentError: a batch that has to be looked into cannot be read.
-            BatchTooLargeError: it is larger, decompressed, than `max_batch_bytes`.
+            DamagedSegmentError: a batch that must be decoded cannot be read.
+            BatchTooLargeError: a batch is larger, decompressed, than `max_batch_bytes`.
             StorageError, ArchiveError: as `PartitionArchive.look`.
         """
         view = self.of(tp).look(float("inf")).view
         if view is not None:
             self.read_chapters(tp, view)
         search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
-        found = search.first_at(timestamp_ms, float("inf"))
-        return None if found is None else found.offset
+        match = search.first_at(timestamp_ms, float("inf"))
+        return None if match is None else match.offset

@@ -1,4 +1,4 @@
-"""A plan in words, for people and for scripts: `sidetier export --dry-run`."""
+"""Description of a plan as text and as JSON: `sidetier export --dry-run`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class PartitionSummary:
-    """What a plan says of one partition; `size` is in bytes."""
+    """Summary of one partition's plan; `size` is in bytes."""
 
     tp: TopicPartition
     range: OffsetRange
@@ -22,13 +22,13 @@ class PartitionSummary:
     segments: int
     size: int
     missing: int
-    """How many offsets."""
+    """Number of missing offsets."""
 
 
 def summaries(plan: Plan) -> list[PartitionSummary]:
-    """One for each partition, by topic and partition."""
-    splits = {tp: list(some) for tp, some in groupby(plan.splits, lambda split: split.tp)}
-    missing = {tp: list(some) for tp, some in groupby(plan.missing, lambda one: one.tp)}
+    """Return one summary for each partition, sorted by topic and partition."""
+    splits = {tp: list(group) for tp, group in groupby(plan.splits, lambda split: split.tp)}
+    missing = {tp: list(group) for tp, group in groupby(plan.missing, lambda gap: gap.tp)}
     return [
         _summary(tp, span, splits.get(tp, []), missing.get(tp, []))
         for tp, span in sorted(plan.ranges.items())
@@ -36,27 +36,32 @@ def summaries(plan: Plan) -> list[PartitionSummary]:
 
 
 def plan_text(plan: Plan, *, every_split: bool = False) -> str:
-    """A line for each partition, for each offset range that is missing, and one for all; with
-    `every_split` a line for each split, too.
+    """Return a line for each partition and each range of missing offsets, and a line of totals.
+
+    With `every_split`, also a line for each split.
     """
     return "\n".join(_lines(plan, every_split=every_split))
 
 
 def plan_json(plan: Plan, *, every_split: bool = False) -> dict[str, Any]:
-    """The same as a tree that `json.dumps` takes; sizes are in bytes, ends are not included."""
+    """Return the plan as a tree for `json.dumps`. Sizes are in bytes; offset and byte ends are
+    exclusive.
+    """
     tree: dict[str, Any] = {
         "partitions": [
             {
-                **_named(one.tp, one.range),
-                "splits": one.splits,
-                "segments": one.segments,
-                "bytes": one.size,
-                "missing_offsets": one.missing,
+                **_named(item.tp, item.range),
+                "splits": item.splits,
+                "segments": item.segments,
+                "bytes": item.size,
+                "missing_offsets": item.missing,
             }
-            for one in summaries(plan)
+            for item in summaries(plan)
         ],
-        "on_broker": [_named(one.tp, one.range) for one in plan.on_broker],
-        "missing": [{**_named(one.tp, one.range), "detail": one.detail} for one in plan.missing],
+        "on_broker": [_named(item.tp, item.range) for item in plan.on_broker],
+        "missing": [
+            {**_named(item.tp, item.range), "detail": item.detail} for item in plan.missing
+        ],
         "splits": len(plan.splits),
         "bytes": plan.size,
         "pruned_bytes": plan.pruned,
@@ -67,22 +72,27 @@ def plan_json(plan: Plan, *, every_split: bool = False) -> dict[str, Any]:
 
 
 def split_text(split: Split) -> str:
-    """`topic orders, partition 3, offsets 100 to 199: 1.0 MB of 2 segments`."""
+    """Return, for example, `topic orders, partition 3, offsets [10, 20): 1.0 MB of 2 segments`."""
     span = split.range
     return f"{in_words(split.tp)}, {_span_text(span)}: {_amount(split.size, len(split.pieces))}"
 
 
 def _lines(plan: Plan, *, every_split: bool) -> Iterator[str]:
-    for one in summaries(plan):
-        splits = f"{one.splits} split{'' if one.splits == 1 else 's'}"
-        what = f"{_amount(one.size, one.segments)} in {splits}" if one.splits else "nothing to read"
-        yield f"{in_words(one.tp)}, {_span_text(one.range)}: {what}"
+    for item in summaries(plan):
+        splits = f"{item.splits} split{'' if item.splits == 1 else 's'}"
+        amount = (
+            f"{_amount(item.size, item.segments)} in {splits}" if item.splits else "nothing to read"
+        )
+        yield f"{in_words(item.tp)}, {_span_text(item.range)}: {amount}"
     if every_split:
-        yield from (f"split {at}: {split_text(one)}" for at, one in enumerate(plan.splits, start=1))
+        yield from (
+            f"split {number}: {split_text(item)}"
+            for number, item in enumerate(plan.splits, start=1)
+        )
     yield from (
-        f"on the broker: {in_words(one.tp)}, {_span_text(one.range)}" for one in plan.on_broker
+        f"on the broker: {in_words(item.tp)}, {_span_text(item.range)}" for item in plan.on_broker
     )
-    yield from (f"missing: {describe_missing(one)}" for one in plan.missing)
+    yield from (f"missing: {describe_missing(item)}" for item in plan.missing)
     pruned = f", {size_text(plan.pruned)} left out by filters" if plan.pruned else ""
     count = len(plan.splits)
     partitions = len(plan.ranges)
@@ -101,7 +111,7 @@ def _summary(
         len(splits),
         len({piece.key for split in splits for piece in split.pieces}),
         sum(split.size for split in splits),
-        sum(one.range.end - one.range.start for one in missing),
+        sum(gap.range.end - gap.range.start for gap in missing),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which of the partitions that are asked for are stored."""
+"""Discovery of stored partitions for a selection."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +17,13 @@ from sidetier.storage.port import RemoteStorage
 def find_partitions(
     archives: Archives, selection: Selection, helpers: ThreadPoolExecutor
 ) -> tuple[TopicPartition, ...]:
-    """The stored partitions, by topic and partition.
+    """Return the stored partitions of a selection, sorted by topic and partition.
 
-    A topic costs a request for each prefix of keys that there can be (2 to the power of the entropy
-    bits), and for every 1,000 of its partitions there.
+    A topic costs a listing request for each possible key prefix (2 to the power of the entropy
+    bits), and one more for every 1,000 of its partitions under a prefix.
 
     Raises:
-        NoSuchTopicError: nothing is stored of a topic, or a partition, that was named.
+        NoSuchTopicError: nothing is stored of a named topic or partition.
         WrongPlaceError: nothing is stored here, but something is under other entropy bits.
         StorageError: as the port says.
     """
@@ -32,12 +32,12 @@ def find_partitions(
     if isinstance(selection, TopicPattern):
         return tuple(sorted(_matching(archives.access, selection, helpers)))
     names = sorted(set(selection.names))
-    found = [_of_topic(archives.access, name, helpers) for name in names]
-    for name, tps in zip(names, found, strict=True):
+    by_topic = [_of_topic(archives.access, name, helpers) for name in names]
+    for name, tps in zip(names, by_topic, strict=True):
         if not tps:
             archives.elsewhere.check(TopicPartition(name, 0))
             raise _nothing(archives.access, name)
-    return tuple(sorted(set(chain.from_iterable(found))))
+    return tuple(sorted(set(chain.from_iterable(by_topic))))
 
 
 def _of_topic(
@@ -61,11 +61,12 @@ def _matching(
         def below(prefix: str, store: RemoteStorage = store) -> list[TopicPartition]:
             return list(stored_partitions(store, access.layout, prefix))
 
-        for found in helpers.map(below, cluster_prefixes(store, access.layout)):
-            # What lies in a store that is not the topic's own is no part of the archive.
+        for partitions in helpers.map(below, cluster_prefixes(store, access.layout)):
+            # Overrides can give a topic another store. Objects of the topic elsewhere are not
+            # part of its archive.
             yield from (
                 tp
-                for tp in found
+                for tp in partitions
                 if pattern.matches(tp.topic) and access.provider.endpoint(tp.topic) == endpoint
             )
 
@@ -74,9 +75,9 @@ def _assigned(
     archives: Archives, tps: Iterable[TopicPartition], helpers: ThreadPoolExecutor
 ) -> Iterator[TopicPartition]:
     wanted = list(tps)
-    looks = helpers.map(lambda tp: archives.of(tp).look(), wanted)
-    for tp, look in zip(wanted, looks, strict=True):
-        if look.view is None:
+    snapshots = helpers.map(lambda tp: archives.of(tp).look(), wanted)
+    for tp, snapshot in zip(wanted, snapshots, strict=True):
+        if snapshot.view is None:
             raise NoSuchTopicError(f"{in_words(tp)}: {archives.of(tp).missing()}")
         yield tp
 

@@ -1,4 +1,4 @@
-"""The threads of a planner."""
+"""Thread pool of a planner."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +15,12 @@ _A = TypeVar("_A")
 
 
 class Helpers(ThreadPoolExecutor):
-    """So many threads; what they are handed does not wait for others of them.
+    """Thread pool. Its tasks must not wait for other tasks of the pool.
 
-    `clock` tells seconds, `busy` those in which this thread has worked.
+    Args:
+        threads: number of threads.
+        clock: wall-clock seconds.
+        busy: CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -32,32 +35,33 @@ class Helpers(ThreadPoolExecutor):
         self._busy = busy
 
     def each(self, ask: Callable[[_T], _A], of: Sequence[_T]) -> Iterator[_A]:
-        """What is asked of each, in order.
+        """Yield `ask` of each item, in order.
 
-        Who asks does so alone as long as answers need not be waited for: of a near store threads
-        would take turns at Python's lock, and be two and a half times as long about it.
+        The calling thread asks alone until it has waited longer than it has worked, and for at
+        least 20 ms. Then the pool takes over. With a fast, near store, threads would only compete
+        for Python's GIL, and take two and a half times as long.
         """
         waited = worked = 0.0
-        for number, one in enumerate(of):
+        for number, item in enumerate(of):
             if waited > max(worked, _PATIENCE):
                 yield from self._shared(ask, of[number:])
                 return
             begin, before = self._clock(), self._busy()
-            answer = ask(one)
+            answer = ask(item)
             work = self._busy() - before
             waited += self._clock() - begin - work
             worked += work if number else 0.0  # the first one may have opened the store
             yield answer
 
     def of_each(self, ask: Callable[[_T], _A], of: Iterable[_T]) -> dict[_T, _A]:
-        """The same, each answer by what it was asked of."""
-        wanted = list(of)
-        return dict(zip(wanted, self.each(ask, wanted), strict=True))
+        """Return `ask` of each item, by item."""
+        items = list(of)
+        return dict(zip(items, self.each(ask, items), strict=True))
 
     def _shared(self, ask: Callable[[_T], _A], of: Sequence[_T]) -> Iterator[_A]:
-        """The same by threads. One is handed some at a time, each thread a few times: a small
-        answer costs less than to hand the question over.
+        """Ask with all threads. Each call gets several items, and each thread a few calls: for a
+        short answer the hand-over to a thread costs more than the answer.
         """
-        some = max(1, min(_MOST_AT_ONCE, len(of) // (_ROUNDS * self._number)))
-        handed = [of[at : at + some] for at in range(0, len(of), some)]
-        return chain.from_iterable(self.map(lambda few: [ask(one) for one in few], handed))
+        size = max(1, min(_MOST_AT_ONCE, len(of) // (_ROUNDS * self._number)))
+        chunks = [of[at : at + size] for at in range(0, len(of), size)]
+        return chain.from_iterable(self.map(lambda chunk: [ask(item) for item in chunk], chunks))

@@ -1,4 +1,4 @@
-"""Where reading begins and ends, as it is asked for: by name, by offset, or by time."""
+"""Requested start and end of a read: by name, by offset, or by time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from sidetier.segments.offsets import TopicPartition
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-"""What these stand for where offsets are given one by one; Kafka's own numbers."""
+"""With `EARLIEST_OFFSET`, Kafka's numbers for the ends of a log, where offsets are expected."""
 
 
 class Edge(Enum):
-    """An end of what is stored, whatever its offset."""
+    """An end of the archive, whatever its offset."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -21,20 +21,24 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """An offset for each partition, -2 for the earliest, -1 for the latest."""
+    """An offset for each partition; -2 for the earliest, -1 for the latest."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """At the first record of at least this time, in ms: `everywhere`, or partition by partition."""
+    """The first record at or after a time in ms.
+
+    Attributes:
+        everywhere: one time for all partitions; None if `times` gives one for each.
+    """
 
     everywhere: int | None = None
     times: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition) -> int:
-        """That of a partition; raises KeyError."""
+        """Return the time for a partition; raises KeyError if none is given."""
         return self.times[tp] if self.everywhere is None else self.everywhere
 
 
@@ -42,8 +46,8 @@ Limit = Edge | AtOffsets | AtTimes
 
 
 class NoMatch(Enum):
-    """`startingOffsetsByTimestampStrategy`: what becomes of a partition without a record as late
-    as the time where reading is to begin.
+    """`startingOffsetsByTimestampStrategy`: the start of a partition without a record at or after
+    the starting time.
     """
 
     ERROR = "error"

@@ -1,4 +1,4 @@
-"""Where what can be read of a partition begins and ends."""
+"""First and last readable offsets of a partition."""
 
 from dataclasses import dataclass, field
 
@@ -12,13 +12,13 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """How far one partition's archive goes.
+    """Offsets of one partition's archive.
 
     Attributes:
-        start: the first offset that is stored.
-        stable: one past the last that may be shown, as `Ends.of` has it.
-        end: one past the last that is stored.
-        topic_id: of the topic whose records these are; None where the archive does not say.
+        start: the first stored offset.
+        stable: end (exclusive) of the offsets that may be returned; see `Ends.of`.
+        end: end (exclusive) of the stored offsets.
+        topic_id: id of the topic; None where the archive does not record it.
     """
 
     start: Offset
@@ -29,17 +29,16 @@ class LogOffsets:
 
 @dataclass(frozen=True, slots=True)
 class UndecidedTail:
-    """The end of a log that waits for a transaction: nothing in it commits or aborts it.
+    """The end of a log that waits for a transaction: no marker in the log commits or aborts it.
 
     Attributes:
         start: the first offset of the log.
-        first: the last stable offset; the transaction begins there.
-        until: one past the last offset that waits.
-        producer_id: of the transaction; None where only the brokers have it.
-        began_ms: the timestamp of its first record; None where nobody knows.
-        newest_ms: the largest timestamp of the newest segments in the archive; None where nobody
-            knows.
-        is_archived: whether the log is the archive. Otherwise it is the brokers', up to the high
+        first: the last stable offset, at which the transaction begins.
+        until: end (exclusive) of the waiting offsets.
+        producer_id: producer of the transaction; None if only the brokers know it.
+        began_ms: timestamp of the transaction's first record; None if unknown.
+        newest_ms: largest timestamp of the newest segments in the archive; None if unknown.
+        is_archived: whether the log is the archive. Otherwise it is the brokers' log up to the high
             watermark.
     """
 
@@ -54,15 +53,14 @@ class UndecidedTail:
 
 @dataclass(slots=True)
 class Ends:
-    """Where archives end; the last stable offset is looked for once for each version of the last
-    segment.
-    """
+    """Ends of archives. Caches the last stable offset for each version of the last segment."""
 
     archives: Archives
     _stable: dict[TopicPartition, tuple[Version, Offset, StableEnd]] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition, view: ArchiveView | None, isolation: IsolationLevel) -> Offset:
-        """One past the last offset that may be shown; 0 where nothing is stored.
+        """Return the end (exclusive) of the offsets that may be returned; 0 where nothing is
+        stored.
 
         Raises:
             StorageError: as the port says.
@@ -74,8 +72,9 @@ class Ends:
         return self._stable_end(tp, view).offset
 
     def undecided(self, tp: TopicPartition, view: ArchiveView | None) -> UndecidedTail | None:
-        """What waits for a transaction; None where nothing does. The transaction's age costs a
-        request or two; raises as `of`.
+        """Return the offsets that wait for a transaction; None if none do.
+
+        The transaction's age costs a request or two. Raises as `of`.
         """
         if view is None or not view.logs:
             return None
@@ -98,8 +97,10 @@ class Ends:
     def up_to(
         self, tp: TopicPartition, view: ArchiveView, isolation: IsolationLevel, until: Offset
     ) -> Offset:
-        """The same, for who reads up to an offset: below the last segment nothing is looked at, as
-        who reads there decides transactions by itself.
+        """Return the same as `of` for a reader that ends at offset `until`.
+
+        If `until` is not above the last segment's base offset, no segment is read: the reader finds
+        the markers of its transactions in the following segments.
         """
         reaches_last = bool(view.logs) and until > view.logs[-1].base_offset
         return self.of(tp, view, isolation) if reaches_last else view.end
@@ -107,7 +108,10 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """One partition's, as one look has shown them; the latest offset only if it is asked for."""
+    """Earliest and latest offset of one partition in one snapshot of its archive.
+
+    The latest offset is computed only when it is used.
+    """
 
     tp: TopicPartition
     view: ArchiveView | None
@@ -116,7 +120,7 @@ class Edges:
 
     @property
     def earliest(self) -> Offset:
-        """The first offset that is stored; 0 where nothing is."""
+        """The first stored offset; 0 where nothing is stored."""
         return Offset(0) if self.view is None else self.view.start
 
     @property

@@ -1,8 +1,8 @@
-"""How a partition is named to users."""
+"""Names of partitions in messages to users."""
 
 from sidetier.segments.offsets import TopicPartition
 
 
 def in_words(tp: TopicPartition) -> str:
-    """`topic orders, partition 3`."""
+    """Return, for example, `topic orders, partition 3`."""
     return f"topic {tp.topic}, partition {tp.partition}"

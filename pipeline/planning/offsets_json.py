@@ -1,4 +1,4 @@
-"""Partitions and their offsets as Spark's Kafka source writes them: `{"orders": {"0": 23}}`."""
+"""JSON of partitions and offsets as in Spark's Kafka source: `{"orders": {"0": 23}}`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,57 +12,61 @@ _PARTITIONS = '{"orders": [0, 1]}'
 
 
 def parse_numbers(text: str, name: str) -> dict[TopicPartition, int]:
-    """A number for each partition; `name` is the option's, for errors.
+    """Parse a number for each partition.
+
+    Args:
+        text: the JSON.
+        name: name of the option, for errors.
 
     Raises:
-        ConfigurationError: anything else.
+        ConfigurationError: `text` has another form.
     """
-    found: dict[TopicPartition, int] = {}
+    parsed: dict[TopicPartition, int] = {}
     for topic, partitions in _object(text, name, _OFFSETS).items():
         if not isinstance(partitions, dict):
             raise _wrong(name, f"{partitions!r} under topic {topic}", _OFFSETS)
         for partition, number in partitions.items():
             if not _is_number(number):
                 raise _wrong(name, f"{number!r} for topic {topic}, partition {partition}", _OFFSETS)
-            found[TopicPartition(topic, _partition(partition, name))] = number
-    return found
+            parsed[TopicPartition(topic, _partition(partition, name))] = number
+    return parsed
 
 
 def parse_partitions(text: str, name: str) -> tuple[TopicPartition, ...]:
-    """The partitions in `{"orders": [0, 1]}`, sorted.
+    """Parse `{"orders": [0, 1]}`; return the partitions sorted.
 
     Raises:
-        ConfigurationError: anything else.
+        ConfigurationError: `text` has another form.
     """
-    found: set[TopicPartition] = set()
+    parsed: set[TopicPartition] = set()
     for topic, partitions in _object(text, name, _PARTITIONS).items():
         if not isinstance(partitions, list):
             raise _wrong(name, f"{partitions!r} under topic {topic}", _PARTITIONS)
         for partition in partitions:
             if not _is_number(partition) or partition < 0:
                 raise _wrong(name, f"partition {partition!r} of topic {topic}", _PARTITIONS)
-            found.add(TopicPartition(topic, partition))
-    return tuple(sorted(found))
+            parsed.add(TopicPartition(topic, partition))
+    return tuple(sorted(parsed))
 
 
 def numbers_json(numbers: Mapping[TopicPartition, int]) -> str:
-    """What `parse_numbers` reads; equal numbers give equal text."""
+    """Return the JSON that `parse_numbers` reads; equal numbers give equal text."""
     return json.dumps(_nested(sorted(numbers.items())), separators=(",", ":"))
 
 
 def partitions_json(partitions: Iterable[TopicPartition]) -> str:
-    """What `parse_partitions` reads."""
-    found: dict[str, list[int]] = {}
+    """Return the JSON that `parse_partitions` reads."""
+    by_topic: dict[str, list[int]] = {}
     for tp in sorted(partitions):
-        found.setdefault(tp.topic, []).append(tp.partition)
-    return json.dumps(found, separators=(",", ":"))
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return json.dumps(by_topic, separators=(",", ":"))
 
 
 def _nested(numbers: Iterable[tuple[TopicPartition, int]]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    by_topic: dict[str, dict[str, int]] = {}
     for tp, number in numbers:
-        found.setdefault(tp.topic, {})[str(tp.partition)] = number
-    return found
+        by_topic.setdefault(tp.topic, {})[str(tp.partition)] = number
+    return by_topic
 
 
 def _object(text: str, name: str, example: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The options of a read, with the names and the meaning that Spark's own Kafka source gives them.
+"""Options of a read, with the names and meaning of Spark's own Kafka source.
 
 Source: Spark's "Structured Streaming + Kafka Integration Guide". Names are case-insensitive, as
-everywhere in Spark. What only concerns a broker is taken and has no effect, so that a read of Kafka
-becomes one of the archive by another format name.
+everywhere in Spark. Options that only concern a broker are accepted and ignored, so that a read of
+Kafka becomes a read of the archive by changing the format name.
 """
 
 import logging
@@ -29,7 +29,7 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 
 STORE_PREFIX: Final = "tiered.storage."
-"""Options of the store begin with it; they are not read here."""
+"""Prefix of the store's options, which this module ignores."""
 
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 _ENDINGS: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -60,15 +60,15 @@ log = logging.getLogger("sidetier.pipeline")
 
 
 def option_names() -> tuple[str, ...]:
-    """Every option that is read here, as users write it."""
+    """Return every option that this module reads, as users write it."""
     return _TAKEN
 
 
 def read_request(options: Mapping[str, str], *, streaming: bool = False) -> ReadRequest:
-    """What the options ask for.
+    """Parse the options.
 
     Raises:
-        ConfigurationError: an option is not known, has a wrong value, or contradicts another.
+        ConfigurationError: an option is unknown, has a wrong value, or contradicts another.
     """
     given = _Given.of(options)
     endings = given.among(_ENDINGS)
@@ -91,7 +91,7 @@ def read_request(options: Mapping[str, str], *, streaming: bool = False) -> Read
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Options by the spelling that the guide has."""
+    """Options by the guide's spelling of their names."""
 
     values: Mapping[str, str]
 
@@ -128,7 +128,7 @@ class _Given:
         return value.strip().lower() == "true"
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of these; the first where the option is not given."""
+        """Return the value, which must be one of these; the first one is the default."""
         value = self.values.get(name, allowed[0])
         if value.strip().lower() not in allowed:
             raise ConfigurationError(f"{name} {value!r}: must be {' or '.join(allowed)}")
@@ -159,9 +159,11 @@ class _Given:
 def _selection(given: _Given) -> Selection:
     chosen = given.among(_SELECTIONS)
     if len(chosen) != 1:
-        what = f"both {chosen[0]} and {chosen[1]} are given" if chosen else "none of them is given"
+        problem = (
+            f"both {chosen[0]} and {chosen[1]} are given" if chosen else "none of them is given"
+        )
         raise ConfigurationError(
-            f"exactly one of subscribe, subscribePattern and assign says what is read: {what}"
+            f"exactly one of subscribe, subscribePattern and assign says what is read: {problem}"
         )
     name, value = chosen[0], given.values[chosen[0]].strip()
     if name == "subscribePattern" and value:
@@ -214,15 +216,17 @@ def _limit(given: _Given, name: str, otherwise: Edge) -> Limit:
 
 
 def _refuse(limit: Limit, name: str, edge: Edge, offset: int) -> None:
-    """What would ask for nothing in a batch, as Spark refuses it, too."""
-    one = None
+    """Refuse limits for which a batch is always empty, as Spark does."""
+    partition = None
     if isinstance(limit, AtOffsets):
-        one = next((tp for tp, at in limit.offsets.items() if at == offset), None)
-    if limit is edge or one is not None:
-        where = (
-            "" if one is None else f" ({offset}) for topic {one.topic}, partition {one.partition}"
+        partition = next((tp for tp, at in limit.offsets.items() if at == offset), None)
+    if limit is edge or partition is not None:
+        place = (
+            ""
+            if partition is None
+            else f" ({offset}) for topic {partition.topic}, partition {partition.partition}"
         )
-        raise ConfigurationError(f"{name}: cannot be {edge.value}{where} in a batch")
+        raise ConfigurationError(f"{name}: cannot be {edge.value}{place} in a batch")
 
 
 def _no_match(given: _Given) -> NoMatch:

@@ -1,4 +1,4 @@
-"""One partition of a plan: which segments hold what is asked for, and what is missing."""
+"""Plan of one partition: the segments that have the requested offsets, and the missing offsets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +18,13 @@ from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, 
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 _MOST_BELOW = 8
-"""Segments with lower bases that may reach into a range, as many as a reader asks."""
+"""Maximum segments with a lower base offset that are checked for the range, as in the archive
+reader.
+"""
 
 
 def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
-    """The segments that may hold an offset of the range, by rising base."""
+    """Return the segments that may have an offset of the range, by increasing base offset."""
     below = list(view.below(wanted.start))[:_MOST_BELOW]
     within = takewhile(
         lambda log: log.base_offset < wanted.end,
@@ -34,22 +36,29 @@ def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
 def missing_offsets(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
 ) -> Iterator[Unstored]:
-    """The offsets of the range within the archive that no segment holds, by reason: pure but for
-    `end_of`, one past the last offset of a segment.
+    """Yield the offsets of the range, within the archive, that no segment has, by reason.
+
+    Args:
+        view: snapshot of the archive.
+        wanted: the range.
+        end_of: returns the end (exclusive) of a segment; the only part of this that may make
+            requests.
+        gaps: the recorded gaps.
     """
-    reached = max(wanted.start, view.start)
+    position = max(wanted.start, view.start)
     end = min(wanted.end, view.end)
     for log in logs_for(view, wanted):
-        yield from _by_reason(reached, min(Offset(log.base_offset), end), gaps, view.start)
-        reached = max(reached, end_of(log))
-    yield from _by_reason(reached, end, gaps, view.start)
+        yield from _by_reason(position, min(Offset(log.base_offset), end), gaps, view.start)
+        position = max(position, end_of(log))
+    yield from _by_reason(position, end, gaps, view.start)
 
 
 def recorded_missing(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
 ) -> Iterator[Unstored]:
-    """Those of them that a sidecar has recorded: only the segments before a gap are asked for their
-    ends.
+    """Yield only those missing offsets that a sidecar has recorded as a gap.
+
+    Only the segments before a gap are asked for their ends. Arguments as for `missing_offsets`.
     """
     floor = max(wanted.start, view.start)
     for gap in sorted(gaps):
@@ -68,7 +77,7 @@ def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What `Plan` says of one partition; `spans` are not cut yet."""
+    """Plan of one partition; see `Plan`. The spans are not cut yet."""
 
     range: OffsetRange
     spans: tuple[Span, ...] = ()
@@ -77,12 +86,15 @@ class PartitionPlan:
 
     @property
     def size(self) -> int:
-        """Bytes that are read."""
+        """Bytes to read."""
         return sum(span.size for span in self.spans)
 
     def since(self, timestamp_ms: int, largest: Sequence[int]) -> "PartitionPlan":
-        """Without the segments that hold no record of this time or later; `largest` is the largest
-        timestamp of each.
+        """Return the plan without segments that have no record at or after this time.
+
+        Args:
+            timestamp_ms: earliest wanted timestamp.
+            largest: largest timestamp of each span's segment, in the order of `spans`.
         """
         late = zip(self.spans, largest, strict=True)
         kept = tuple(span for span, latest in late if latest >= timestamp_ms)
@@ -91,10 +103,13 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlanner:
-    """Plans one partition, as one look at its archive has shown it.
+    """Plans one partition with one snapshot of its archive.
 
-    `stable` is where what may be shown ends: the last stable offset, or the readable end.
-    `noted_end` is what is noted of a segment's end, in a chapter or with it.
+    Attributes:
+        stable: end (exclusive) of the offsets that may be returned: the last stable offset, or the
+            archive's end.
+        noted_end: returns a segment's end from a chapter or from object metadata; None if neither
+            has it.
     """
 
     archive: PartitionArchive
@@ -111,12 +126,12 @@ class PartitionPlanner:
         return self.archive.tp
 
     def logs_for(self, asked: OffsetRange, filters: Filters) -> list[StoredLog]:
-        """The segments that may hold what is asked for."""
+        """Return the segments that may have requested offsets."""
         wanted = _narrowed(asked, filters)
         return logs_for(self.view, wanted) if wanted.start < wanted.end else []
 
     def end_of(self, log: StoredLog) -> Offset:
-        """One past the last offset of a segment: a request or two; raises StorageError."""
+        """Return the end (exclusive) of a segment. Costs a request or two; raises StorageError."""
         noted = self.noted_end(log)
         return self.archive.end_of(log) if noted is None else noted
 
@@ -127,26 +142,34 @@ class PartitionPlanner:
         gaps: Gaps,
         ends: Mapping[StoredLog, Offset] | None = None,
     ) -> PartitionPlan:
-        """Where the offsets lie that are asked for, but for the recorded gaps; no timestamp is
-        looked at. With the `ends` of `logs_for`, gaps are found that nothing records.
+        """Find the byte ranges of the requested offsets. Timestamps are not checked.
+
+        Args:
+            asked: the requested offsets.
+            filters: offsets that are not needed.
+            gaps: the recorded gaps.
+            ends: ends of the segments of `logs_for`. With them, gaps that nothing records are
+                found, too.
 
         Raises:
             StorageError: as the port says.
         """
         wanted = _narrowed(asked, filters)
         missing = tuple(self._missing(wanted, gaps, ends))
-        stored = without(wanted, [one.range for one in missing])
+        stored = without(wanted, [gap.range for gap in missing])
         spans = tuple(span for part in stored for span in self._spans(part))
         return PartitionPlan(asked, spans, missing)
 
     def size(self, asked: OffsetRange) -> int:
-        """Bytes of what is stored of a range; raises as `plan`."""
+        """Return the stored bytes of a range; raises as `plan`."""
         return sum(span.size for span in self._spans(self._stored(asked)))
 
     def end_within(self, asked: OffsetRange, most: int) -> Offset:
-        """Where the part of a range ends that has at most so many bytes: whole segments, and of the
-        next one up to an index entry, one entry's interval at least. Without an index, a segment is
-        taken as a whole. Raises as `plan`.
+        """Return the end (exclusive) of the part of a range that has at most `most` bytes.
+
+        The part consists of whole segments, and of the next segment up to an index entry. It has at
+        least one interval of index entries. A segment without an index is not cut. Raises as
+        `plan`.
         """
         stored = self._stored(asked)
         for span in self._spans(stored):
@@ -165,18 +188,22 @@ class PartitionPlanner:
         return first_part(span, entries, most)
 
     def cut(self, span: Span, most: int) -> list[Span]:
-        """The span in parts of at most so many bytes, where that can be; one request, or none."""
+        """Cut the span, if it has an index, into parts of at most `most` bytes. At most one
+        request.
+        """
         entries = self.locator.offsets(self.read, span.log) if span.size > most else None
         return [span] if entries is None else cut(span, entries, most)
 
     def splits(self, spans: Iterable[Span], most: int) -> Iterator[Split]:
-        """The spans, which are cut, as splits of at most so many bytes: small ones together."""
+        """Yield the cut spans as splits of at most `most` bytes; small adjacent spans share a
+        split.
+        """
         packed = pack(spans, most)
-        for last, some in groupby(packed, lambda together: together[-1].log.base_offset):
+        for last, groups in groupby(packed, lambda group: group[-1].log.base_offset):
             origin = self._origin(last)
-            for together in some:
-                span = OffsetRange(together[0].range.start, together[-1].range.end)
-                yield Split(self.tp, span, tuple(one.piece for one in together), origin)
+            for group in groups:
+                span = OffsetRange(group[0].range.start, group[-1].range.end)
+                yield Split(self.tp, span, tuple(piece.piece for piece in group), origin)
 
     def _spans(self, part: OffsetRange) -> Iterator[Span]:
         offset = part.start
@@ -206,18 +233,18 @@ class PartitionPlanner:
     def _missing(
         self, wanted: OffsetRange, gaps: Gaps, ends: Mapping[StoredLog, Offset] | None
     ) -> Iterator[Missing]:
-        """What is known not to be there, in order."""
+        """Yield the offsets that are known to be missing, in offset order."""
         if wanted.start >= wanted.end:
             return
         below = min(wanted.end, self.view.start)
         if wanted.start < below:
             yield self._told(Unstored(wanted.start, below, GapReason.BELOW_START))
-        found = (
+        inside = (
             recorded_missing(self.view, wanted, self.end_of, gaps)
             if ends is None
             else missing_offsets(self.view, wanted, ends.__getitem__, gaps)
         )
-        yield from map(self._told, found)
+        yield from map(self._told, inside)
         yield from self._beyond(wanted)
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:

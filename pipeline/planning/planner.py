@@ -1,4 +1,4 @@
-"""From what is asked for to a plan: which stored segments hold it, in splits of bounded size."""
+"""Planner: from a request to a plan of splits."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -30,16 +30,25 @@ _THREADS: Final = 16
 class Planner:
     """Plans reads of one cluster's archive.
 
-    It keeps what it has seen: planning again costs a request or two for each partition, and what is
-    new. An archive that was replaced since it was seen first is an error, ArchiveReplacedError,
-    from every method, until `renew`. One caller at a time; close it, or use it with `with`.
-    `max_batch_bytes` is as in `ReaderSettings`, for looking for a timestamp.
+    The planner caches snapshots: planning again costs a request or two for each partition, and the
+    requests for new segments. If an archive was replaced after it was first seen, every method
+    raises ArchiveReplacedError until `renew`. Not thread-safe. Close it, or use it with `with`.
 
-    What a plan costs: for each partition its watermark and a listing (a request for every 1,000
-    objects, and up to three more of a long one on a store that lets wait, which is listed in
-    parts), for each topic a listing of recorded gaps; an index for each segment that is larger than
-    a split, or in which the range begins or ends; with a filter by time, a few bytes of each
-    segment's time index.
+    Requests of a plan:
+
+    - for each partition, its `offset.wm` and a listing: a request for every 1,000 objects, and up
+      to three more for a long listing on a store with high latency, which is listed in parallel
+      parts;
+    - for each topic, a listing of recorded gaps;
+    - an index for each segment that is larger than a split, or in which the range begins or ends;
+    - with a filter by time, a few bytes of each segment's time index.
+
+    Args:
+        access: the cluster's archive.
+        threads: threads of its pool, if `helpers` is not given.
+        clock: monotonic clock, in seconds.
+        max_batch_bytes: as in `ReaderSettings`, for searches by timestamp.
+        helpers: a pool to share, which the caller closes.
     """
 
     def __init__(
@@ -60,8 +69,10 @@ class Planner:
         self._noted_epoch_histories: dict[TopicPartition, tuple[str, EpochHistory]] = {}
 
     def another(self) -> "Planner":
-        """A planner for another caller, who may use it at the same time. It has seen no archive
-        yet, and shares the threads and the cache of indexes: close this one last.
+        """Return a planner that another thread may use at the same time.
+
+        It shares the thread pool and the cache of indexes, but no snapshots. Close this planner
+        last.
         """
         known = self._archives
         made = Planner(
@@ -74,30 +85,33 @@ class Planner:
         return made
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the planner."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the planner."""
         self.close()
 
     def close(self) -> None:
-        """End its threads; may be called twice. The stores are closed by who opened them."""
+        """Stop the threads. May be called twice. The caller that opened the stores closes them."""
         if self._owns_threads:
             self._helpers.shutdown()
 
     def renew(self) -> dict[TopicPartition, Offset]:
-        """Forget the archives that were replaced since they were seen first, to plan with what is
-        there now; from which offset on each is another. A request for each that was seen; raises as
-        `ends`, and then nothing is forgotten.
+        """Drop the cached snapshots of archives that were replaced, so that planning can continue.
+
+        Costs a request for each cached partition. Raises as `ends`; nothing is dropped then.
+
+        Returns:
+            For each replaced archive, the first offset whose records are different.
         """
         return self._looks.renew()
 
     def partitions(self, selection: Selection) -> tuple[TopicPartition, ...]:
-        """The stored partitions that are meant, by topic and partition.
+        """Return the stored partitions of a selection, sorted by topic and partition.
 
         Raises:
-            NoSuchTopicError: nothing is stored of a topic, or a partition, that was named.
+            NoSuchTopicError: nothing is stored of a named topic or partition.
             WrongPlaceError: nothing is stored here, but something is under other entropy bits.
             StorageError: as the port says.
         """
@@ -106,10 +120,10 @@ class Planner:
     def ends(
         self, tps: Iterable[TopicPartition], isolation: IsolationLevel
     ) -> dict[TopicPartition, Offset]:
-        """Where what can be read ends now: one past the last offset, 0 where nothing is stored.
+        """Return the present end (exclusive) of the readable offsets; 0 where nothing is stored.
 
-        Read committed that is the last stable offset: the last segment is read for it, once in each
-        version. Otherwise a request or two for each partition.
+        At read_committed, the end is the last stable offset. For it the last segment is read, once
+        for each version. Otherwise a request or two for each partition.
 
         Raises:
             ArchiveError, StorageError: as `PartitionArchive.look`.
@@ -118,23 +132,27 @@ class Planner:
         return self._helpers.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
 
     def undecided(self, topic: str) -> dict[TopicPartition, UndecidedTail]:
-        """What of a topic is stored and waits for a transaction: what `ends` leaves out for a
-        reader of committed records. Goes by the last look at each partition; raises as `ends`.
+        """Return the stored offsets of a topic that wait for a transaction.
+
+        These are the offsets that `ends` excludes at read_committed. Uses the cached snapshots;
+        raises as `ends`.
         """
         tps = [tp for tp in self._archives.known if tp.topic == topic]
         views = {tp: self._looks.one(tp, float("inf")) for tp in tps}
-        found = self._helpers.of_each(lambda tp: self._ends.undecided(tp, views[tp]), views)
-        return {tp: one for tp, one in found.items() if one is not None}
+        tails = self._helpers.of_each(lambda tp: self._ends.undecided(tp, views[tp]), views)
+        return {tp: tail for tp, tail in tails.items() if tail is not None}
 
     def starts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Offset]:
-        """Where what is stored begins now, 0 where nothing is; raises as `ends`."""
+        """Return the first stored offset of each partition; 0 where nothing is stored. Raises as
+        `ends`.
+        """
         views = self._looks.all(tps)
         return {tp: Offset(0) if view is None else view.start for tp, view in views.items()}
 
     def reaches(
         self, tps: Iterable[TopicPartition], isolation: IsolationLevel
     ) -> dict[TopicPartition, LogOffsets]:
-        """From where to where each partition is stored now, of those that are; raises as `ends`."""
+        """Return the present offsets of each stored partition; raises as `ends`."""
         views = self._looks.all(tps)
 
         def reach(tp: TopicPartition) -> LogOffsets | None:
@@ -144,17 +162,21 @@ class Planner:
             stable = self._ends.of(tp, view, isolation)
             return LogOffsets(view.start, stable, view.end, view.watermark.topic_id)
 
-        found = self._helpers.of_each(reach, views)
-        return {tp: one for tp, one in found.items() if one is not None}
+        offsets = self._helpers.of_each(reach, views)
+        return {tp: log_offsets for tp, log_offsets in offsets.items() if log_offsets is not None}
 
     def epoch_histories(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, EpochHistory]:
-        """Which leader epochs have written what is stored of each partition now; none where nobody
-        has left it, or it is not the one that the watermark was written with: who lost the race for
-        that may have written its own last. A request for each, besides those of `ends`, once for
-        each version of a watermark that notes the checksum of its leader epochs.
+        """Return the leader epochs of the stored records of each partition.
+
+        A history is empty if none is stored, or if it does not belong to the partition's
+        `offset.wm`: a sidecar that lost the race for `offset.wm` may have been the last to write
+        the leader epochs.
+
+        Costs a request for each partition, in addition to those of `ends`. If `offset.wm` has the
+        checksum of its leader epochs, the request is made once for each version of it.
 
         Raises:
-            MalformedObjectError: what was left does not parse.
+            MalformedObjectError: a stored history does not parse.
             ArchiveError, StorageError: as `ends`.
         """
         views = {tp: view for tp, view in self._looks.all(tps).items() if view is not None}
@@ -164,10 +186,10 @@ class Planner:
             etag, known = self._noted_epoch_histories.get(tp, (None, NO_EPOCHS))
             if etag == view.etag:
                 return known
-            found = self._archives.epoch_history(tp)
-            if view.is_pinterest or not is_noted(view.watermark, found):
+            stored = self._archives.epoch_history(tp)
+            if view.is_pinterest or not is_noted(view.watermark, stored):
                 return NO_EPOCHS
-            below = found.up_to(view.end)
+            below = stored.up_to(view.end)
             if view.watermark.epoch_history is not None:
                 self._noted_epoch_histories[tp] = view.etag, below
             return below
@@ -175,7 +197,7 @@ class Planner:
         return self._helpers.of_each(epoch_history, views)
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
-        """What is recorded as lost before it was stored; a listing for each topic.
+        """Read the recorded gaps of the partitions. One listing for each topic.
 
         Raises:
             StorageError: as the port says.
@@ -183,37 +205,38 @@ class Planner:
         return self._looks.gaps(tps)
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of the topic whose partitions were looked at; None where the archive has none.
+        """Return the topic id in the cached snapshots of the topic's partitions; None if the
+        archive has none.
 
         Raises:
-            ArchiveError: some are of another topic of the same name.
+            ArchiveError: the partitions have different topic ids.
         """
-        found = self._archives.topic_ids(topic)
-        if len(found) > 1:
+        ids = self._archives.topic_ids(topic)
+        if len(ids) > 1:
             raise ArchiveError(
                 f"topic {topic}: its partitions are archived of topics with the ids "
-                f"{', '.join(sorted(found))}: it was deleted and created again, and not all of the "
+                f"{', '.join(sorted(ids))}: it was deleted and created again, and not all of the "
                 "old archive was set aside (`sidetier retire`)"
             )
-        return next(iter(found), None)
+        return next(iter(ids), None)
 
     def kafka_cluster_id(self, topic: str) -> str | None:
-        """Kafka's own id of the cluster whose archive this is, in one request; None where a sidecar
-        has not left it.
+        """Read Kafka's own id of the archived cluster; None if no sidecar has stored it. One
+        request.
 
         Raises:
-            MalformedObjectError: what it has left does not parse.
+            MalformedObjectError: the stored note does not parse.
         """
         note = self._archives.note(topic)
         return None if note is None else note.kafka_cluster_id
 
     def resolve(self, request: ReadRequest) -> dict[TopicPartition, OffsetRange]:
-        """What a request asks for, partition by partition, as offsets.
+        """Resolve a request to a range of offsets for each partition.
 
         Raises:
             NoSuchTopicError: see `partitions`.
-            ConfigurationError: offsets do not name just the partitions that are read, or no record
-                is as late as a time where reading is to begin.
+            ConfigurationError: offsets do not name exactly the partitions that are read, or no
+                record is at or after the starting time.
             ArchiveError, StorageError: as `PartitionArchive.look`.
         """
         tps = self.partitions(request.selection)
@@ -232,14 +255,14 @@ class Planner:
         return self._helpers.of_each(resolved, tps)
 
     def plan(self, request: ReadRequest) -> Plan:
-        """What is read for a request.
+        """Plan a request.
 
-        Offsets that are known to be missing without asking each segment are in `Plan.missing`:
-        below and above what is stored, recorded gaps. Others are met by who reads, or found with
-        `request.find_gaps`.
+        `Plan.missing` has the offsets that are known to be missing without asking each segment:
+        those below and above the archive, and recorded gaps. The reader finds others, or the
+        planner with `request.find_gaps`.
 
         Raises:
-            MissingRecordsError: some are missing, and `request.fail_on_data_loss` is set.
+            MissingRecordsError: offsets are missing, and `request.fail_on_data_loss` is set.
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `resolve`.
         """
         return self.plan_ranges(self.resolve(request), request)
@@ -247,7 +270,7 @@ class Planner:
     def plan_ranges(
         self, ranges: Mapping[TopicPartition, OffsetRange], request: ReadRequest
     ) -> Plan:
-        """What is read for fixed ranges: of a request all else counts.
+        """Plan fixed ranges. All of the request applies except its selection and limits.
 
         Raises:
             MissingRecordsError, ArchiveError, StorageError: as `plan`.
@@ -257,10 +280,12 @@ class Planner:
     def ends_within(
         self, ranges: Mapping[TopicPartition, OffsetRange], most_bytes: int
     ) -> dict[TopicPartition, Offset]:
-        """Where the ranges end that have about so many bytes of stored segments in all, shared out
-        among the partitions in proportion to what each has. Each goes on: by what lies between two
-        index entries at least, or by a segment without an index. What is not stored has no bytes,
-        and ends no range. One index is read for each partition, at most two.
+        """Reduce the ranges to about `most_bytes` of stored segments in total; return their ends
+        (exclusive).
+
+        The partitions share the bytes in proportion to their sizes. Each partition advances at
+        least by one interval of index entries, or by one segment without an index. Missing offsets
+        have no bytes and end no range. Reads one index for each partition, at most two.
 
         Raises:
             ArchiveError, StorageError: as `plan`.
@@ -269,5 +294,5 @@ class Planner:
 
 
 def without_loss(request: ReadRequest) -> ReadRequest:
-    """The same request, told all that is missing and not refused for it: for who shows a plan."""
+    """Return the request with all missing offsets reported instead of refused, to show a plan."""
     return replace(request, fail_on_data_loss=False, find_gaps=True)

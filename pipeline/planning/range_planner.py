@@ -1,4 +1,4 @@
-"""From fixed ranges of offsets to splits of bounded size."""
+"""Planning of fixed offset ranges: splits of bounded size."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _MANY: Final = 100
-"""Segments for which it is worth while to read the chapters first."""
+"""Number of segments from which on chapters save requests."""
 
 _A = TypeVar("_A")
 _Ranges = Mapping[TopicPartition, OffsetRange]
@@ -33,7 +33,7 @@ _SegmentEnds = dict[StoredLog, Offset]
 
 @dataclass(frozen=True, slots=True)
 class RangePlanner:
-    """Plans many partitions together: what is asked of their segments is asked side by side."""
+    """Plans many partitions at once, with parallel requests for their segments."""
 
     looks: ArchiveSnapshots
     ends: Ends
@@ -43,7 +43,7 @@ class RangePlanner:
         return self.looks.helpers
 
     def plan(self, ranges: _Ranges, request: ReadRequest) -> Plan:
-        """What is read for fixed ranges: of a request all else counts.
+        """Plan fixed ranges. All of the request applies except its selection and limits.
 
         Raises:
             MissingRecordsError, ArchiveError, StorageError: as `Planner.plan`.
@@ -51,7 +51,7 @@ class RangePlanner:
         tps = sorted(ranges)
         planners = self._planners(tps, ranges, request.isolation)
         plans = self._plans(tps, ranges, planners, request)
-        missing = tuple(one for plan in plans.values() for one in plan.missing)
+        missing = tuple(gap for plan in plans.values() for gap in plan.missing)
         if missing and request.fail_on_data_loss:
             raise MissingRecordsError(missing)
         most = _split_bytes(request, sum(plan.size for plan in plans.values()))
@@ -71,9 +71,11 @@ class RangePlanner:
     def _planners(
         self, tps: Iterable[TopicPartition], ranges: _Ranges, isolation: IsolationLevel
     ) -> _Planners:
-        """Those of partitions of which something is stored."""
-        found = self._helpers.of_each(lambda tp: self._planner(tp, ranges[tp].end, isolation), tps)
-        return {tp: planner for tp, planner in found.items() if planner is not None}
+        """Return a planner for each partition of which something is stored."""
+        planners = self._helpers.of_each(
+            lambda tp: self._planner(tp, ranges[tp].end, isolation), tps
+        )
+        return {tp: planner for tp, planner in planners.items() if planner is not None}
 
     def _planner(
         self, tp: TopicPartition, until: Offset, isolation: IsolationLevel
@@ -102,7 +104,8 @@ class RangePlanner:
         gaps = self._gaps(ranges, planners)
         since = request.filters.since_ms
         if request.find_gaps or since is not None:
-            # Each segment is asked for its end, or for its largest timestamp.
+            # Below, each segment is asked for its end or its largest timestamp. Chapters have
+            # both for 1,000 segments in one object.
             read = self.looks.archives.read_chapters
             many = [
                 tp
@@ -122,30 +125,31 @@ class RangePlanner:
         return plans if since is None else self._late_enough(since, planners, plans)
 
     def _gaps(self, ranges: _Ranges, planners: _Planners) -> dict[TopicPartition, Gaps]:
-        """What is recorded of the partitions that are read; Pinterest's uploader records
-        nothing.
+        """Read the recorded gaps of the partitions with a non-empty range.
+
+        Pinterest's uploader records no gaps.
         """
-        asked = [
+        partitions = [
             tp
             for tp, planner in planners.items()
             if not planner.view.is_pinterest and ranges[tp].start < ranges[tp].end
         ]
-        return self.looks.gaps(asked)
+        return self.looks.gaps(partitions)
 
     def _segment_ends(
         self, ranges: _Ranges, planners: _Planners, request: ReadRequest
     ) -> _SegmentEnds:
-        """Where each segment ends that may hold what is asked for."""
-        asked = [
+        """Read the end of each segment that may have requested offsets."""
+        logs = [
             (planner, log)
             for tp, planner in planners.items()
             for log in planner.logs_for(ranges[tp], request.filters)
         ]
-        ends = self._helpers.each(lambda one: one[0].end_of(one[1]), asked)
-        return {log: end for (_, log), end in zip(asked, ends, strict=True)}
+        ends = self._helpers.each(lambda pair: pair[0].end_of(pair[1]), logs)
+        return {log: end for (_, log), end in zip(logs, ends, strict=True)}
 
     def _late_enough(self, since: int, planners: _Planners, plans: _Plans) -> _Plans:
-        """The plans without segments that hold no record of this time or later."""
+        """Return the plans without segments that have no record at or after this time."""
         largest = self._of_each_span(planners, plans, lambda by, span: by.times.largest(span.log))
         return {
             tp: plan.since(since, list(islice(largest, len(plan.spans))))
@@ -161,9 +165,9 @@ class RangePlanner:
     def _of_each_span(
         self, planners: _Planners, plans: _Plans, ask: Callable[[PartitionPlanner, Span], _A]
     ) -> Iterator[_A]:
-        """What is asked of each segment, in order: a request at most."""
+        """Yield `ask` of each span, in order, with at most one request for each."""
         spans = [(planner, span) for tp, planner in planners.items() for span in plans[tp].spans]
-        return self._helpers.each(lambda one: ask(*one), spans)
+        return self._helpers.each(lambda pair: ask(*pair), spans)
 
     def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
         if asked.start >= asked.end:

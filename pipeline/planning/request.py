@@ -1,4 +1,4 @@
-"""What a user asks to read: plain values, as options, a program or an export make them."""
+"""Read requests: plain values, built from options, by a program, or by an export."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,16 +14,16 @@ DEFAULT_SPLIT_BYTES: Final = 128 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a query leaves out, so that it need not be read.
+    """Records that a query does not need, so that they need not be read.
 
-    They prune and do not select: records that they leave out may still come, but whole segments
-    and partitions of them do not.
+    Filters exclude whole segments and partitions. Records that a filter excludes may still be
+    returned, and the caller must filter them.
 
     Attributes:
-        partitions: the numbers of those that are wanted; None for all.
-        first: no record with a lower offset is wanted.
-        until: none with this offset or a higher one.
-        since_ms: none with an earlier timestamp.
+        partitions: numbers of the wanted partitions; None for all.
+        first: lowest wanted offset (inclusive).
+        until: end of the wanted offsets (exclusive).
+        since_ms: earliest wanted timestamp (inclusive).
     """
 
     partitions: frozenset[int] | None = None
@@ -37,24 +37,24 @@ class ReadRequest:
     """One read.
 
     Attributes:
-        selection: which partitions.
-        starting: where to begin.
-        ending: where to end, not including.
-        no_match: for `starting` by time.
-        isolation: read committed, the latest offset is the last stable one.
-        fail_on_data_loss: whether offsets that are asked for and not stored are an error.
-        reread_truncated: of a stream, whether it goes back to what replaces records that brokers
-            have thrown away since it read them; otherwise that is an error.
-        include_headers: whether records' headers are shown.
-        min_partitions: into how many splits at least, as far as index entries allow.
-        max_offsets_per_trigger: of a stream, how many offsets one batch spans at most.
-        max_split_bytes: how many bytes of stored segments one task reads, about.
-        filters: see there.
-        find_gaps: whether each segment is asked where it ends, a request or two, so that offsets
-            are found that are missing though nothing records it; otherwise who reads meets them.
+        selection: the partitions.
+        starting: start of the read (inclusive).
+        ending: end of the read (exclusive).
+        no_match: for `starting` by time: start of a partition without a record at or after it.
+        isolation: at read_committed, the latest offset is the last stable offset.
+        fail_on_data_loss: whether requested offsets that are not stored are an error.
+        reread_truncated: for a stream: after brokers have discarded records that the stream has
+            read, read the records that replace them. Otherwise that is an error.
+        include_headers: whether the result has a column for record headers.
+        min_partitions: minimum number of splits, as far as index entries allow.
+        max_offsets_per_trigger: for a stream: maximum offsets of one batch.
+        max_split_bytes: approximate bytes of stored segments that one task reads.
+        filters: see `Filters`.
+        find_gaps: whether to ask each segment for its end, which costs a request or two each and
+            finds missing offsets that nothing records. Otherwise the reader finds them.
 
     Raises:
-        ConfigurationError: a number that is not above 0.
+        ConfigurationError: a number is not above 0.
     """
 
     selection: Selection

@@ -1,4 +1,4 @@
-"""From what is asked for to offsets, partition by partition."""
+"""Resolution of requested limits to offsets, partition by partition."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 FirstAt = Callable[[TopicPartition, int], Offset | None]
-"""The first record of at least this time, in ms; None where there is none."""
+"""Returns the first record at or after a time in ms; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Turns limits to offsets."""
+    """Resolves limits to offsets."""
 
     first_at: FirstAt
 
@@ -34,40 +34,41 @@ class Resolver:
         edges: Edges,
         no_match: NoMatch,
     ) -> OffsetRange:
-        """Where reading a partition begins and ends; empty where it would end before it begins.
+        """Return the requested range of a partition; an empty range if the end is below the start.
 
         Raises:
-            ConfigurationError: no record is as late as the time where reading is to begin.
+            ConfigurationError: no record is at or after the starting time, and `no_match` is
+                `ERROR`.
         """
         starting, ending = limits
-        first = self._start(tp, starting, edges, no_match)
-        until = self._end(tp, ending, edges)
-        return OffsetRange(first, max(first, until))
+        start = self._start(tp, starting, edges, no_match)
+        end = self._end(tp, ending, edges)
+        return OffsetRange(start, max(start, end))
 
     def _start(self, tp: TopicPartition, limit: Limit, edges: Edges, no_match: NoMatch) -> Offset:
         if not isinstance(limit, AtTimes):
             return _at(tp, limit, edges)
-        found = self.first_at(tp, limit.of(tp))
-        if found is None and no_match is NoMatch.ERROR:
+        offset = self.first_at(tp, limit.of(tp))
+        if offset is None and no_match is NoMatch.ERROR:
             raise ConfigurationError(
                 f"{in_words(tp)}: no stored record has a timestamp of "
                 f"{limit.of(tp)} ms or later; to begin at the latest offset there, set "
                 "startingOffsetsByTimestampStrategy to latest"
             )
-        return edges.latest if found is None else found
+        return edges.latest if offset is None else offset
 
     def _end(self, tp: TopicPartition, limit: Limit, edges: Edges) -> Offset:
         if not isinstance(limit, AtTimes):
             return _at(tp, limit, edges)
-        found = self.first_at(tp, limit.of(tp))
-        return edges.latest if found is None else min(found, edges.latest)
+        offset = self.first_at(tp, limit.of(tp))
+        return edges.latest if offset is None else min(offset, edges.latest)
 
 
 def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str) -> None:
-    """Refuse offsets or times that do not name just the partitions that are read, as Spark does.
+    """Check that offsets or times name exactly the partitions that are read, as Spark does.
 
     Raises:
-        ConfigurationError: names one that is missing, or too many.
+        ConfigurationError: a partition is missing, or is named and not read.
     """
     given = _given(limit)
     if given is None:
@@ -75,11 +76,11 @@ def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str)
     wanted = set(partitions)
     for kind, tps in (("leaves out", wanted - given.keys()), ("names", given.keys() - wanted)):
         if tps:
-            one = min(tps)
+            partition = min(tps)
             why = "" if kind == "leaves out" else ", which is not among them"
             raise ConfigurationError(
                 f"{what}: must name each partition that is read, and {kind} "
-                f"{in_words(one)}{why}; -2 stands for the earliest offset, -1 for the "
+                f"{in_words(partition)}{why}; -2 stands for the earliest offset, -1 for the "
                 "latest"
             )
 

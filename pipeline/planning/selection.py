@@ -1,4 +1,4 @@
-"""Which partitions are asked for: by topic, by a pattern of topics, or one by one."""
+"""Selection of partitions: by topic, by a pattern of topic names, or one by one."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class TopicPattern:
     """Every stored partition of each topic whose whole name matches: `subscribePattern`.
 
     Raises:
-        ConfigurationError: no regular expression.
+        ConfigurationError: the pattern is not a regular expression.
     """
 
     pattern: str
@@ -33,7 +33,7 @@ class TopicPattern:
             ) from None
 
     def matches(self, topic: str) -> bool:
-        """Whether the topic is meant."""
+        """Whether the topic's whole name matches."""
         return re.fullmatch(self.pattern, topic) is not None
 
 
@@ -48,7 +48,7 @@ Selection = Topics | TopicPattern | Assigned
 
 
 def is_selected(selection: Selection, tp: TopicPartition) -> bool:
-    """Whether a partition is meant, wherever it is stored."""
+    """Whether the selection includes a partition, stored or not."""
     if isinstance(selection, Topics):
         return tp.topic in selection.names
     if isinstance(selection, TopicPattern):

@@ -1,4 +1,4 @@
-"""Segments as ranges of offsets and bytes, cut and put together to splits: pure."""
+"""Segments as ranges of offsets and bytes, cut and combined to splits. Pure functions."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,12 @@ from sidetier.segments.offsets import Offset, OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets that one segment is read for, and the bytes between which they lie."""
+    """The part of one segment that is read.
+
+    Attributes:
+        range: the offsets to read.
+        start, end: byte range of the `.log` that contains them; `end` is exclusive.
+    """
 
     log: StoredLog
     range: OffsetRange
@@ -21,23 +26,27 @@ class Span:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.end - self.start
 
     @property
     def piece(self) -> Piece:
-        """The same as a part of a split."""
-        row, beside = self.log.row, self.log.index
-        index = None if beside is None else IndexVersion(beside.size, beside.etag)
+        """The span as a piece of a split."""
+        log_object, index_object = self.log.row, self.log.index
+        version = (
+            None if index_object is None else IndexVersion(index_object.size, index_object.etag)
+        )
         base = self.log.base_offset
-        return Piece(row.key, base, self.start, self.end, row.size, row.etag, index)
+        return Piece(
+            log_object.key, base, self.start, self.end, log_object.size, log_object.etag, version
+        )
 
 
 def cut(span: Span, entries: Entries, most: int) -> list[Span]:
-    """The span in about equal parts of at most `most` bytes, as far as index entries allow.
+    """Cut the span into about equal parts of at most `most` bytes, as far as index entries allow.
 
-    An entry has the last offset of what was appended at its position, so a part begins one behind
-    it; a part has the bytes of one entry's interval in common with the one before.
+    An index entry has the last offset of the batch at its position, so a part begins one offset
+    behind an entry. The bytes of this entry's interval belong to both neighbouring parts.
     """
     parts: list[Span] = []
     first, start = span.range.start, span.start
@@ -51,17 +60,19 @@ def cut(span: Span, entries: Entries, most: int) -> list[Span]:
 
 
 def _cuts(span: Span, entries: Entries, most: int) -> list[int]:
-    """The entries behind which parts end: the next one's position is at or below a target."""
+    """Return the entries after which parts end: the next entry is at or below a target position."""
     parts = -(-span.size // most)
     targets = [span.start + span.size * part // parts for part in range(1, parts)]
     positions = entries["position"]
-    found = (bisect_right(positions, target) - 2 for target in targets)
-    return [entry for entry in found if entry >= 0]
+    entries_below = (bisect_right(positions, target) - 2 for target in targets)
+    return [entry for entry in entries_below if entry >= 0]
 
 
 def first_part(span: Span, entries: Entries, most: int) -> Offset:
-    """Where the first part of the span ends that has at most `most` bytes, and is no smaller than
-    what lies between two index entries; the span's end where no entry lies within it.
+    """Return the end (exclusive) of the span's first part that has at most `most` bytes.
+
+    The part has at least one interval between two index entries, even if that is larger. Without an
+    entry inside the span, the part is the whole span.
     """
     relative = span.range.start - span.log.base_offset
     least = bisect_right(entries["relative"], relative - 1)
@@ -72,26 +83,31 @@ def first_part(span: Span, entries: Entries, most: int) -> Offset:
 
 
 def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
-    """Neighbours together, up to so many bytes; what does not touch stays apart."""
-    together: list[Span] = []
+    """Combine adjacent spans up to `most` bytes. Spans that are not adjacent stay apart."""
+    group: list[Span] = []
     size = 0
     for span in spans:
-        touches = not together or together[-1].range.end == span.range.start
-        if together and (not touches or size + span.size > most):
-            yield tuple(together)
-            together, size = [], 0
-        together.append(span)
+        is_adjacent = not group or group[-1].range.end == span.range.start
+        if group and (not is_adjacent or size + span.size > most):
+            yield tuple(group)
+            group, size = [], 0
+        group.append(span)
         size += span.size
-    if together:
-        yield tuple(together)
+    if group:
+        yield tuple(group)
 
 
 def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
-    """What is left of a range; the gaps rise, and do not overlap."""
-    first = wanted.start
+    """Yield the parts of a range that are not in the gaps.
+
+    Args:
+        wanted: the range.
+        gaps: in offset order, not overlapping.
+    """
+    start = wanted.start
     for gap in gaps:
-        if gap.start > first:
-            yield OffsetRange(first, min(gap.start, wanted.end))
-        first = max(first, gap.end)
-    if first < wanted.end:
-        yield OffsetRange(first, wanted.end)
+        if gap.start > start:
+            yield OffsetRange(start, min(gap.start, wanted.end))
+        start = max(start, gap.end)
+    if start < wanted.end:
+        yield OffsetRange(start, wanted.end)

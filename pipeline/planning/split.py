@@ -1,4 +1,4 @@
-"""What is to be read, as values: they can be printed, compared, and sent to executors."""
+"""Splits and plans: values that can be printed, compared, and sent to executors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Final
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 UNDECIDED: Final = "they belong to, or follow, a transaction that nothing stored decides yet"
-"""Why offsets are missing that only a reader of committed records misses."""
+"""Why offsets are missing at read_committed that a reader at read_uncommitted gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexVersion:
-    """The `.index` beside a `.log`, in the version that was seen."""
+    """Version of the `.index` object of a segment, as seen by the planner."""
 
     size: int
     etag: str
@@ -20,10 +20,14 @@ class IndexVersion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes from `start` up to, not including, `end` of one stored `.log`.
+    """A byte range of one stored `.log`, from `start` to `end` (exclusive).
 
-    `size` is the whole `.log`'s, and `etag` names its version: so it is read without looking at the
-    archive again, and another one in its place is noticed.
+    With key, size and ETag the reader needs no new snapshot of the archive, and detects an object
+    that has replaced the planned one.
+
+    Attributes:
+        size: size of the whole `.log`.
+        etag: version of the `.log`.
     """
 
     key: str
@@ -37,14 +41,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the archive was when a split of it was planned.
+    """State of the archive when a split was planned.
 
     Attributes:
-        topic_id: of the topic, None where the archive does not say.
-        is_peers: whether Pinterest's uploader has filled it.
-        behind: the segments that follow, whole: there the markers of transactions that are open at
-            the split's end are looked for first.
-        until: up to here the segments that are named are read, if they are.
+        topic_id: id of the topic; None where the archive does not record it.
+        is_pinterest: whether Pinterest's uploader has filled the archive.
+        until: offset (exclusive) up to which the reader may use the listed segments.
+        behind: segments that follow the split, whole. The reader searches them first for the
+            markers of transactions that are open at the split's end.
     """
 
     topic_id: str | None
@@ -55,10 +59,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What one task reads: the records of a partition within a range of offsets.
+    """Work of one task: the records of one partition in a range of offsets.
 
-    The pieces, in order of offsets, hold them all; where a piece begins or ends within a segment,
-    the first record batch may begin below `first`, and the last one end above `until`.
+    Attributes:
+        pieces: byte ranges with all records of the range, in offset order. Where a piece begins or
+            ends inside a segment, its first record batch may begin below the range, and its last
+            one end above it.
     """
 
     tp: TopicPartition
@@ -68,13 +74,13 @@ class Split:
 
     @property
     def size(self) -> int:
-        """Bytes of the store's objects."""
+        """Bytes to read from the store."""
         return sum(piece.end - piece.start for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Offsets that were asked for and are not stored; `detail` says why, and where, in words."""
+    """Requested offsets that are not stored. `detail` says why, and where they were searched."""
 
     tp: TopicPartition
     range: OffsetRange
@@ -83,7 +89,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRange:
-    """What is read from the brokers themselves: they alone have it yet."""
+    """Offsets that are read from the brokers, because the archive does not have them yet."""
 
     tp: TopicPartition
     range: OffsetRange
@@ -91,14 +97,15 @@ class BrokerRange:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is read, by topic, partition and offset.
+    """Plan of a read.
 
     Attributes:
-        ranges: what was asked for of each partition, resolved to offsets.
+        ranges: requested offsets of each partition.
         splits: in order of topic, partition and offset; they do not overlap.
-        missing: what is asked for and not stored, in the same order.
-        pruned: bytes of segments within the ranges that no filter lets through.
-        on_broker: behind what is stored, by topic and partition; only where that was asked for.
+        missing: requested offsets that are not stored, in the same order.
+        pruned: bytes of segments inside the ranges that filters exclude.
+        on_broker: offsets above the archive's end, by topic and partition. Filled only if the
+            request includes the brokers.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -109,5 +116,5 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes that are read from the store."""
+        """Bytes to read from the store."""
         return sum(split.size for split in self.splits)

@@ -1,4 +1,4 @@
-"""How far one batch of a stream, or one commit of an export, goes. Pure."""
+"""Size limits for one batch of a stream, or one commit of an export. Pure functions."""
 
 from collections.abc import Mapping
 
@@ -8,17 +8,23 @@ from sidetier.segments.offsets import Offset, TopicPartition
 def limited_ends(
     starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int | None
 ) -> dict[TopicPartition, Offset]:
-    """Where the next batch ends: at most so many offsets in all, shared out among partitions in
-    proportion to what each has, and at least one of each that has any, as Spark does it.
+    """Return where the next batch ends in each partition (exclusive).
 
-    A partition without a start begins at 0.
+    The batch has at most `most` offsets in total. Partitions share them in proportion to their
+    pending offsets, and each partition with pending offsets gets at least one, as in Spark's Kafka
+    source. So the total can exceed `most` when there are more such partitions.
+
+    Args:
+        starts: start of the batch; 0 for a partition that is not in it.
+        ends: present end of each partition (exclusive).
+        most: maximum offsets; None for no limit.
     """
     spans = {tp: max(end - starts.get(tp, 0), 0) for tp, end in ends.items()}
     return {tp: Offset(starts.get(tp, 0) + share) for tp, share in shares(spans, most).items()}
 
 
 def shares(sizes: Mapping[TopicPartition, int], most: int | None) -> dict[TopicPartition, int]:
-    """Of each size its share, so that all are at most `most`; 1 at least of each that has any."""
+    """Reduce the sizes proportionally to a total of `most`. A size above 0 stays at least 1."""
     total = sum(sizes.values())
     if most is None or total <= most:
         return dict(sizes)

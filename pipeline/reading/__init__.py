@@ -1,1 +1,1 @@
-"""What one task does: the records of a split, as Arrow batches. No Spark."""
+"""Work of one task: the records of a split as Arrow batches. Independent of Spark."""

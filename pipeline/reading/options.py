@@ -1,4 +1,4 @@
-"""How one task reads."""
+"""Options of one task."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How one task reads.
+    """Options of one task.
 
     Attributes:
-        columns: of `RECORD_SCHEMA`, in the order in which they are handed out; None for all.
-        isolation: what is shown of transactions.
+        columns: columns of `RECORD_SCHEMA`, in the order of the result; None for all.
+        isolation: isolation level.
         fail_on_data_loss: whether offsets that are not stored are an error.
-        memory_budget: bytes of stored segments that are held, fetched or on their way.
-        most_records: of one batch.
-        max_batch_bytes: of the records of one stored batch, decompressed.
+        memory_budget: maximum bytes of stored segments in memory, fetched or being fetched.
+        most_records: maximum records of one batch.
+        max_batch_bytes: maximum size of one stored record batch, decompressed.
     """
 
     columns: tuple[str, ...] | None = None

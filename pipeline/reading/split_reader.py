@@ -1,4 +1,4 @@
-"""What one task does: read a split's records from the store."""
+"""Work of one task: read a split's records from the store."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -30,11 +30,11 @@ _THREADS = 4
 
 
 def holds_all(store: RemoteStorage, split: Split) -> bool:
-    """Whether every offset of the split is a record that all readers are shown: none compacted
-    away, none of a transaction. A request for each of its segments, one where nothing is noted.
+    """Whether every offset of the split is a record that readers of any isolation level see.
 
-    False where that is not known, and where a segment is gone or another one than was planned: who
-    reads it sees what it is.
+    True only if no record was compacted away and none belongs to a transaction. Costs a request for
+    each segment, or one if the first segment's metadata does not say. False if this is unknown, or
+    if a segment is gone or not in the planned version: the reader handles these cases.
 
     Raises:
         StorageError: as the port says.
@@ -58,7 +58,7 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
 
 
 def offsets_of(span: OffsetRange, most: int) -> Iterator[pa.RecordBatch]:
-    """Each offset of the range as a record, at most so many at once."""
+    """Yield every offset of the range as a record, at most `most` in a batch."""
     schema = schema_of(ONLY_OFFSETS)
     for first in range(span.start, span.end, most):
         offsets = np.arange(first, min(first + most, span.end), dtype=np.int64)
@@ -66,7 +66,7 @@ def offsets_of(span: OffsetRange, most: int) -> Iterator[pa.RecordBatch]:
 
 
 def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
-    """The next offset of a segment all of whose offsets are records; None of any other."""
+    """Return the next offset of a segment in which every offset is a record; None for any other."""
     try:
         head = store.head_object(piece.key)
     except ObjectNotFoundError:
@@ -78,10 +78,11 @@ def _end_of_full(store: RemoteStorage, piece: Piece) -> Offset | None:
 
 
 _UNKNOWN_TIME = 0
+"""A split does not carry the objects' modification times; the reader does not use them."""
 
 
 def extract_of(split: Split) -> Extract:
-    """What the planner has seen of the archive."""
+    """Return the part of the archive's listing that the planner has recorded in the split."""
     origin = split.origin
     pieces = (*split.pieces, *origin.behind)
     return Extract(
@@ -99,8 +100,8 @@ def _stored_log(piece: Piece) -> StoredLog:
     if piece.index is not None:
         key = piece.key.removesuffix(FileKind.LOG.value) + FileKind.INDEX.value
         index = ObjectSummary(key, piece.index.size, piece.index.etag, _UNKNOWN_TIME)
-    row = ObjectSummary(piece.key, piece.size, piece.etag, _UNKNOWN_TIME)
-    return StoredLog(piece.base_offset, row, index)
+    log_object = ObjectSummary(piece.key, piece.size, piece.etag, _UNKNOWN_TIME)
+    return StoredLog(piece.base_offset, log_object, index)
 
 
 def _ends(pieces: tuple[Piece, ...]) -> Iterator[tuple[Version, int]]:
@@ -110,31 +111,33 @@ def _ends(pieces: tuple[Piece, ...]) -> Iterator[tuple[Version, int]]:
 
 
 OnMissing = Callable[[Missing], None]
-"""Hears of offsets that are not stored, once of each, in order."""
+"""Called with ranges of offsets that are not stored: once for each, in offset order."""
 
 _WAIT_SECONDS: Final = 1.0
 _ROOMS: Final = BufferPool()
-"""For all splits that this process reads: at most a memory budget's, which is kept between them."""
+"""Buffers shared by all splits that this process reads; at most one memory budget is kept."""
 
 
 def read_split(
     access: ArchiveAccess, split: Split, how: ReadOptions, on_missing: OnMissing
 ) -> Generator[pa.RecordBatch]:
-    """The records of a split, in order of offsets, in batches that are never empty. Who stops
-    before the end closes it. Where offsets alone are asked for, notes may tell them without a byte.
+    """Yield the records of a split in offset order, in batches that are never empty.
+
+    A caller that stops before the end must close the generator. If only the column `offset` is
+    requested, object metadata may give all offsets without reading a segment.
 
     Raises:
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
-            `how.fail_on_data_loss` is set; otherwise `on_missing` is told, and reading goes on
+            `how.fail_on_data_loss` is set. Otherwise `on_missing` is called, and reading continues
             behind them.
-        BatchTooLargeError: a stored batch is larger, decompressed, than `how.max_batch_bytes`; it
-            is never left out.
-        UnsupportedFormatError: a stored batch is of a message format or a compression codec that is
-            not known here; it is never left out.
-        UndecidedRecordsError: reading committed, a transaction is in the way that nothing stored
-            decides. `Planner.ends` keeps clear of them as far as it can know.
-        ArchiveReplacedError: what was planned is not this partition's history any more.
-        StorageError: as the port says; what may pass was tried again by the storage layer.
+        BatchTooLargeError: a stored batch is larger, decompressed, than `how.max_batch_bytes`. It
+            is never skipped.
+        UnsupportedFormatError: a stored batch has an unknown message format or compression codec.
+            It is never skipped.
+        UndecidedRecordsError: at read_committed, nothing stored shows whether a transaction was
+            committed. `Planner.ends` avoids such offsets as far as it can know.
+        ArchiveReplacedError: the archive's history is not the planned one any more.
+        StorageError: as the port says. The storage layer has retried transient errors.
     """
     if how.columns == ONLY_OFFSETS and holds_all(access.store(split.tp.topic), split):
         yield from offsets_of(split.range, how.most_records)
@@ -174,7 +177,10 @@ class _SplitReader:
                     self._step_over(taken)
 
     def _ended(self, offset: Offset) -> None:
-        """Whether all has come; what Pinterest's archive has lost at its end is missing."""
+        """Check that the end of the split was reached; report offsets that the archive has lost.
+
+        The archive can have lost offsets at its end if Pinterest's uploader has filled it.
+        """
         tp, until = self._split.tp, self._split.range.end
         if offset >= until:
             return
@@ -186,12 +192,12 @@ class _SplitReader:
 
     def _step_over(self, taken: Gap | Failed) -> None:
         if isinstance(taken, Gap):
-            first, end, detail = taken.first, taken.end, taken.detail
+            start, end, detail = taken.first, taken.end, taken.detail
         elif isinstance(taken.error, DamagedArchiveError):
-            first, end, detail = taken.error.first, taken.error.end, str(taken.error)
+            start, end, detail = taken.error.first, taken.error.end, str(taken.error)
         else:
             raise taken.error
-        self._tell(first, end, detail)
+        self._tell(start, end, detail)
         self._reader.seek(self._split.tp, end)
 
     def _tell(self, first: Offset, until: Offset, detail: str) -> None:

@@ -1,1 +1,1 @@
-"""Archived records as DataFrames: thin faces of Spark on planning and reading."""
+"""Spark integration: archived records as DataFrames, on top of planning and reading."""

@@ -1,6 +1,7 @@
-"""The columns of Spark's own Kafka source, made of a split's records. No Spark.
+"""Columns of Spark's own Kafka source, built from a split's records. Independent of Spark.
 
-Source: Spark's "Structured Streaming + Kafka Integration Guide", and what `format("kafka")` shows.
+Source: Spark's "Structured Streaming + Kafka Integration Guide", and the output of
+`format("kafka")`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "timestampType": pa.int32(),
     "headers": HEADERS_TYPE,
 }
-"""Every column, in Kafka's order; `headers` are there where they are asked for."""
+"""Every column, in the order of Spark's Kafka source; `headers` only with `includeHeaders`."""
 
 _SOURCES: Final[Mapping[str, str]] = {
     "key": "key",
@@ -37,37 +38,45 @@ _SOURCES: Final[Mapping[str, str]] = {
     "timestampType": "timestamp_type",
     "headers": "headers",
 }
-"""Which column of a record each is made of; the others are alike throughout a split."""
+"""Column of the records for each Spark column. The others are constant within a split."""
 
 
 def all_columns(*, headers: bool) -> tuple[str, ...]:
-    """What is handed out unless columns are named."""
+    """Return the columns of a read that does not name any."""
     return tuple(name for name in TYPES if headers or name != "headers")
 
 
 def chosen_columns(names: str | Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Columns that are named, in that order: a list, or text with commas.
+    """Return the named columns, in this order.
+
+    Args:
+        names: a list, or text separated by commas.
+        headers: whether the column `headers` exists.
 
     Raises:
-        ConfigurationError: none is named, one twice, or one that is not there.
+        ConfigurationError: no column is named, one is named twice, or one does not exist.
     """
     listed = names.split(",") if isinstance(names, str) else names
-    found = tuple(name.strip() for name in listed)
+    chosen = tuple(name.strip() for name in listed)
     known = all_columns(headers=headers)
-    unknown = [name for name in found if name not in known]
+    unknown = [name for name in chosen if name not in known]
     if unknown == ["headers"]:
         raise ConfigurationError("columns: headers are there with includeHeaders=true only")
-    if unknown or not found:
-        what = f"there is no {unknown[0]!r}{suggestion(unknown[0], known)}" if unknown else "none"
-        raise ConfigurationError(f"columns: {what}; give some of {', '.join(known)}")
-    if len(set(found)) != len(found):
-        raise ConfigurationError(f"columns: one comes twice in {', '.join(found)}")
-    return found
+    if unknown or not chosen:
+        problem = (
+            f"there is no {unknown[0]!r}{suggestion(unknown[0], known)}" if unknown else "none"
+        )
+        raise ConfigurationError(f"columns: {problem}; give some of {', '.join(known)}")
+    if len(set(chosen)) != len(chosen):
+        raise ConfigurationError(f"columns: one comes twice in {', '.join(chosen)}")
+    return chosen
 
 
 def decoded_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns of records that these are made of: nothing else is decoded. Offsets name a
-    record whose timestamp cannot be handed out.
+    """Return the columns of records that must be decoded for these columns.
+
+    With `timestamp`, `offset` is decoded, too: the error for a timestamp that is out of range names
+    the record's offset.
     """
     sources = [_SOURCES[name] for name in columns if name in _SOURCES] or ["offset"]
     if "timestamp" in sources and "offset" not in sources:
@@ -77,8 +86,10 @@ def decoded_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Makes these columns of the records of one partition; with `raw_timestamps`, timestamps stay
-    numbers of milliseconds.
+    """Builds these columns from the records of one partition.
+
+    Attributes:
+        raw_timestamps: whether timestamps stay numbers of milliseconds.
     """
 
     tp: TopicPartition
@@ -86,7 +97,10 @@ class Shape:
     raw_timestamps: bool = False
 
     def of(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of `records`, which have those of `decoded_columns`; no value is copied.
+        """Return the columns for `records`, without copying values.
+
+        Args:
+            records: with the columns of `decoded_columns`.
 
         Raises:
             TimestampRangeError: a timestamp does not fit into its column.
@@ -101,9 +115,9 @@ class Shape:
             return pa.repeat(pa.scalar(self.tp.partition, TYPES[name]), records.num_rows)
         if name == "timestamp":
             return self._timestamps(records)
-        made = _MADE.get(name)
+        convert = _MADE.get(name)
         column = records.column(_SOURCES[name])
-        return column if made is None else made(column)
+        return column if convert is None else convert(column)
 
     def _timestamps(self, records: pa.RecordBatch) -> pa.Array:
         column = records.column("timestamp")
@@ -123,7 +137,7 @@ def _timestamp_type(values: pa.Array) -> pa.Array:
 
 
 def _headers(lists: pa.Array) -> pa.Array:
-    """Spark's source shows null where a record has none."""
+    """Replace empty lists with null, as Spark's source does for records without headers."""
     empty = pc.equal(pc.list_value_length(lists), 0)
     if not pc.any(empty).as_py():
         return lists
@@ -131,7 +145,10 @@ def _headers(lists: pa.Array) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Those of a slice too, which begins in the middle of what it was cut from."""
+    """Return the list offsets, copied for a slice.
+
+    Arrow's `ListArray.from_arrays` takes a mask only with offsets that are not a slice themselves.
+    """
     offsets = lists.offsets
     return pa.array(offsets.to_numpy()) if offsets.offset else offsets
 

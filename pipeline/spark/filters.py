@@ -1,4 +1,4 @@
-"""What a query's filters leave out, as planning understands it: PySpark 4.1 hands them over."""
+"""Conversion of a query's filters, which PySpark 4.1 and later pass to the source, for planning."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,16 +12,18 @@ _MICROSECONDS: Final = 1_000_000
 
 
 def pruning(filters: Iterable[Any]) -> Filters:
-    """Whatever of these filters can prune; they are told apart by the names of their classes, which
-    older versions do not have. A filter that is not understood prunes nothing.
+    """Return the filters that planning can use.
+
+    Filter classes are recognised by name, because older versions of PySpark do not have them. A
+    filter that is not recognised has no effect.
     """
-    found = Filters()
-    for one in filters:
-        column, value = _plain(one)
-        narrow = _NARROWED.get((type(one).__name__, column))
+    combined = Filters()
+    for query_filter in filters:
+        column, value = _plain(query_filter)
+        narrow = _NARROWED.get((type(query_filter).__name__, column))
         if narrow is not None and value is not None:
-            found = narrow(found, value)
-    return found
+            combined = narrow(combined, value)
+    return combined
 
 
 def _plain(one: Any) -> tuple[str, Any]:  # noqa: ANN401 -- a class of PySpark that may not exist
@@ -58,7 +60,7 @@ def _since(found: Filters, value: datetime) -> Filters:
 
 
 def _milliseconds(value: datetime) -> int:
-    """Rounded down: what is earlier is certainly not wanted."""
+    """Convert to milliseconds, rounded down, so that no wanted record is excluded."""
     return int(value.timestamp() * _MICROSECONDS) // 1000
 
 

@@ -1,4 +1,4 @@
-"""A read as a DataFrame of splits whose tasks read them: for every PySpark from 3.5 on."""
+"""Reads as a DataFrame of splits and `mapInArrow`, for PySpark 3.5 and later."""
 
 import logging
 import pickle
@@ -29,21 +29,21 @@ def read(
     report: ReadReport | None = None,
     **more: str,
 ) -> "DataFrame":
-    """Archived records as a DataFrame, with the columns of Spark's own Kafka source.
+    """Return archived records as a DataFrame, with the columns of Spark's own Kafka source.
 
-    What is read is planned now, and stays the same however often the DataFrame is used. Only the
-    columns that are named are decoded: name them wherever not all are needed.
+    The read is planned now, so the DataFrame has the same records every time it is used. Only the
+    requested columns are decoded: pass `columns` unless all are needed.
 
     Args:
-        spark: a session.
-        options: those of Spark's Kafka source, and `tiered.storage.*`: see docs/spark.md.
-        columns: of `key, value, topic, partition, offset, timestamp, timestampType, headers`.
-        report: is told what was read, and what is missing.
-        more: options whose names Python takes, such as `subscribe="orders"`.
+        spark: session.
+        options: options of Spark's Kafka source, and `tiered.storage.*`; see docs/spark.md.
+        columns: some of `key, value, topic, partition, offset, timestamp, timestampType, headers`.
+        report: receives counts of records and missing offsets.
+        more: options whose names are valid in Python, such as `subscribe="orders"`.
 
     Raises:
-        ConfigurationError, NoSuchTopicError: the options, or what they name; or workers run on a
-            Python without this package.
+        ConfigurationError, NoSuchTopicError: an option or a named topic is wrong; or Spark's
+            workers run on a Python without this package.
         MissingRecordsError: offsets are not stored, and `failOnDataLoss` is not false.
         ArchiveError, StorageError: the archive cannot be read.
     """
@@ -63,10 +63,10 @@ def read(
 
 
 class SplitWork:
-    """What is sent to executors: with every row comes the number of a split to read.
+    """Function that executors run. Each input row is the number of a split to read.
 
-    Its name is what Spark shows of it in plans, and so in the UI. Splits are packed one by one,
-    so that a task unpacks its own alone.
+    Spark shows its name in plans and in the UI. Splits are pickled one by one, so that a task only
+    unpickles its own.
     """
 
     def __init__(self, settings: ReadSettings, plan: Plan, teller: Teller | None) -> None:
@@ -76,7 +76,7 @@ class SplitWork:
         self._teller = teller
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The records of each split."""
+        """Yield the records of each split."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield from self._read(pickle.loads(self._splits[number]))  # noqa: S301 -- our own

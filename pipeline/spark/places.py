@@ -1,4 +1,4 @@
-"""Where an archive is, as it is sent to executors, and what a process keeps open of it."""
+"""Location of an archive, as sent to executors, and the archives that a process keeps open."""
 
 import os
 from contextlib import ExitStack
@@ -9,20 +9,22 @@ from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.config.storage import StorageConfig
 
 _MOST_OPEN: Final = 4
-"""Archives that one process keeps open; tasks that follow one another mostly read the same."""
+"""Maximum archives that one process keeps open. Consecutive tasks mostly read the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlace:
-    """The archive of a cluster. It has references to secrets, which each process resolves: an
-    environment variable, a file, or what AWS's own chain finds there.
+    """Location of a cluster's archive.
+
+    It contains references to secrets, which each process resolves: an environment variable, a file,
+    or AWS's credential chain.
     """
 
     cluster: str
     storage: StorageConfig
 
     def key(self) -> str:
-        """Equal for equal places."""
+        """Return a text that is equal for equal locations."""
         return f"{self.cluster} {self.storage.model_dump_json()}"
 
 
@@ -36,9 +38,9 @@ _open = _Open()
 
 
 def opened(place: ArchivePlace) -> ArchiveAccess:
-    """The archive, opened by the first who asks in this process, and kept for those who follow.
+    """Return the archive. The first call in a process opens it; later calls return the same one.
 
-    Connections do not survive a fork: a child opens its own.
+    Connections do not survive a fork, so a child process opens its own.
 
     Raises:
         ConfigurationError: a secret cannot be read here, or a driver is missing.
@@ -57,6 +59,6 @@ def opened(place: ArchivePlace) -> ArchiveAccess:
 
 
 def close_all() -> None:
-    """Close what this process has open; it can be opened again."""
+    """Close all archives of this process; they can be opened again."""
     while _open.archives:
         _open.archives.popitem()[1][1].close()

@@ -1,4 +1,4 @@
-"""Plans of batch reads, made on the driver. No Spark."""
+"""Plans of batch reads, on the driver. Independent of Spark."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ log = logging.getLogger("sidetier.pipeline")
 
 
 def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
-    """What a batch reads; offsets that are not stored are logged where they are no error.
+    """Plan a batch read. Missing offsets are logged where they are not an error.
 
     Raises:
         MissingRecordsError, NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as
@@ -31,6 +31,6 @@ def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
 
 
 def warn_of(missing: Sequence[Missing]) -> None:
-    """Log what is left out."""
-    for one in missing:
-        log.warning("not stored, and left out: %s", describe_missing(one))
+    """Log offsets that are skipped."""
+    for gap in missing:
+        log.warning("not stored, and left out: %s", describe_missing(gap))

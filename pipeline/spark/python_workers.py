@@ -1,7 +1,8 @@
-"""The Python that Spark's workers run on: whether it has this package.
+"""Check that the Python of Spark's workers has this package.
 
-Spark starts workers with the `PYSPARK_PYTHON` of its driver, else with the first `python3` on the
-path. Where that lacks the package, each task fails with a bare ModuleNotFoundError out of the JVM.
+Spark starts workers with the driver's `PYSPARK_PYTHON`, or else with the first `python3` on the
+path. If that Python does not have the package, each task fails with a bare ModuleNotFoundError from
+the JVM.
 """
 
 import os
@@ -18,20 +19,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NEEDED: Final = "sidetier.pipeline.spark.tasks"
-"""What every worker imports."""
+"""Module that every worker imports."""
 _TIMEOUT_SECONDS: Final = 60.0
 
 
 def check_python_workers(spark: "SparkSession", *, on_driver: bool = False) -> None:
-    """Refuse a session whose workers cannot import what a read needs.
+    """Refuse a session whose workers cannot import the modules of a read.
 
-    Checked is the Python of this machine: that of a local master's workers and, with `on_driver`,
-    of the process in which Spark plans a source in Python, whatever the master. Costs a start of
-    Python where it is another than this process runs on, once. Where files are sent to workers, or
-    the session is one of Spark Connect, nothing is known, and nothing is checked.
+    Checks the Python of this machine. Workers of a local master run on it. With `on_driver`, it is
+    checked with any master, because Spark plans Python sources in a process on the driver's
+    machine. If it is not the Python of this process, the check starts it once. Nothing is checked
+    if files are sent to the workers, or with Spark Connect, because the workers' Python is unknown
+    then.
+
+    Args:
+        spark: session.
+        on_driver: whether Spark plans a Python source on the driver.
 
     Raises:
-        ConfigurationError: names that Python, what it lacks, and what to set.
+        ConfigurationError: names the Python, the missing module, and the setting to change.
     """
     try:
         context = spark.sparkContext
@@ -40,13 +46,13 @@ def check_python_workers(spark: "SparkSession", *, on_driver: bool = False) -> N
     if not (on_driver or str(context.master).startswith("local")) or _sends_files(context):
         return
     program = str(context.pythonExec)
-    found = shutil.which(program)
-    if found is not None and os.path.abspath(found) == sys.executable:  # noqa: PTH100 -- links stay
+    path = shutil.which(program)
+    if path is not None and os.path.abspath(path) == sys.executable:  # noqa: PTH100 -- links stay
         return
-    problem = _problem(found) if found is not None else "there is no such program"
+    problem = _problem(path) if path is not None else "there is no such program"
     if problem is not None:
         raise ConfigurationError(
-            f"Spark's workers run on {found or program}, which cannot import {_NEEDED}: {problem}. "
+            f"Spark's workers run on {path or program}, which cannot import {_NEEDED}: {problem}. "
             "Set PYSPARK_PYTHON to a Python that has sidetier[spark] before the session starts, as "
             f"in os.environ['PYSPARK_PYTHON'] = sys.executable ({sys.executable} here), or "
             "spark.pyspark.python with spark-submit"
@@ -54,7 +60,7 @@ def check_python_workers(spark: "SparkSession", *, on_driver: bool = False) -> N
 
 
 def _sends_files(context: "SparkContext") -> bool:
-    """Whether the package may come with the job: `--py-files`, `--archives`, `addPyFile`."""
+    """Whether the job may bring the package: `--py-files`, `--archives`, `addPyFile`."""
     conf = context.getConf()
     names = ("spark.submit.pyFiles", "spark.archives", "spark.yarn.dist.archives")
     return any(conf.get(name, "") for name in names) or bool(list(context.listFiles))
@@ -62,9 +68,9 @@ def _sends_files(context: "SparkContext") -> bool:
 
 @lru_cache(maxsize=8)
 def _problem(program: str) -> str | None:
-    """Why a Python cannot import what is needed; None where it can."""
+    """Return why a Python cannot import the needed module; None if it can."""
     try:
-        done = subprocess.run(  # noqa: S603 -- what Spark itself starts
+        finished = subprocess.run(  # noqa: S603 -- what Spark itself starts
             [program, "-c", f"import {_NEEDED}"],
             capture_output=True,
             text=True,
@@ -73,6 +79,6 @@ def _problem(program: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if done.returncode == 0:
+    if finished.returncode == 0:
         return None
-    return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+    return (finished.stderr.strip().splitlines() or [f"it ended with {finished.returncode}"])[-1]

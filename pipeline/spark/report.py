@@ -1,4 +1,4 @@
-"""What a read has done so far, told to the driver."""
+"""Progress of a read, sent from the tasks to the driver."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ _Done = dict[_SplitKey, tuple[int, Counts]]
 
 
 class _Union(AccumulatorParam[_Done]):
-    """A split counts once, however often it is read: tried again, speculated, used twice."""
+    """Merges by split: a split counts once, even if it is retried, speculated, or used twice."""
 
     def zero(self, value: _Done) -> _Done:  # noqa: ARG002
         return {}
@@ -35,12 +35,12 @@ class _Union(AccumulatorParam[_Done]):
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """What a task tells the driver with; it is sent to executors."""
+    """Sends a task's counts to the driver. Sent to executors."""
 
     done: "Accumulator[_Done]"
 
     def __call__(self, split: Split, counts: Counts) -> None:
-        """A split was read to its end."""
+        """Report a split that was read completely."""
         self.done.add({_key(split): (split.size, counts)})
 
 
@@ -52,9 +52,9 @@ class _Planned:
 
 
 class ReadReport:
-    """How far the reads that were given it have come, and what they have missed.
+    """Progress of the reads that use this report, and the offsets that they have missed.
 
-    Numbers are those of splits that have been read to their end by a task that ended.
+    Counts only splits that were read completely by a task that has finished.
     """
 
     def __init__(self, spark: "SparkSession") -> None:
@@ -64,25 +64,26 @@ class ReadReport:
 
     @property
     def records(self) -> int:
-        """Records that were handed out."""
+        """Number of returned records."""
         return sum(counts.records for _, counts in self._done.value.values())
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """What was asked for and is not stored, by topic, partition and offset: what planning has
-        found, and what reading has met.
+        """Requested offsets that are not stored, found by the planner or by tasks.
+
+        Sorted by topic, partition and offset.
         """
-        met = (one for _, counts in self._done.value.values() for one in counts.missing)
-        found = {(one.tp, one.range.start): one for one in (*self._planned.missing, *met)}
-        return tuple(found[key] for key in sorted(found))
+        read = (gap for _, counts in self._done.value.values() for gap in counts.missing)
+        by_start = {(gap.tp, gap.range.start): gap for gap in (*self._planned.missing, *read)}
+        return tuple(by_start[key] for key in sorted(by_start))
 
     @property
     def missing_offsets(self) -> int:
-        """How many offsets that are."""
-        return sum(one.range.end - one.range.start for one in self.missing)
+        """Number of missing offsets."""
+        return sum(gap.range.end - gap.range.start for gap in self.missing)
 
     def line(self) -> str:
-        """One line: `3 of 12 splits, 100 of 400 MiB, 102400 records, 0 offsets missing`."""
+        """Return, for example, `3 of 12 splits, 1 of 4 MiB, 9000 records, 0 offsets missing`."""
         done = self._done.value
         size = sum(size for size, _ in done.values()) // _MIB
         return (
@@ -93,7 +94,12 @@ class ReadReport:
 
     @contextmanager
     def shown(self, stream: TextIO | None = None, every: float = 1.0) -> Iterator[None]:
-        """Write the line again and again while the block runs an action, and once at its end."""
+        """Write the line every `every` seconds while the block runs an action, and once at its end.
+
+        Args:
+            stream: output; standard error by default.
+            every: interval in seconds.
+        """
         out = stream or sys.stderr
         ended = threading.Event()
 
@@ -113,18 +119,18 @@ class ReadReport:
             out.flush()
 
     def teller(self) -> Teller:
-        """For the tasks of one read."""
+        """Return the object with which the tasks of a read report."""
         return Teller(self._done)
 
     def expect(self, plan: Plan) -> None:
-        """One more read of this plan."""
+        """Add the plan of a read."""
         self._planned.splits += len(plan.splits)
         self._planned.size += plan.size
         self._planned.missing += plan.missing
 
 
 def describe_plan(plan: Plan) -> str:
-    """`orders (3 partitions), payments (1 partition): 12 splits, 1.5GiB`."""
+    """Return, for example, `orders (3 partitions), payments (1 partition): 12 splits, 1.5GiB`."""
     topics: dict[str, int] = {}
     for tp in plan.ranges:
         topics[tp.topic] = topics.get(tp.topic, 0) + 1

@@ -1,4 +1,4 @@
-"""The schema of Spark's own Kafka source."""
+"""Schema of Spark's own Kafka source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -31,15 +31,15 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
-    """These columns, as `format("kafka")` has them."""
+    """Return the schema of these columns, with the types of `format("kafka")`."""
     return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
 def columns_of(schema: StructType, known: Sequence[str]) -> tuple[str, ...]:
-    """The columns that a user's own schema asks for, in its order.
+    """Return the columns of a user's schema, in its order.
 
     Raises:
-        ConfigurationError: a column that is not there, or of another type.
+        ConfigurationError: a column does not exist, or has another type.
     """
     for wanted in schema.fields:
         if wanted.name not in known:

@@ -1,4 +1,4 @@
-"""The options of a read on Spark, taken apart. No Spark."""
+"""Options of a read on Spark. Independent of Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ _OURS: Final = (COLUMNS, PUSH_FILTERS)
 
 
 class TaskOptions(ArchiveOptions):
-    """`tiered.storage.*` of a read on Spark: where the archive is, and what one task may take."""
+    """`tiered.storage.*` options of a read on Spark: location of the archive, and limits of one
+    task.
+    """
 
     memory_budget: Size = Field(
         default=ReadOptions().memory_budget,
@@ -41,8 +43,11 @@ class TaskOptions(ArchiveOptions):
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """One read: from where, what, and which columns. It can be sent to executors; no secret is in
-    it. With `raw_timestamps`, timestamps are numbers of milliseconds.
+    """One read: archive, request and columns. Sent to executors; contains no secret.
+
+    Attributes:
+        push_filters: whether the source accepts filters (`pushFilters`).
+        raw_timestamps: whether timestamps are returned as numbers of milliseconds.
     """
 
     place: ArchivePlace
@@ -55,7 +60,7 @@ class ReadSettings:
     raw_timestamps: bool = False
 
     def reading(self) -> ReadOptions:
-        """What one task is told."""
+        """Return the options of one task."""
         return ReadOptions(
             columns=decoded_columns(self.columns),
             isolation=self.request.isolation,
@@ -67,11 +72,11 @@ class ReadSettings:
 
 
 def read_settings(options: Mapping[str, str], *, streaming: bool = False) -> ReadSettings:
-    """What the options of a read say; names are case-insensitive.
+    """Parse the options of a read; names are case-insensitive.
 
     Raises:
-        ConfigurationError: an option is not known, has a wrong value, or contradicts another. No
-            value of `tiered.storage.s3.*` is in its text.
+        ConfigurationError: an option is unknown, has a wrong value, or contradicts another. The
+            text never contains a value of `tiered.storage.s3.*`.
     """
     store = {key.lower(): value for key, value in options.items() if _is_stores(key)}
     ours = {key.lower(): value for key, value in options.items() if _is_ours(key)}

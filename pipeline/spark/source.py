@@ -1,4 +1,4 @@
-"""The data source `sidetier` of PySpark 4: batches and streams."""
+"""Data source `sidetier` for PySpark 4: batches and streams."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,16 +34,17 @@ log = logging.getLogger("sidetier.pipeline")
 
 
 class SplitPartition(InputPartition):
-    """One task's split."""
+    """Input partition with one task's split."""
 
     def __init__(self, split: Split) -> None:
         self.value = split
 
 
 class SidetierDataSource(DataSource):
-    """`format("sidetier")`, once it is registered.
+    """`format("sidetier")`, after it is registered.
 
-    Where a schema is given, only its columns are decoded; else those of the option `columns`.
+    If the user gives a schema, only its columns are decoded; otherwise those of the option
+    `columns`.
     """
 
     @classmethod
@@ -70,7 +71,9 @@ class SidetierDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Plans when Spark plans, and once: a DataFrame reads the same offsets however often it is
+    """Reader of a batch.
+
+    The plan is made once, when Spark plans: a DataFrame returns the same offsets every time it is
     used.
     """
 
@@ -79,62 +82,69 @@ class BatchReader(DataSourceReader):
         self._filters: Filters | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each split; raises as `plan_batch`."""
+        """Return one input partition for each split; raises as `plan_batch`."""
         with cheap_upkeep():
             plan = plan_batch(self._settings, self._filters)
         log.info("reads %s", describe_plan(plan))
         return [SplitPartition(split) for split in plan.splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises as `read_task`. Where there is no split, Spark asks for one without a value."""
+        """Read one split; raises as `read_task`.
+
+        If the plan has no splits, Spark calls this with a partition that has no value.
+        """
         if not isinstance(partition, SplitPartition):
             return iter(())
         return read_task(self._settings, partition.value)
 
 
 class PushingReader(BatchReader):
-    """Takes filters, where PySpark has them (4.1) and they are switched on.
+    """Reader that accepts filters, which PySpark 4.1 and later pass if `pushFilters` is set.
 
-    It is apart because Spark refuses a reader that could take filters where they are switched off.
+    A class of its own, because Spark refuses a reader with this method while its filter push-down
+    is off.
     """
 
     def pushFilters(self, filters: Sequence[Any]) -> Iterable[Any]:  # noqa: N802
-        """They prune what is read; Spark applies them all once more."""
+        """Prune segments with the filters. Return all filters, so Spark applies them again."""
         self._filters = pruning(filters)
         return filters
 
 
 class StreamReader(DataSourceStreamReader):
-    """A stream whose offsets are Kafka's: in the checkpoint stands `{"orders": {"0": 123}}`."""
+    """Stream reader. Its offsets are Kafka's: the checkpoint has `{"orders": {"0": 123}}`."""
 
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._position = StreamPosition(settings)
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802
-        """Where a new query begins; raises as `StreamPosition.initial`."""
+        """Return the offset at which a new query begins; raises as `StreamPosition.initial`."""
         return self._position.initial()
 
     def latestOffset(self, start: OffsetJson | None = None, limit: object = None) -> OffsetJson:  # noqa: ARG002, N802
-        """Where the next batch ends; raises as `StreamPosition.latest`.
+        """Return the end of the next batch; raises as `StreamPosition.latest`.
 
-        From 4.2 on Spark says where the batch begins. Before, it is where the last one ended.
+        Spark 4.2 and later pass the start of the batch. Before, the batch begins at the end of the
+        last one.
         """
         return self._position.latest(start)
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """One for each split between the two; raises as `StreamPosition.plan`."""
+        """Return one input partition for each split between the offsets; raises as
+        `StreamPosition.plan`.
+        """
         plan = self._position.plan(start, end)
         if plan.splits:
             log.info("reads %s", describe_plan(plan))
         return [SplitPartition(split) for split in plan.splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises as `read_task`."""
+        """Read one split; raises as `read_task`."""
         return read_task(self._settings, partition.value)
 
     def stop(self) -> None:
-        """End what planning has opened."""
+        """Close the planner."""
         self._position.close()
 
 

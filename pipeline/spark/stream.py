@@ -1,14 +1,14 @@
-"""Where a stream stands, and how far its next batch goes. No Spark.
+"""Position of a stream, and the end of its next batch. Independent of Spark.
 
-Until 4.2 Spark asks a Python source for the latest offset without saying where the batch begins. So
-the source keeps where it stands from what it is asked: at a restart Spark first plans a batch of
-nothing at the end that the checkpoint has; then the end of each batch that is planned is where it
-stands. Where it is asked for the latest offset before anything else, the query is new.
+Before 4.2 Spark asks a Python source for the latest offset without the offset at which the batch
+begins. So the source derives its position from the calls. At a restart, Spark first plans an empty
+batch at the checkpoint's end. Later, the end of each planned batch is the position. If the first
+call asks for the latest offset, the query is new.
 
-An unclean election replaces records that a stream has read already. Each offset therefore says
-which leader epochs have written what lies below it, and each batch compares that with the archive
-(docs/adr/0030). The end of a batch that goes back says from where: Spark may plan the batch again
-after a restart, and it has to be the same batch then.
+An unclean election replaces records that a stream has read. Each offset therefore contains the
+leader epochs of the records below it, and each batch compares them with the archive
+(docs/adr/0030). If a batch goes back, its end contains the offset at which it begins: Spark may
+plan the batch again after a restart, and must get the same batch.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class StreamPosition:
-    """The driver's side of a stream."""
+    """Position of a stream, on the driver."""
 
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class StreamPosition:
         self._stands: StreamOffset | None = None
 
     def initial(self) -> OffsetJson:
-        """Where a new query begins; the same whenever it is asked.
+        """Return the offset at which a new query begins; the same one at each call.
 
         Raises:
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
@@ -73,11 +73,14 @@ class StreamPosition:
         return as_json(self._begins)
 
     def latest(self, start: OffsetJson | None = None) -> OffsetJson:
-        """Where the next batch ends: at what is there, or after `maxOffsetsPerTrigger`.
+        """Return the end of the next batch: the archive's end, or less with `maxOffsetsPerTrigger`.
+
+        Args:
+            start: start of the batch; None before Spark 4.2.
 
         Raises:
-            StreamBehindError: the archive ends before the place where the stream stands.
-            StreamTruncatedError: brokers have thrown away records below that place.
+            StreamBehindError: the archive ends below the stream's next offset.
+            StreamTruncatedError: brokers have discarded records that the stream has read.
             StreamTopicReplacedError: the topic was deleted and created again.
             MalformedObjectError: `start` is not an offset of this source.
             NoSuchTopicError, ArchiveError, StorageError: as `Planner.ends`.
@@ -90,11 +93,11 @@ class StreamPosition:
         return as_json(self._renewing(stands, lambda: self._next(stands)))
 
     def plan(self, start: OffsetJson, end: OffsetJson) -> Plan:
-        """What one batch reads. A partition that is new begins at its earliest offset.
+        """Plan a batch. A new partition begins at its earliest offset.
 
         Raises:
-            StreamTruncatedError, StreamTopicReplacedError: the batch was planned before, and reads
-                what is not there any more.
+            StreamTruncatedError, StreamTopicReplacedError: the batch was planned before, and its
+                records do not exist any more.
             MissingRecordsError, ArchiveError, StorageError: as `Planner.plan_ranges`.
         """
         begins, ends = from_json(start), from_json(end)
@@ -104,13 +107,15 @@ class StreamPosition:
         return plan
 
     def close(self) -> None:
-        """End planning; may be called twice."""
+        """Close the planner. May be called twice."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None
 
     def _planning(self) -> Planner:
-        """Opened when it is first used: what is sent to executors has none."""
+        """Return the planner, created at the first call: executors get a copy of this object
+        without one.
+        """
         if self._planner is None:
             self._planner = Planner(
                 opened(self._settings.place), max_batch_bytes=self._settings.max_batch_bytes
@@ -124,7 +129,10 @@ class StreamPosition:
         ids = self._topic_ids(tps)
         replaced = self._replaced_topics(stands, ids, tps)
         goes_back = {
-            **{one.tp: one.range.start for one in self._truncated(stands, tps, replaced)},
+            **{
+                truncation.tp: truncation.range.start
+                for truncation in self._truncated(stands, tps, replaced)
+            },
             **planner.starts(tp for tp in tps if tp.topic in replaced and tp in stands.offsets),
         }
         self._check_behind(stands, ends, goes_back, ids)
@@ -148,14 +156,14 @@ class StreamPosition:
     def _followed(
         self, held: StreamOffset, moved: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, EpochHistory]:
-        """The leader epochs below the new ends."""
-        found = archived_positions(self._planning(), moved)
+        """Return the leader epochs below the new ends."""
+        archived = archived_positions(self._planning(), moved)
         return _known(
             {
                 tp: followed(held.position(tp), after)
                 if tp in held.offsets
                 else after.epoch_history
-                for tp, after in found.items()
+                for tp, after in archived.items()
             }
         )
 
@@ -164,10 +172,11 @@ class StreamPosition:
         moved = [tp for tp in ends.offsets if not begins.is_at(tp, ends)]
         new = planner.starts(tp for tp in moved if tp not in begins.offsets)
         firsts = {**new, **begins.offsets, **ends.reread_from}
-        planner.starts(moved)  # topic ids are those of partitions that were looked at
+        planner.starts(moved)  # `_topic_ids` needs snapshots of these partitions
         replaced = self._replaced_topics(ends, self._topic_ids(moved), moved)
         limits = {
-            one.tp: one.range.start for one in self._truncated(ends, moved, replaced, "the batch")
+            truncation.tp: truncation.range.start
+            for truncation in self._truncated(ends, moved, replaced, "the batch")
         }
         ranges = {
             tp: OffsetRange(firsts[tp], until)
@@ -178,8 +187,11 @@ class StreamPosition:
         return planner.plan_ranges(ranges, self._settings.request)
 
     def _renewing(self, known: StreamOffset, work: Callable[[], _T]) -> _T:
-        """Do it once more, with another look, where the archive was replaced since the first look:
-        the leader epochs then say which records are concerned. Raises where they are not known.
+        """Do the work; if an archive was replaced since its first snapshot, do it again with a new
+        one.
+
+        The leader epochs then show which records are concerned. If they are unknown, raise the
+        error.
         """
         try:
             return work()
@@ -190,7 +202,7 @@ class StreamPosition:
         return work()
 
     def _topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """Of partitions that were looked at; raises ArchiveError."""
+        """Return the topic ids from the cached snapshots; raises ArchiveError."""
         planner = self._planning()
         ids = {topic: planner.topic_id(topic) for topic in sorted({tp.topic for tp in tps})}
         return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
@@ -198,7 +210,10 @@ class StreamPosition:
     def _replaced_topics(
         self, known: StreamOffset, ids: Mapping[str, str], tps: Iterable[TopicPartition]
     ) -> set[str]:
-        """The topics that were deleted and created again; raises StreamTopicReplacedError."""
+        """Return the topics that were deleted and created again.
+
+        Raises StreamTopicReplacedError if `failOnDataLoss` is set.
+        """
         replaced: set[str] = set()
         for topic in sorted({tp.topic for tp in tps}):
             before, now = known.topic_ids.get(topic), ids.get(topic)
@@ -218,15 +233,15 @@ class StreamPosition:
         replaced: Container[str],
         reader: str = "the stream",
     ) -> tuple[Truncated, ...]:
-        """What brokers have thrown away below these offsets; raises StreamTruncatedError."""
+        """Return the offsets that brokers have discarded; raises StreamTruncatedError."""
         positions = {
             tp: known.position(tp) for tp in tps if tp in known.offsets and tp.topic not in replaced
         }
         gone = find_truncated(self._planning(), positions)
         if gone and not self._settings.request.reread_truncated:
             raise StreamTruncatedError(gone)
-        for one in gone:
-            log.warning("%s goes back to the divergence: thrown away: %s", reader, one)
+        for truncation in gone:
+            log.warning("%s goes back to the divergence: thrown away: %s", reader, truncation)
         return gone
 
     def _check_behind(
@@ -237,13 +252,14 @@ class StreamPosition:
         ids: Mapping[str, str],
     ) -> None:
         request = self._settings.request
-        for tp, at in stands.offsets.items():
+        for tp, offset in stands.offsets.items():
             end = ends.get(tp, Offset(0))
-            if at <= end or tp in goes_back:
+            if offset <= end or tp in goes_back:
                 continue
-            error = StreamBehindError(tp, at, end)
+            error = StreamBehindError(tp, offset, end)
             known = stands.topic_ids.get(tp.topic)
-            # The divergence shows once the new leader's records are archived beyond it.
+            # The archive may lag behind a new leader after an unclean election. Once it is past
+            # the divergence, the leader epochs show which records to read again.
             waits = request.reread_truncated and known is not None and known == ids.get(tp.topic)
             if request.fail_on_data_loss and not waits:
                 raise error
@@ -253,7 +269,7 @@ class StreamPosition:
 def _held(
     stands: StreamOffset, goes_back: Mapping[TopicPartition, Offset], replaced: Container[str]
 ) -> StreamOffset:
-    """What of the earlier batches the log still has; nothing of topics that were replaced."""
+    """Return the part of the stream's offset that the log still has, without replaced topics."""
     ours = {tp: offset for tp, offset in stands.offsets.items() if tp.topic not in replaced}
     offsets = {tp: goes_back.get(tp, offset) for tp, offset in ours.items()}
     epochs = {

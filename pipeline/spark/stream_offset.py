@@ -1,9 +1,10 @@
-"""The offset of a stream, as Spark keeps it in the checkpoint.
+"""Offset of a stream, as Spark stores it in the checkpoint.
 
-`{"orders": {"0": 1200}}`, as Spark's Kafka source writes it, and under names that no topic can have
-what tells whether the records below are still those of the log:
+The next offsets are stored as Spark's Kafka source stores them: `{"orders": {"0": 1200}}`. Two keys
+that cannot be topic names have the data to check that the records below are still those of the log:
 `"sidetier:leader_epochs": {"orders": {"0": [[3, 0], [5, 120]]}}` and
-`"sidetier:topic_ids": {"orders": "..."}`. Earlier versions wrote the first part only.
+`"sidetier:topic_ids": {"orders": "..."}`. A third, `sidetier:reread_from`, has the offsets at which
+a batch goes back. Earlier versions wrote only the next offsets.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 OffsetJson = dict[str, dict[str, Any]]
-"""What Spark writes into a checkpoint, parsed."""
+"""The JSON of an offset in Spark's checkpoint, parsed."""
 
 _PREFIX: Final = "sidetier:"
 _EPOCHS: Final = f"{_PREFIX}leader_epochs"
@@ -32,12 +33,12 @@ class StreamOffset:
     """The end of a batch.
 
     Attributes:
-        offsets: of each partition, the next offset.
-        leader_epochs: of each partition, the newest leader epochs below its next offset; none
-            where they are not known.
-        topic_ids: of each topic, where the archive gives it.
-        reread_from: of partitions whose records were thrown away or replaced since the batch
-            before, the offset at which the batch begins instead.
+        offsets: the next offset of each partition.
+        leader_epochs: for each partition, the newest leader epochs below its next offset; missing
+            where unknown.
+        topic_ids: id of each topic; missing where the archive does not have it.
+        reread_from: first offset of the batch for partitions whose records were discarded or
+            replaced since the batch before.
     """
 
     offsets: Mapping[TopicPartition, Offset]
@@ -46,11 +47,13 @@ class StreamOffset:
     reread_from: Mapping[TopicPartition, Offset] = field(default_factory=dict)
 
     def position(self, tp: TopicPartition) -> Position:
-        """The next offset and the leader epochs of a partition; raises KeyError."""
+        """Return the next offset and the leader epochs of a partition; raises KeyError."""
         return Position(self.offsets[tp], self.leader_epochs.get(tp, NO_EPOCHS))
 
     def is_at(self, tp: TopicPartition, other: "StreamOffset") -> bool:
-        """Whether no batch lies between the two for this partition."""
+        """Whether both offsets are the same for this partition, so that no batch between them reads
+        it.
+        """
         return (
             tp in self.offsets
             and tp in other.offsets
@@ -61,12 +64,12 @@ class StreamOffset:
 
 
 def is_same_topic(one: str | None, other: str | None) -> bool:
-    """Whether two topic ids are equal, or one of them is not known."""
+    """Whether two topic ids are equal, or one of them is unknown."""
     return None in {one, other} or one == other
 
 
 def as_json(offset: StreamOffset) -> OffsetJson:
-    """What Spark writes into a checkpoint; equal offsets give equal text."""
+    """Return the JSON for Spark's checkpoint; equal offsets give equal text."""
     parts = {
         _EPOCHS: _nested(offset.leader_epochs, rows_of),
         _TOPIC_IDS: dict(sorted(offset.topic_ids.items())),
@@ -76,10 +79,10 @@ def as_json(offset: StreamOffset) -> OffsetJson:
 
 
 def from_json(value: OffsetJson) -> StreamOffset:
-    """What `as_json` of this or of an earlier version has made.
+    """Parse the output of `as_json`, of this or an earlier version.
 
     Raises:
-        MalformedObjectError: a later version has written it, or nobody.
+        MalformedObjectError: a later version, or another program, has written it.
     """
     try:
         unknown = {name for name in value if name.startswith(_PREFIX)}

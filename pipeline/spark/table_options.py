@@ -1,9 +1,9 @@
 """Options of a table in Spark's catalog: `CREATE TABLE t USING sidetier OPTIONS (...)`.
 
-When the table is made, Spark hands each option out twice, under its name and as `option.<name>`,
+When the table is created, Spark passes each option twice, under its name and as `option.<name>`,
 among the table's properties (`provider`, `owner`, `location`, those of TBLPROPERTIES). When the
-table is read, it hands a source in Python none of them (4.0): only the columns of the catalog, with
-their metadata. So the options are kept there. No secret is among them, only where each is found.
+table is read, Spark passes none of them to a Python source (4.0), only the catalog's columns with
+their metadata. So the options are stored in this metadata. They contain no secret, only references.
 """
 
 import json
@@ -19,12 +19,14 @@ _METADATA: Final = "sidetier.options"
 
 
 def options_of(options: Mapping[str, str], schema: StructType | None = None) -> dict[str, str]:
-    """What the user has given: of a table's properties those that are options, and of a table
-    that is read what `with_options` has kept in its columns. What comes beside that
-    (`SELECT ... FROM t WITH (...)`) takes its place.
+    """Return the options that the user has given.
+
+    While a table is created, these are the properties with the prefix `option.`. While a table is
+    read, they are the options that `with_options` has stored in its columns, overridden by the
+    options of the query (`SELECT ... FROM t WITH (...)`).
 
     Raises:
-        ConfigurationError: there is none, as of a table that was made with columns of its own.
+        ConfigurationError: there are none, for example because the table was created with columns.
     """
     if is_table(options):
         return {
@@ -34,31 +36,31 @@ def options_of(options: Mapping[str, str], schema: StructType | None = None) -> 
         }
     kept = {} if schema is None else _kept(schema)
     given = {name.lower() for name in options}
-    found = {name: value for name, value in kept.items() if name.lower() not in given}
-    if not found and not options:
+    stored = {name: value for name, value in kept.items() if name.lower() not in given}
+    if not stored and not options:
         raise ConfigurationError(
             "no options are given. Spark hands a source in Python none of the options of a table: "
             "make the table without columns (CREATE TABLE t USING sidetier OPTIONS (...), the "
             "option columns names some), or read it WITH ('subscribe'='orders', ...)"
         )
-    return {**found, **options}
+    return {**stored, **options}
 
 
 def is_table(options: Mapping[str, str]) -> bool:
-    """Whether these are the properties of a table that is being made."""
+    """Whether these are the properties of a table that is being created."""
     return any(name.lower().startswith(_PREFIX) for name in options)
 
 
 def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The columns of a table, with its options in the metadata of the first."""
+    """Return the schema with the options in the metadata of its first column."""
     first, *rest = schema.fields
     metadata = {_METADATA: json.dumps(dict(options), sort_keys=True)}
     return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *rest])
 
 
 def _kept(schema: StructType) -> dict[str, str]:
-    for one in schema.fields:
-        if _METADATA in one.metadata:
-            found: dict[str, str] = json.loads(one.metadata[_METADATA])
-            return found
+    for column in schema.fields:
+        if _METADATA in column.metadata:
+            options: dict[str, str] = json.loads(column.metadata[_METADATA])
+            return options
     return {}

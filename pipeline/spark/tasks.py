@@ -1,4 +1,4 @@
-"""What runs on executors: one split, read and handed to Spark."""
+"""Work of an executor: read one split for Spark."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ log = logging.getLogger("sidetier.pipeline")
 
 @dataclass(slots=True)
 class Counts:
-    """What a task has read so far."""
+    """Records and missing offsets of a task so far."""
 
     records: int = 0
     missing: tuple[Missing, ...] = ()
@@ -28,7 +28,7 @@ class Counts:
 def read_task(
     settings: ReadSettings, split: Split, done: Callable[[Counts], None] = lambda _counts: None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one split; `done` is told at its end what it was.
+    """Yield the rows of one split; call `done` with the counts at the end.
 
     Raises:
         MissingRecordsError, ArchiveReplacedError, StorageError: as `read_split`.
@@ -53,6 +53,6 @@ def read_task(
 
 
 def describe_split(split: Split) -> str:
-    """`orders-3, offsets [100, 200), 1234 bytes`."""
+    """Return, for example, `orders-3, offsets [100, 200), 1234 bytes`."""
     tp, span = split.tp, split.range
     return f"{tp.topic}-{tp.partition}, offsets {span}, {split.size} bytes"

@@ -1,6 +1,6 @@
-"""An outside look at an archive: does what must hold at every moment hold, and is nothing missing.
+"""Checks of an archive from outside: invariants that always hold, and a comparison of all records.
 
-`ArchiveWatch` looks again and again while a test runs; `compare` reads everything at the end.
+`ArchiveWatch` checks repeatedly while a test runs; `compare` reads everything at the end.
 """
 
 import json
@@ -26,7 +26,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A watermark: the last segment's base offset, and the first offset that is not stored."""
+    """Content of `offset.wm`: the last segment's base offset, and the archive end offset."""
 
     base: int
     next: int
@@ -34,9 +34,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """What is stored of one partition; `gaps` are its recorded gaps, start and end.
+    """Stored objects of one partition.
 
-    `listed` are the base offsets in `_metadata` with their timestamps, in the order they stand.
+    `listed` has the base offsets and timestamps in `_metadata`, in file order. `gaps` are the
+    recorded gaps, as (start, end) with an exclusive end.
     """
 
     prefix: str
@@ -46,7 +47,7 @@ class PartitionView:
     gaps: tuple[Range, ...]
 
     def logs(self) -> list[int]:
-        """Base offsets of the `.log` files up to the watermark."""
+        """Return the base offsets of the `.log` files up to the segment in `offset.wm`."""
         return sorted(
             b for b, kinds in self.files.items() if "log" in kinds and b <= self.mark.base
         )
@@ -57,23 +58,23 @@ class PartitionView:
 
 @dataclass(slots=True)
 class ArchiveReader:
-    """Reads archives, and remembers the extent of each `.log` at or below a watermark."""
+    """Reads archives, and caches the extent of each committed `.log`."""
 
     objects: Objects
     _extents: dict[str, Range] = field(default_factory=dict)
 
     def views(self) -> dict[Partition, PartitionView]:
-        """Every partition that has a watermark.
+        """Return every partition that has an `offset.wm`.
 
-        The watermark is read before `_metadata`, and that before the objects are listed: so all
-        that it promises must be found.
+        `offset.wm` is read before `_metadata`, and `_metadata` before the objects are listed. So
+        everything that they name must be found.
         """
         marks = {}
         for key in sorted(self.objects.listing()):
-            found = _WATERMARK.fullmatch(key)
-            if found is None:
+            match = _WATERMARK.fullmatch(key)
+            if match is None:
                 continue
-            prefix, cluster, topic, number = found.groups()
+            prefix, cluster, topic, number = match.groups()
             mark = parse_mark(self.objects.read(key) or b"")
             listed = parse_metadata(self.objects.read(f"{prefix}_metadata"))
             marks[topic, int(number)] = (prefix, cluster, mark, listed)
@@ -84,16 +85,16 @@ class ArchiveReader:
         }
 
     def mark(self, topic: str, partition: int = 0) -> Mark | None:
-        """The watermark of one partition."""
+        """Return the content of one partition's `offset.wm`."""
         for key in self.objects.listing():
-            found = _WATERMARK.fullmatch(key)
-            if found is not None and (found[3], int(found[4])) == (topic, partition):
+            match = _WATERMARK.fullmatch(key)
+            if match is not None and (match[3], int(match[4])) == (topic, partition):
                 data = self.objects.read(key)
                 return None if data is None else parse_mark(data)
         return None
 
     def extent(self, key: str) -> Range:
-        """First and next offset of a stored `.log`."""
+        """Return the first offset and the next offset of a stored `.log`."""
         if key not in self._extents:
             batches = list(read_batches(self.objects.read(key) or b"", key))
             assert batches, f"{key} holds no record batch"
@@ -101,7 +102,7 @@ class ArchiveReader:
         return self._extents[key]
 
     def problems(self, view: PartitionView) -> Iterator[str]:
-        """What does not hold in one look."""
+        """Yield the invariants that the view violates."""
         logs = view.logs()
         if view.mark.base not in logs:
             yield f"the watermark names {view.mark.base}, which is not stored"
@@ -122,18 +123,18 @@ class ArchiveReader:
 
     def _gaps(self, view: PartitionView, logs: list[int]) -> Iterator[str]:
         ranges = sorted([*(self.extent(view.log_key(base)) for base in logs), *view.gaps])
-        ranges = [found for found in ranges if found[0] < view.mark.next]
+        ranges = [extent for extent in ranges if extent[0] < view.mark.next]
         expected = ranges[0][0] if ranges else view.mark.next
         for start, end in ranges:
             if start != expected:
-                what = "a gap" if start > expected else "an overlap"
-                yield f"{what}: {expected} was expected, {start} follows"
+                problem = "a gap" if start > expected else "an overlap"
+                yield f"{problem}: {expected} was expected, {start} follows"
             expected = end
         if expected != view.mark.next:
             yield f"stored up to {expected}, but the watermark says {view.mark.next}"
 
     def records(self, view: PartitionView) -> dict[int, Record]:
-        """All records below the watermark by their offsets."""
+        """Return all records below the archive end offset, by offset."""
         return {
             offset: record
             for base in view.logs()
@@ -144,9 +145,9 @@ class ArchiveReader:
 
 
 class ArchiveWatch:
-    """Looks at every partition of an archive, from entering the context until it is left.
+    """Checks every partition of an archive repeatedly while the context is entered.
 
-    Leaving raises AssertionError with everything that did not hold, and when nothing was ever seen.
+    Leaving the context raises AssertionError with all violations, or if no partition was seen.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -169,7 +170,7 @@ class ArchiveWatch:
             self.check()
 
     def check(self) -> None:
-        """Raise AssertionError with everything that did not hold."""
+        """Raise AssertionError with all violations."""
         assert not self.problems, "\n".join(dict.fromkeys(self.problems))
         assert self._marks, "no watermark was ever seen"
 
@@ -181,9 +182,9 @@ class ArchiveWatch:
         try:
             views = self._reader.views()
             for tp, view in views.items():
-                found = [*self._regress(tp, view.mark), *self._reader.problems(view)]
-                self.problems += [f"{tp[0]}-{tp[1]}: {problem}" for problem in found]
-        except Exception as error:  # noqa: BLE001 - told where the test looks
+                problems = [*self._regress(tp, view.mark), *self._reader.problems(view)]
+                self.problems += [f"{tp[0]}-{tp[1]}: {problem}" for problem in problems]
+        except Exception as error:  # noqa: BLE001 - reported by `check`
             self.problems.append(f"the archive cannot be read: {type(error).__name__}: {error}")
         self.looks += 1
 
@@ -195,13 +196,13 @@ class ArchiveWatch:
 
 
 def parse_mark(data: bytes) -> Mark:
-    """A watermark's bytes."""
+    """Parse the content of `offset.wm`."""
     first, _, second = data.decode().partition("\n")
     return Mark(int(first), json.loads(second)["next_offset"])
 
 
 def parse_metadata(data: bytes | None) -> tuple[tuple[int, int], ...]:
-    """The base offsets in `_metadata`, with their timestamps."""
+    """Return the base offsets in `_metadata`, with their timestamps."""
     if data is None:
         return ()
     rows = json.loads(data)["metadata"]["timeindex"]["entries"]
@@ -211,22 +212,22 @@ def parse_metadata(data: bytes | None) -> tuple[tuple[int, int], ...]:
 def _files(keys: frozenset[str], prefix: str) -> dict[int, frozenset[str]]:
     files: dict[int, set[str]] = {}
     for key in keys:
-        found = _FILE.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
-        if found is not None:
-            files.setdefault(int(found[1]), set()).add(found[2])
+        match = _FILE.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+        if match is not None:
+            files.setdefault(int(match[1]), set()).add(match[2])
     return {base: frozenset(kinds) for base, kinds in files.items()}
 
 
 def _gaps(keys: frozenset[str], cluster: str, tp: Partition) -> tuple[Range, ...]:
     prefix = f"_sidetier/{cluster}/gaps/{tp[0]}-{tp[1]}/"
-    found = (_GAP.fullmatch(key.removeprefix(prefix)) for key in keys if key.startswith(prefix))
-    return tuple(sorted((int(gap[1]), int(gap[2])) for gap in found if gap is not None))
+    matches = (_GAP.fullmatch(key.removeprefix(prefix)) for key in keys if key.startswith(prefix))
+    return tuple(sorted((int(gap[1]), int(gap[2])) for gap in matches if gap is not None))
 
 
 def wait_until_stored(
     objects: Objects, topic: str, partition: int, offset: int, timeout: float = 60.0
 ) -> Mark:
-    """Wait until the watermark has reached an offset; returns it."""
+    """Wait until the partition is archived up to an offset, and return its `offset.wm`."""
     reader = ArchiveReader(objects)
 
     def reached() -> Mark | None:
@@ -240,10 +241,10 @@ def wait_until_stored(
 
 
 def compare(objects: Objects, acknowledged: Mapping[Partition, Mapping[int, Record]]) -> int:
-    """Every acknowledged record below the next offset is stored at its offset with its bytes.
+    """Check that every acknowledged record below the archive end is stored at its offset.
 
-    Nothing may be missing, no gap excuses it, and nothing else may be stored. Returns how many
-    records were compared.
+    Every record must be stored with its bytes, even if a gap is recorded, and no other record may
+    be stored. Returns the number of compared records.
     """
     reader = ArchiveReader(objects)
     views = reader.views()

@@ -1,4 +1,4 @@
-"""Stores as an operator would look at them: with `ls` and `cat`, or with the S3 API."""
+"""Stores as an operator sees them: with `ls` and `cat`, or with the store's API."""
 
 import os
 from dataclasses import dataclass, field
@@ -13,31 +13,31 @@ from tests.harness.s3 import S3Bucket
 
 
 class Objects(Protocol):
-    """What lies on a store, seen from outside."""
+    """Objects on a store, seen without Sidetier's code."""
 
     def listing(self) -> frozenset[str]:
-        """All keys there are now."""
+        """Return all current keys."""
         ...
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object, None when it is not there."""
+        """Return the bytes of an object; None if it does not exist."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryObjects:
-    """The files of a file-system store, but for its own bookkeeping."""
+    """The files of a file-system store, without its own bookkeeping."""
 
     root: Path
 
     def listing(self) -> frozenset[str]:
-        found: set[str] = set()
+        keys: set[str] = set()
         for directory, inner, names in os.walk(self.root):
             if ".sidetier" in inner:
                 inner.remove(".sidetier")
             below = os.path.relpath(directory, self.root)
-            found.update(os.path.normpath(f"{below}/{name}") for name in names)
-        return frozenset(found)
+            keys.update(os.path.normpath(f"{below}/{name}") for name in names)
+        return frozenset(keys)
 
     def read(self, key: str) -> bytes | None:
         try:
@@ -48,7 +48,7 @@ class DirectoryObjects:
 
 @dataclass(frozen=True, slots=True)
 class BucketObjects:
-    """The objects of an S3 bucket, asked directly of its server."""
+    """The objects of an S3 bucket, requested from its server directly."""
 
     bucket: S3Bucket
 
@@ -68,7 +68,7 @@ class BucketObjects:
 
 @dataclass(frozen=True, slots=True)
 class ContainerObjects:
-    """The blobs of an Azure container, asked directly of its server."""
+    """The blobs of an Azure container, requested from its server directly."""
 
     container: AzureContainer
 
@@ -85,7 +85,7 @@ class ContainerObjects:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStore:
-    """A store for a sidecar: its `storage` settings and environment, and the view from outside."""
+    """A store for a sidecar: `storage` settings, environment variables, and outside view."""
 
     settings: dict[str, Any]
     objects: Objects
@@ -93,12 +93,12 @@ class ArchiveStore:
 
 
 def file_store(root: Path) -> ArchiveStore:
-    """A directory."""
+    """Return a store in a directory."""
     return ArchiveStore({"url": f"file://{root}"}, DirectoryObjects(root))
 
 
 def azure_store(container: AzureContainer, endpoint_url: str | None = None) -> ArchiveStore:
-    """A container; `endpoint_url` leads the sidecar, and not the view, through a proxy."""
+    """Return a store in a container. `endpoint_url` sends the sidecar, not the view, to a proxy."""
     settings = {
         "url": f"abfs://{container.name}",
         "azure": {
@@ -111,7 +111,7 @@ def azure_store(container: AzureContainer, endpoint_url: str | None = None) -> A
 
 
 def s3_store(bucket: S3Bucket, endpoint_url: str | None = None) -> ArchiveStore:
-    """A bucket; `endpoint_url` leads the sidecar, and not the view, through a proxy."""
+    """Return a store in a bucket. `endpoint_url` directs the sidecar, not the view, to a proxy."""
     server = bucket.server
     settings = {
         "url": f"s3://{bucket.name}",

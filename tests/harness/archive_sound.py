@@ -1,4 +1,4 @@
-"""What must be true of a partition's archive at every moment, whoever was killed when."""
+"""Invariants of a partition's archive that hold at every moment, also after any kill."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of
 
 
 def recorded_gaps(store: FakeStorage, tp: TopicPartition) -> list[tuple[int, int]]:
-    """Start and end of each gap that is recorded, in order."""
+    """Return the recorded gaps as (start, end), end exclusive, in order."""
     prefix = LAYOUT.gap_prefix(tp)
-    found = [parse_gap_key(key, prefix) for key in store.contents() if key.startswith(prefix)]
-    return sorted((int(gap[0]), int(gap[1])) for gap in found if gap is not None)
+    gap_offsets = [parse_gap_key(key, prefix) for key in store.contents() if key.startswith(prefix)]
+    return sorted((int(gap[0]), int(gap[1])) for gap in gap_offsets if gap is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A stored `.log`, every batch of which was checked; `facts` tell first and next offset."""
+    """A stored `.log` with checked batches. `facts` has its first and next offset."""
 
     base: int
     facts: SegmentFacts
@@ -41,10 +41,14 @@ def _checked(log: bytes, base: int) -> _Log:
 
 
 def check_archive(store: FakeStorage, tp: TopicPartition, start: int = 0) -> None:
-    """The watermark names what is there, without a gap from `start` on that is not recorded;
-    every `.log` is whole, with indexes that belong to it, and holds what is noted with it;
-    `_metadata` names nothing that is not there, and everything below the watermark but for segments
-    that others cover: two sidecars with other segments may leave one.
+    """Check the invariants of an archive.
+
+    - The segment in `offset.wm` is stored, and the segments from `start` to the archive end have no
+      gap that is not recorded.
+    - Every `.log` is complete, has indexes that belong to it, and matches the notes in its
+      metadata.
+    - `_metadata` names only stored segments. It names every segment below the archive end, except
+      segments that others cover: two sidecars with different segment bases may leave one.
     """
     contents = store.contents()
     logs = {base: _checked(log, base) for base, log in stored_logs(store, tp).items()}

@@ -1,4 +1,4 @@
-"""Any archive of one partition, made by hand, and a plain model of what is true of it."""
+"""Random archives of one partition, and a simple model of what a reader must return for them."""
 
 import random
 from collections.abc import Iterator
@@ -13,9 +13,7 @@ from tests.harness.record_batches import MadeBatch, TransactionalLog
 
 @dataclass(slots=True)
 class Segment:
-    """`end` is where it ends for a reader: as noted, or, of Pinterest's uploader, as its bytes
-    say.
-    """
+    """A segment. `end` is its end for a reader: as noted, or by its bytes if Pinterest's."""
 
     base: int
     batches: list[MadeBatch]
@@ -24,29 +22,32 @@ class Segment:
 
 @dataclass(slots=True)
 class World:
-    """An archive, and all that is true of it."""
+    """An archive, and the model of its content."""
 
     archive: MadeArchive
     segments: list[Segment] = field(default_factory=list)
-    """Those that may be read."""
+    """Readable segments."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
     start: int = 0
     end: int = 0
 
     def covered(self, offset: int) -> bool:
-        return any(one.base <= offset < one.end for one in self.segments)
+        return any(segment.base <= offset < segment.end for segment in self.segments)
 
     def stored(self) -> list[MadeBatch]:
-        """Every readable batch once, in order."""
-        known = {batch.first: batch for one in self.segments for batch in one.batches}
-        return [known[first] for first in sorted(known) if first < self.end]
+        """Return every readable batch once, in order."""
+        batches = {batch.first: batch for segment in self.segments for batch in segment.batches}
+        return [batches[first] for first in sorted(batches) if first < self.end]
 
     def expect(self, start: int, *, committed: bool) -> tuple[list[int], list[int], bool]:
-        """The offsets that are handed out, those that are told to be missing, and whether the end
-        is reached.
+        """Return the offsets to expect from a reader that begins at `start`.
+
+        Returns:
+            The offsets of the returned records, the offsets that are reported as missing, and
+            whether the reader reaches the archive end.
         """
         limit = self._limit(start) if committed else self.end
-        shown = [
+        returned = [
             record.offset
             for batch in self.stored()
             if batch.first < limit and not batch.is_control
@@ -59,11 +60,11 @@ class World:
             for offset in range(start, limit)
             if offset < self.start or not self.covered(offset)
         ]
-        return shown, missing, limit >= self.end
+        return returned, missing, limit >= self.end
 
     @property
     def stable(self) -> int:
-        """Where the first batch begins that no marker decides, else the end."""
+        """First offset of the first batch without a deciding marker, or else the archive end."""
         return self._limit(self.start)
 
     def _limit(self, start: int) -> int:
@@ -78,16 +79,18 @@ class World:
         return self._fate(batch) is True
 
     def _fate(self, batch: MadeBatch) -> bool | None:
-        """Committed or not; None where no marker has come."""
+        """Return whether the batch was committed; None if its transaction has no marker yet."""
         if not batch.is_transactional or batch.is_control:
             return True
-        markers = (one for one in self.stored() if one.is_control and one.first > batch.first)
-        own = (one for one in markers if one.producer_id == batch.producer_id)
-        return next(((one.records[0].key or b"")[3] == 1 for one in own), None)
+        markers = (
+            marker for marker in self.stored() if marker.is_control and marker.first > batch.first
+        )
+        own = (marker for marker in markers if marker.producer_id == batch.producer_id)
+        return next(((marker.records[0].key or b"")[3] == 1 for marker in own), None)
 
 
 def produced(dice: random.Random, count: int) -> list[MadeBatch]:
-    """What producers have written by turns; some offsets are gone (compaction)."""
+    """Return batches of interleaved producers; some offsets are missing, as after compaction."""
     log = TransactionalLog()
     for _ in range(count):
         producer = dice.randrange(1, 4)
@@ -104,13 +107,13 @@ def produced(dice: random.Random, count: int) -> list[MadeBatch]:
 
 
 def cut(dice: random.Random, batches: list[MadeBatch], *, by_bytes: bool) -> Iterator[Segment]:
-    """Segments one behind the other; the next begins where the one before ends."""
+    """Cut batches into consecutive segments. Each begins where the one before ends."""
     inner = sorted(dice.sample(range(1, len(batches)), min(dice.randrange(6), len(batches) - 1)))
     for low, high in pairwise([0, *inner, len(batches)]):
-        some = batches[low:high]
+        segment_batches = batches[low:high]
         base = batches[low].first if low else 0
-        end = batches[high].first if high < len(batches) else some[-1].last + 1
-        yield Segment(base, some, some[-1].last + 1 if by_bytes else end)
+        end = batches[high].first if high < len(batches) else segment_batches[-1].last + 1
+        yield Segment(base, segment_batches, segment_batches[-1].last + 1 if by_bytes else end)
 
 
 def build(seed: int, *, is_pinterest: bool) -> World:
@@ -121,21 +124,24 @@ def build(seed: int, *, is_pinterest: bool) -> World:
     world = World(MadeArchive(is_pinterest=is_pinterest))
     line = list(cut(dice, batches, by_bytes=is_pinterest))
     last = dice.randrange(len(line))
-    kept = [one for number, one in enumerate(line) if number == last or dice.random() < 0.85]
-    for one in kept:
-        store(world, one)
+    stored = [
+        segment for number, segment in enumerate(line) if number == last or dice.random() < 0.85
+    ]
+    for segment in stored:
+        store(world, segment)
     named = line[last]
-    for stray in orphan_segments(dice, batches, {one.base for one in line}):
+    for stray in orphan_segments(dice, batches, {segment.base for segment in line}):
         store(world, stray)
-        kept.append(stray)
-    world.end = named.end if not is_pinterest else pinterest_end(kept, named.base)
+        stored.append(stray)
+    world.end = named.end if not is_pinterest else pinterest_end(stored, named.base)
     world.segments = [
-        one
-        for one in kept
-        if one.base < world.end and one.base <= (named.base if not is_pinterest else world.end)
+        segment
+        for segment in stored
+        if segment.base < world.end
+        and segment.base <= (named.base if not is_pinterest else world.end)
     ]
     world.archive.mark(named.base, named.end)
-    world.start = min((one.base for one in world.segments), default=world.end)
+    world.start = min((segment.base for segment in world.segments), default=world.end)
     record_gaps(dice, world)
     return world
 
@@ -147,23 +153,23 @@ def store(world: World, one: Segment) -> None:
 def orphan_segments(
     dice: random.Random, batches: list[MadeBatch], taken: set[int]
 ) -> Iterator[Segment]:
-    """Other leaders' segments of the same records."""
+    """Yield segments of the same records with bases that another leader chose."""
     for _ in range(dice.randrange(3)):
         low = dice.randrange(len(batches))
-        some = batches[low : low + dice.randrange(1, 8)]
-        if some[0].first not in taken:
-            taken.add(some[0].first)
-            yield Segment(some[0].first, some, some[-1].last + 1)
+        segment_batches = batches[low : low + dice.randrange(1, 8)]
+        if segment_batches[0].first not in taken:
+            taken.add(segment_batches[0].first)
+            yield Segment(segment_batches[0].first, segment_batches, segment_batches[-1].last + 1)
 
 
 def pinterest_end(segments: list[Segment], named: int) -> int:
-    below = [one for one in segments if one.base <= named]
-    end = max(below, key=lambda one: one.base).end if below else 0
-    for one in sorted(segments, key=lambda one: one.base):
-        if one.base > named:
-            if one.base > end:
+    below = [segment for segment in segments if segment.base <= named]
+    end = max(below, key=lambda segment: segment.base).end if below else 0
+    for segment in sorted(segments, key=lambda segment: segment.base):
+        if segment.base > named:
+            if segment.base > end:
                 break
-            end = max(end, one.end)
+            end = max(end, segment.end)
     return end
 
 
@@ -188,11 +194,11 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def store_companions(world: World, line: list[Segment]) -> None:
-    """What the broker has beside each segment."""
+    """Store the producer snapshot and transaction index that a broker has for each segment."""
     still_open: dict[int, int] = {}
-    for one in line:
+    for segment in line:
         before, aborted = dict(still_open), []
-        for batch in one.batches:
+        for batch in segment.batches:
             producer = batch.producer_id
             if not batch.is_transactional:
                 continue
@@ -205,4 +211,4 @@ def store_companions(world: World, line: list[Segment]) -> None:
                 aborted.append(
                     AbortedTxn(producer, Offset(first), Offset(batch.first), Offset(stable))
                 )
-        world.archive.transaction_indexes(one.base, aborted, before)
+        world.archive.transaction_indexes(segment.base, aborted, before)

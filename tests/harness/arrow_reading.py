@@ -1,4 +1,4 @@
-"""A stored log as a consumer of either isolation level sees it, by the Arrow decoder."""
+"""A stored log as a consumer of either isolation level sees it, through the Arrow decoder."""
 
 import base64
 import json
@@ -24,9 +24,10 @@ from sidetier.segments.arrow.starts import record_starts
 from sidetier.segments.headers import TimestampType
 
 WAYS = {"lock-step": 0, "mixed": 2, "walk": 1 << 40}
-"""The ways to find records, each by the number of stretches up to which they are walked.
+"""Ways to find records: name, and the number of stretches up to which they are walked.
 
-Only with the latter two are large batches cut up."""
+Large batches are cut up only with the latter two.
+"""
 
 _TIMESTAMP_TYPES = {
     TimestampType.CREATE_TIME.value: "CreateTime",
@@ -36,7 +37,7 @@ _TIMESTAMP_TYPES = {
 
 @contextmanager
 def only(few: int) -> Iterator[None]:
-    """Find records in one of these ways, whatever the batches' shape."""
+    """Find records in one of these ways, whatever the shape of the batches."""
     home = "sidetier.segments.arrow.batch_records"
     with (
         patch(f"{home}.record_starts", partial(record_starts, few=few)),
@@ -46,25 +47,25 @@ def only(few: int) -> Iterator[None]:
 
 
 def rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Every record as a dict, once Arrow has found the columns to be sound."""
+    """Return every record as a dict, after Arrow has validated the columns."""
     records.validate(full=True)
-    found: list[dict[str, Any]] = records.to_pylist()
-    return found
+    dicts: list[dict[str, Any]] = records.to_pylist()
+    return dicts
 
 
-def decoded(log: bytes, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401  decode_batches'
-    """The records of a whole log."""
+def decoded(log: bytes, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401  options of decode_batches
+    """Return the records of a whole log."""
     return rows(decode_batches(log, scan_headers(log), **options))
 
 
 def uncommitted(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """All records but markers, as the fixtures tell them."""
+    """Yield all records except markers, from the fixtures."""
     for path in logs:
         yield from map(as_consumed, decoded(path.read_bytes(), name=path.name))
 
 
 def committed(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """What a read-committed consumer is given, from the markers alone."""
+    """Yield what a read-committed consumer gets, judged by the markers alone."""
     transactions = TransactionFilter()
     scanned = [(path.read_bytes(), path.name) for path in logs]
     tables = [scan_headers(data, name=name) for data, name in scanned]
@@ -73,18 +74,18 @@ def committed(logs: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for (data, name), headers in zip(scanned, tables, strict=True):
         keep = transactions.fates(headers) == Fate.COMMITTED
         end = transactions.last_stable_offset
-        found = decode_batches(data, headers, keep=keep, end=end, name=name)
-        yield from map(as_consumed, rows(found))
+        records = decode_batches(data, headers, keep=keep, end=end, name=name)
+        yield from map(as_consumed, rows(records))
 
 
 def expected(directory: Path, isolation: str) -> list[dict[str, Any]]:
-    """What a consumer of a real broker has read."""
+    """Return what a consumer of a real broker has read."""
     text = (directory / f"expected.{isolation}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
 def as_consumed(row: dict[str, Any]) -> dict[str, Any]:
-    """A record as the fixtures tell it."""
+    """Return a record in the form of the fixtures."""
     return {
         "offset": row["offset"],
         "timestamp": row["timestamp"],
@@ -101,5 +102,5 @@ def _text(data: bytes | None) -> str | None:
 
 
 def longs(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """An array as the decoder works on it."""
+    """Return an array in the decoder's type."""
     return np.array(values, dtype=np.int64)

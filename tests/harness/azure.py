@@ -1,7 +1,6 @@
-"""Containers on Azurite, and how obstore opens them.
+"""Containers on Azurite, and the options with which obstore opens them.
 
-The options of `obstore.store.AzureStore` that work against Azurite, as `AzureContainer`
-gives them:
+The options of `obstore.store.AzureStore` that work against Azurite, as `AzureContainer` gives them:
 
     AzureStore(container,
                config={"account_name": "devstoreaccount1", "account_key": ACCOUNT_KEY,
@@ -10,9 +9,9 @@ gives them:
 
 `endpoint` ends with the account's name, because Azurite takes the account from the path. HTTPS
 needs `client_options={"root_certificate": pem_text}` in place of `allow_http`. `use_emulator=True`
-is not used: it takes port 10000.
+does not work here: it always uses port 10000.
 
-What obstore sends (recorded), with a Shared Key over `x-ms-version: 2023-11-03`:
+Requests that obstore sends (recorded), with a Shared Key over `x-ms-version: 2023-11-03`:
 
     put                    PUT /account/container/key  [if-none-match: *, or if-match: etag]
                            x-ms-meta-NAME, x-ms-access-tier, x-ms-tags
@@ -22,15 +21,15 @@ What obstore sends (recorded), with a Shared Key over `x-ms-version: 2023-11-03`
     copy                   PUT, x-ms-copy-source: URL of the source  [if-none-match: *]
     put from a file        PUT ?comp=block&blockid=ID, PUT ?comp=blocklist
 
-A refused create is 409 BlobAlreadyExists, a refused swap 412 ConditionNotMet. Known differences
-between Azurite 3.37.0 and Azure:
+Azurite refuses a create with 409 BlobAlreadyExists, and a conditional replacement with 412
+ConditionNotMet. Known differences between Azurite 3.37.0 and Azure:
 
 - Azurite ignores `startFrom` of a listing, which obstore sends for `offset`: it lists everything
   below the prefix.
-- A range that begins at the end of a blob is answered with 206 and no bytes; Azure answers 416.
-- The account's key is the only credential of this server; there are no roles, and an OAuth token is
+- Azurite answers a range that begins at the end of a blob with 206 and no bytes; Azure answers 416.
+- The account's key is the only credential of this server. There are no roles, and an OAuth token is
   refused.
-- All blobs are in memory, and gone after a restart.
+- All blobs are in memory, and lost after a restart.
 - Azurite closes a connection after 5 s without a request (it never reads its own option
   `--blobKeepAliveTimeout`). A client that sends a request at this moment sees a reset;
   `client_options={"pool_idle_timeout": "4s"}` avoids it.
@@ -58,12 +57,12 @@ _API_VERSION = "2023-11-03"
 _TIMEOUT_SECONDS = 60.0
 
 AzuriteFactory = Callable[[], AzuriteServer]
-"""Starts a server and returns it when it answers."""
+"""Starts a server, and returns it once it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AzureContainer:
-    """A container, its server, and the authority (a PEM file) of a server that speaks HTTPS."""
+    """A container, its server, and the authority (a PEM file) of a server with HTTPS."""
 
     server: AzuriteServer
     name: str
@@ -82,8 +81,8 @@ class AzureContainer:
         return {"root_certificate": self.authority.read_text()}
 
     def client(self) -> "AzureStore":
-        """Obstore's own client, without retries."""
-        from obstore.store import AzureStore  # noqa: PLC0415 -- not for all who import this
+        """Return an obstore client without retries."""
+        from obstore.store import AzureStore  # noqa: PLC0415 -- not every importer of this module has obstore
 
         return AzureStore(
             self.name,
@@ -94,16 +93,16 @@ class AzureContainer:
 
 
 def config_at(endpoint_url: str) -> "AzureConfig":
-    """The account of Azurite behind another endpoint, such as that of a proxy.
+    """Return the configuration of Azurite's account behind another endpoint, such as a proxy's.
 
     Args:
-        endpoint_url: ends with `/devstoreaccount1`.
+        endpoint_url: URL that ends with `/devstoreaccount1`.
     """
     return {"account_name": ACCOUNT, "account_key": ACCOUNT_KEY, "endpoint": endpoint_url}
 
 
 def new_container(server: AzuriteServer, authority: Path | None = None) -> AzureContainer:
-    """Create a container with a name of its own."""
+    """Create a container with a unique name."""
     name = f"container-{uuid.uuid4().hex[:10]}"
     create_container(server.endpoint_url, name, authority)
     return AzureContainer(server, name, authority)
@@ -113,7 +112,7 @@ def create_container(endpoint_url: str, name: str, authority: Path | None = None
     """Send Create Container, which obstore does not offer.
 
     Raises:
-        AssertionError: the server answered otherwise than with 201.
+        AssertionError: The status is not 201.
     """
     url = urlsplit(f"{endpoint_url}/{name}")
     headers = _signed("PUT", url.path, {"restype": "container"})
@@ -134,15 +133,15 @@ def _connection(netloc: str, authority: Path | None) -> http.client.HTTPConnecti
 
 
 def _signed(method: str, path: str, query: dict[str, str]) -> dict[str, str]:
-    """The headers of a request without a body, signed with the account's key (Shared Key).
+    """Return the headers of a request without a body, signed with the account's key (Shared Key).
 
     https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key
     """
     named = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _API_VERSION}
-    # Eleven standard headers, from Content-Encoding to Range, are empty lines when not sent.
+    # Eleven standard headers, from Content-Encoding to Range, are signed as empty lines if absent.
     lines = [method, *[""] * 11]
     lines += [f"{name}:{value}" for name, value in sorted(named.items())]
-    # The path of an emulator begins with the account, so the account is there twice.
+    # An emulator's path begins with the account, so the account appears twice.
     lines.append(f"/{ACCOUNT}{path}")
     lines += [f"{name}:{value}" for name, value in sorted(query.items())]
     text = "\n".join(lines).encode()

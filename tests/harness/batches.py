@@ -1,4 +1,4 @@
-"""Record batches made by hand: a sound header over any payload."""
+"""Handmade record batches: a valid header over any payload."""
 
 import struct
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
 
 _CRC = 17
-"""Where in a batch its CRC stands."""
+"""Position of the CRC in a batch, in bytes."""
 
 
-def make_batch(  # noqa: PLR0913  a header has that many fields
+def make_batch(  # noqa: PLR0913  one parameter for each field of a header
     base: int,
     count: int = 1,
     *,
@@ -24,7 +24,7 @@ def make_batch(  # noqa: PLR0913  a header has that many fields
     span: int | None = None,
     magic: int = 2,
 ) -> bytes:
-    """A batch of `count` records over `span` offsets; the payload is not a record's encoding."""
+    """Return a batch of `count` records over `span` offsets. The payload is no record encoding."""
     delta = (count if span is None else span) - 1
     covered = struct.pack(">hiqqqhii", attributes, delta, timestamp, timestamp, -1, -1, -1, count)
     covered += payload
@@ -33,19 +33,19 @@ def make_batch(  # noqa: PLR0913  a header has that many fields
 
 
 def with_crc(batch: bytes | bytearray) -> bytes:
-    """The batch with the CRC that belongs to what it holds."""
+    """Return the batch with the CRC of its content."""
     changed = bytearray(batch)
     changed[_CRC:CRC_START] = struct.pack(">I", crc32c(memoryview(changed)[CRC_START:]))
     return bytes(changed)
 
 
 def pread_of(data: bytes) -> Callable[[int, int], bytes]:
-    """A reader over bytes in memory: position and length, as `os.pread` takes them."""
+    """Return a reader over bytes in memory that takes position and length, like `os.pread`."""
     return lambda position, length: data[position : position + length]
 
 
 def facts_of(log: bytes, base: int) -> SegmentFacts:
-    """What a whole segment holds, every batch of which is checked."""
+    """Return the facts of a whole segment, after a check of every batch."""
     walker = BatchWalker(segment_file_name(BaseOffset(base), FileKind.LOG))
     walker.feed(memoryview(log))
     return walker.finish()

@@ -1,4 +1,4 @@
-"""Bodies that misbehave."""
+"""Request bodies that fail or change while they are read."""
 
 import io
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ class _Breaking(io.BytesIO):
         self._error = error
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = self._after - self.tell()
-        if left <= 0:
+        remaining = self._after - self.tell()
+        if remaining <= 0:
             raise self._error
-        return super().read(left if size is None or size < 0 else min(size, left))
+        return super().read(remaining if size is None or size < 0 else min(size, remaining))
 
 
 @dataclass(frozen=True, slots=True)
 class BreakingBody:
-    """Raises once `after` bytes have been read, each time it is opened."""
+    """Raises after `after` bytes have been read, each time it is opened."""
 
     data: bytes
     after: int
@@ -36,7 +36,7 @@ class BreakingBody:
 
 @dataclass(slots=True)
 class ChangingBody:
-    """Shows other bytes, of the same length, each time it is opened."""
+    """Has different bytes of the same length each time it is opened."""
 
     versions: list[bytes]
     opened: int = 0

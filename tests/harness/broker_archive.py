@@ -1,4 +1,4 @@
-"""A broker's own segments, stored as a sidecar would have: an archive for readers."""
+"""A broker's own segments, stored as a sidecar would store them: an archive for readers."""
 
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.keys import ArchiveLayout
@@ -14,23 +14,27 @@ from tests.harness.made_archive import MadeArchive
 def store_broker_segments(
     store: RemoteStorage, layout: ArchiveLayout, directory: str
 ) -> list[BrokerSegment]:
-    """Store the closed segments of one of the fixtures, such as `tx-0`; returns them."""
-    found = [one for one in closed_segments() if one.directory.name == directory]
+    """Store the closed segments of a fixture, such as `tx-0`, and return them."""
+    segments = [
+        segment_fixture
+        for segment_fixture in closed_segments()
+        if segment_fixture.directory.name == directory
+    ]
     topic, _, partition = directory.rpartition("-")
     archive = MadeArchive(store, layout, TopicPartition(topic, int(partition)))
-    for segment in found:
+    for segment in segments:
         for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
             archive.put(archive.key(segment.base, kind), segment.read(kind))
         log = segment.read(FileKind.LOG)
         counted = records_note(facts_of(log, segment.base).plain_records)
         notes = {NEXT_OFFSET_KEY: str(segment.next_base)} | counted | _companions(archive, segment)
         archive.put(archive.key(segment.base), log, notes)
-    archive.mark(found[-1].base, found[-1].next_base)
-    return found
+    archive.mark(segments[-1].base, segments[-1].next_base)
+    return segments
 
 
 def _companions(archive: MadeArchive, segment: BrokerSegment) -> dict[str, str]:
-    """Store what the broker has beside a segment, and note it, or that there is none."""
+    """Store the broker's optional files of a segment, and note which of them exist."""
     notes: dict[str, str] = {}
     for kind, name in NOTE_KEYS.items():
         notes[name] = NONE

@@ -1,4 +1,4 @@
-"""Genuine partitions of a real broker, with what a consumer read from them."""
+"""Partitions that a real broker wrote, with the records that a consumer read from them."""
 
 import json
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from sidetier.segments.offsets import BaseOffset
 
 ROOT = Path(__file__).resolve().parents[1] / "fixtures" / "segments"
 
-# What the broker's `index.interval.bytes` was; it shows in the indexes it wrote.
+# The broker's `index.interval.bytes`, which determines the entries in its indexes.
 INDEX_INTERVALS = {"tx-0": 1024, "segms-0": 1024, "compacted-0": 1024}
 DEFAULT_INDEX_INTERVAL = 512
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSegment:
-    """One closed segment; `next_base` is that of the segment after it."""
+    """One closed segment; `next_base` is the base offset of the segment after it."""
 
     directory: Path
     base: BaseOffset
@@ -48,7 +48,7 @@ def meta(directory: Path) -> dict[str, Any]:
 
 
 def consumed(directory: Path, isolation: str = "read_uncommitted") -> list[dict[str, Any]]:
-    """What a consumer was given; no markers."""
+    """Return what a consumer received, without markers."""
     text = (directory / f"expected.{isolation}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -58,8 +58,8 @@ def closed_segments() -> list[BrokerSegment]:
 
 
 def _closed_in(directory: Path) -> list[BrokerSegment]:
-    said = meta(directory)
-    bases = [int(name) for name in [*said["closed_segments"], said["active_segment"]]]
+    facts = meta(directory)
+    bases = [int(name) for name in [*facts["closed_segments"], facts["active_segment"]]]
     return [
         BrokerSegment(directory, BaseOffset(base), following) for base, following in pairwise(bases)
     ]

@@ -1,4 +1,4 @@
-"""A topic of a real broker, archived as far as a test wants it: batches are copied from its log."""
+"""A topic of a real broker, from whose log a test copies batches into an archive."""
 
 import base64
 import struct
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass
 class TailedTopic(GrowingArchive):
-    """Two partitions; nothing of them is archived at first."""
+    """A topic with two partitions, of which nothing is archived at first."""
 
     directories: tuple[str, ...] = ()
     cluster: KraftCluster | None = None
@@ -44,7 +44,7 @@ class TailedTopic(GrowingArchive):
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """What the command line is given."""
+        """Arguments for the command line."""
         return ("--tail", "kafka", "--bootstrap", self.servers)
 
     def begin(self) -> "TailedTopic":
@@ -56,7 +56,7 @@ class TailedTopic(GrowingArchive):
         create_topic(self.servers, self.topic, partitions=2, configs={"retention.ms": -1})
 
     def write(self, count: int, partition: int = 0, *, writer: Producer | None = None) -> None:
-        """Records, each a batch of its own; every third has no value, every fifth headers."""
+        """Produce records in single batches; every third has no value, every fifth has headers."""
         producer = writer or Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
         for _ in range(count):
             self.sent += 1
@@ -71,7 +71,7 @@ class TailedTopic(GrowingArchive):
             assert producer.flush(SECONDS) == 0
 
     def transaction(self, count: int, partition: int = 0) -> Producer:
-        """Records of a transaction, which is left open."""
+        """Produce records in a transaction, which stays open."""
         self.sent += 1
         name = f"{self.topic}-{self.sent}"
         writer = Producer(
@@ -88,7 +88,7 @@ class TailedTopic(GrowingArchive):
         return writer
 
     def mixed(self, partition: int = 0) -> None:
-        """Records, and transactions that were committed and aborted."""
+        """Produce records, and transactions that are committed or aborted."""
         self.write(4, partition)
         self.transaction(3, partition).abort_transaction(SECONDS)
         self.transaction(3, partition).commit_transaction(SECONDS)
@@ -96,7 +96,7 @@ class TailedTopic(GrowingArchive):
         self.transaction(2, partition).abort_transaction(SECONDS)
 
     def archive_to(self, until: int, partition: int = 0) -> None:
-        """Store the batches that begin below an offset, behind those that are stored."""
+        """Store the batches that begin below an offset, after those already stored."""
         data, base, end = b"", self.archived.get(partition, 0), None
         for first, batch in self._batches(partition):
             if base <= first < until:
@@ -104,9 +104,9 @@ class TailedTopic(GrowingArchive):
                 end = first + 1 + struct.unpack_from(">i", batch, 23)[0]
         assert end is not None, "nothing more to store"
         store = open_plain(StorageEndpoint(f"file://{self.root}/store"))
-        made = MadeArchive(store, LAYOUT, Partition(self.topic, partition))
-        made.segment(base, data)
-        made.mark(base, end, topic_id=self.topic_id())
+        archive = MadeArchive(store, LAYOUT, Partition(self.topic, partition))
+        archive.segment(base, data)
+        archive.mark(base, end, topic_id=self.topic_id())
         store.close()
         self.archived[partition] = end
 
@@ -117,8 +117,10 @@ class TailedTopic(GrowingArchive):
     def _directory(self, partition: int) -> Path:
         assert self.cluster is not None
         name = f"{self.topic}-{partition}"
-        [found] = [one / name for one in self.cluster.log_dirs(1) if (one / name).is_dir()]
-        return found
+        [directory] = [
+            log_dir / name for log_dir in self.cluster.log_dirs(1) if (log_dir / name).is_dir()
+        ]
+        return directory
 
     def _batches(self, partition: int) -> Iterator[tuple[int, bytes]]:
         for path in sorted(self._directory(partition).glob("*.log")):
@@ -130,11 +132,11 @@ class TailedTopic(GrowingArchive):
                 at = end
 
     def ends(self) -> dict[int, int]:
-        """The last stable offsets."""
-        return {one: self.consumed(one)[1] for one in (0, 1)}
+        """Return the last stable offsets."""
+        return {partition: self.consumed(partition)[1] for partition in (0, 1)}
 
     def consumed(self, partition: int) -> tuple[list[KafkaMessage], int]:
-        """What a consumer reads, committed, and where it ends."""
+        """Return what a read-committed consumer reads, and the offset where it ends."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.servers,
@@ -145,22 +147,22 @@ class TailedTopic(GrowingArchive):
             }
         )
         consumer.assign([TopicPartition(self.topic, partition, 0)])
-        found: list[KafkaMessage] = []
+        messages: list[KafkaMessage] = []
         try:
             while True:
                 message = consumer.poll(SECONDS)
                 assert message is not None, "the broker is silent"
                 error = message.error()
                 if error is None:
-                    found.append(message)
+                    messages.append(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    return found, message.offset() or 0
+                    return messages, message.offset() or 0
         finally:
             consumer.close()
 
     def rows(self) -> list[Row]:
-        """The same of both, by partition and offset, as tests of tables have rows."""
-        return [_row(one) for partition in (0, 1) for one in self.consumed(partition)[0]]
+        """Return the consumed records of both partitions, in the row form of table tests."""
+        return [_row(message) for partition in (0, 1) for message in self.consumed(partition)[0]]
 
 
 def _row(message: KafkaMessage) -> Row:

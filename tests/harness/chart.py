@@ -1,4 +1,4 @@
-"""The real helm over the chart, with nothing of this machine's configuration."""
+"""The real helm on the chart, isolated from this machine's configuration."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a program said."""
+    """Output of a program."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Ran:
 
 
 def run_helm(*words: str | os.PathLike[str], kubeconfig: Path | None = None) -> Ran:
-    """One call of helm."""
+    """Run helm once."""
     with tempfile.TemporaryDirectory(prefix="helm-") as home:
         environment = {
             "PATH": os.environ["PATH"],
@@ -43,7 +43,7 @@ def run_helm(*words: str | os.PathLike[str], kubeconfig: Path | None = None) -> 
 
 
 def run_promtool(*words: str | os.PathLike[str], given: str = "") -> Ran:
-    """One call of promtool; `given` is its standard input."""
+    """Run promtool once; `given` is its standard input."""
     return _run([go_tool(PROMTOOL), *words], dict(os.environ), given)
 
 
@@ -63,39 +63,39 @@ def _run(
 
 
 def manifests(text: str) -> list[Manifest]:
-    """The objects in what helm rendered."""
-    return [found for found in yaml.safe_load_all(text) if found]
+    """Return the objects in helm's output."""
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
 @cache
 def rendered_text(values: Path) -> str:
-    """What `helm template` makes of a file of values."""
+    """Return what `helm template` renders for a values file."""
     ran = run_helm("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", values)
     assert ran.code == 0, ran.err
     return ran.out
 
 
 def rendered(values: Path) -> list[Manifest]:
-    """The objects of a file of values, anew for each caller."""
+    """Return the objects for a values file; each caller gets a new copy."""
     return manifests(rendered_text(values))
 
 
 def template(values: Mapping[str, Any], directory: Path, *more: str) -> Ran:
-    """`helm template` with these values."""
+    """Run `helm template` with these values."""
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
     return run_helm("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", file, *more)
 
 
 def one(objects: list[Manifest], kind: str, name: str = "") -> Manifest:
-    """The one object of a kind, or of a kind and name."""
-    found = [o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"])]
-    assert len(found) == 1, f"{len(found)} of kind {kind} {name}"
-    return found[0]
+    """Return the only object of a kind, or of a kind and name."""
+    matching = [o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"])]
+    assert len(matching) == 1, f"{len(matching)} of kind {kind} {name}"
+    return matching[0]
 
 
 def pod_spec(manifest: Manifest) -> Manifest | None:
-    """The specification of the pods that an object makes; None where it makes none."""
+    """Return the pod specification of an object; None if it creates no pods."""
     spec: Manifest = manifest.get("spec", {})
     if manifest["kind"] == "Pod":
         return spec
@@ -106,7 +106,7 @@ def pod_spec(manifest: Manifest) -> Manifest | None:
 
 
 def sidetier_containers(objects: list[Manifest]) -> list[Manifest]:
-    """Every container that runs our image."""
+    """Return every container that runs Sidetier's image."""
     specs = [spec for spec in map(pod_spec, objects) if spec is not None]
     all_of = [c for spec in specs for c in (*spec.get("initContainers", ()), *spec["containers"])]
     return [container for container in all_of if "args" in container]

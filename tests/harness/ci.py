@@ -1,4 +1,4 @@
-"""What is different where a run decides about a change."""
+"""Differences of test runs in CI."""
 
 import os
 
@@ -8,19 +8,19 @@ from sidetier.sandbox.errors import ServerTimeoutError
 
 
 def in_ci() -> bool:
-    """Whether this run decides about a change; then nothing may be left out."""
+    """Return whether this run decides about a change, so that no test may be skipped."""
     return os.environ.get("CI", "").lower() in {"1", "true"}
 
 
 STALL_SECONDS = 120.0 if in_ci() else 0.0
-"""By how much deadlines are later in CI, where a shared machine may stand still for a minute.
+"""Extra time of deadlines in CI, in seconds: a shared machine may stall for a minute.
 
-It costs a run that passes nothing: a wait ends as soon as what it waits for is there.
+A run that passes does not take longer, because a wait ends as soon as its condition holds.
 """
 
 
 class TooLittleHappenedError(AssertionError):
-    """A search for faults that found none, on a machine too slow to look at enough."""
+    """A search for faults that found none, because a slow machine examined too few cases."""
 
 
 def _was_too_slow(error: BaseException) -> bool:
@@ -29,7 +29,8 @@ def _was_too_slow(error: BaseException) -> bool:
 
 
 SEARCHES = pytest.mark.flaky(reruns=1, reruns_delay=10, condition=_was_too_slow)
-"""For tests that look for faults at random moments: what they find once is a finding.
+"""Retry marker for tests that look for faults at random moments.
 
-Only a wait that ran out, and a run in which too little happened, is tried again.
+Only an expired wait, and a run with too few cases, is tried again. A fault that was found once
+counts.
 """

@@ -1,4 +1,4 @@
-"""A cluster's state for tests, and a source that tells it."""
+"""A cluster state for tests, and a source that returns it."""
 
 from collections.abc import Collection, Mapping
 
@@ -55,12 +55,12 @@ STATE: Mapping[SnapshotKind, SnapshotContent] = {
 
 
 def offsets(offset: int) -> GroupOffsets:
-    """One group that has committed one offset."""
+    """Return offsets with one group that has committed one offset."""
     return GroupOffsets({"billing": {"orders": {0: CommittedOffset(offset)}}})
 
 
 class StateByHand:
-    """A ClusterStateSource that answers what it was told."""
+    """A ClusterStateSource that returns what the test sets."""
 
     def __init__(self, answers: Mapping[SnapshotKind, SnapshotContent] = STATE) -> None:
         self.answers = dict(answers)

@@ -1,4 +1,4 @@
-"""Factories for clusters that live for one test; every one is killed when the stack is closed."""
+"""Factories for clusters of one test; every cluster is killed when the stack is closed."""
 
 from contextlib import ExitStack
 from itertools import count
@@ -10,7 +10,7 @@ from sidetier.sandbox.kafka_config import Properties
 
 
 class KraftFactory(Protocol):
-    """Starts a cluster and returns it when it answers; the arguments are those of KraftCluster."""
+    """Starts a cluster, and returns it once it answers; the arguments are those of KraftCluster."""
 
     def __call__(
         self,
@@ -24,7 +24,7 @@ class KraftFactory(Protocol):
 
 
 class ZookeeperFactory(Protocol):
-    """Starts a cluster and returns it when it answers; as for ZookeeperCluster."""
+    """Starts a cluster, and returns it once it answers; as for ZookeeperCluster."""
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class ZookeeperFactory(Protocol):
 
 
 def kraft_factory(directory: Path, stack: ExitStack) -> KraftFactory:
-    """Clusters in `directory`/kraft-1, kraft-2, ..."""
+    """Return a factory of clusters in `directory`/kraft-1, kraft-2, ..."""
     numbers = count(1)
 
     def start(
@@ -63,7 +63,7 @@ def kraft_factory(directory: Path, stack: ExitStack) -> KraftFactory:
 
 
 def zookeeper_factory(directory: Path, stack: ExitStack) -> ZookeeperFactory:
-    """Clusters in `directory`/zookeeper-1, zookeeper-2, ..."""
+    """Return a factory of clusters in `directory`/zookeeper-1, zookeeper-2, ..."""
     numbers = count(1)
 
     def start(

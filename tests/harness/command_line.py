@@ -1,4 +1,4 @@
-"""The command line in this process, over a synthetic log dir and a file-system store."""
+"""The command line in this process, with a synthetic log dir and a file-system store."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from tests.harness.sidecar import merged
 
 
 class CommandLine:
-    """A configuration with one log dir and a store; runs commands, and reads their output."""
+    """A configuration with one log dir and a store. Runs commands and reads their output."""
 
     def __init__(self, root: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.root = root
@@ -35,11 +35,11 @@ class CommandLine:
         self.out = self.err = ""
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Lay these settings over the present ones."""
+        """Merge these settings into the present ones."""
         self._settings = merged(self._settings, changes)
 
     def run(self, *line: str) -> int:
-        """One command; its exit code. What it wrote is in `out` and `err`."""
+        """Run one command and return its exit code. Its output is in `out` and `err`."""
         self._file.write_text(yaml.safe_dump(self._settings), encoding="utf-8")
         self._capture.readouterr()
         code = run([line[0], "--config", str(self._file), *line[1:]])
@@ -47,21 +47,21 @@ class CommandLine:
         return code
 
     def json(self, *line: str, code: int = 0) -> Any:  # noqa: ANN401 -- JSON
-        """One command's JSON; its exit code must be this one."""
+        """Run one command, check its exit code, and return its JSON."""
         assert self.run(*line, "--output", "json") == code, self.err
         return json.loads(self.out)
 
     def lines(self) -> list[str]:
-        """What the last command wrote to standard output."""
+        """Return the last command's lines on standard output."""
         return self.out.splitlines()
 
     def stored(self) -> dict[str, bytes]:
-        """Every object on the store, by its key."""
+        """Return every object on the store, by its key."""
         files = (path for path in self.store.rglob("*") if path.is_file())
         keys = ((path.relative_to(self.store).as_posix(), path) for path in files)
         return {key: path.read_bytes() for key, path in keys if not key.startswith(".sidetier/")}
 
     def remove(self, ending: str) -> None:
-        """Remove the one object whose key ends so."""
+        """Remove the only object whose key has this suffix."""
         [key] = [key for key in self.stored() if key.endswith(ending)]
         (self.store / key).unlink()

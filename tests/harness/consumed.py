@@ -1,4 +1,4 @@
-"""What the cluster itself says that a partition holds."""
+"""Records of a partition as the cluster returns them."""
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -8,7 +8,7 @@ _POLL_SECONDS = 60.0
 
 
 def consume_all(bootstrap: str, topic: str, partition: int = 0) -> dict[int, Record]:
-    """Every record of a partition that a consumer is given, up to the high watermark."""
+    """Consume every record of a partition up to the high watermark."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -17,7 +17,7 @@ def consume_all(bootstrap: str, topic: str, partition: int = 0) -> dict[int, Rec
             "log_level": 0,
         }
     )
-    found: dict[int, Record] = {}
+    records: dict[int, Record] = {}
     try:
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=120)
         consumer.assign([TopicPartition(topic, partition, low)])
@@ -27,7 +27,7 @@ def consume_all(bootstrap: str, topic: str, partition: int = 0) -> dict[int, Rec
             assert message is not None, f"nothing at offset {position} of {high}"
             assert message.error() is None, message.error()
             position = (message.offset() or 0) + 1
-            found[position - 1] = Record(message.key(), message.value())
+            records[position - 1] = Record(message.key(), message.value())
     finally:
         consumer.close()
-    return found
+    return records

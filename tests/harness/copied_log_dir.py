@@ -1,4 +1,4 @@
-"""A real broker's partition, copied into log dirs of a test's own, where it can be damaged."""
+"""A real broker's partition, copied into a test's own log dirs, where it can be damaged."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from tests.harness.stored_log import Record
 from tests.harness.topics import create_topic
 
 SMALL_BATCHES: Mapping[str, str | int] = {"batch.num.messages": 2}
-"""So that the indexes of small segments have entries."""
+"""Small enough that the indexes of small segments have entries."""
 
 STATIC: dict[str, Any] = {"leadership": {"source": "static"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A partition that a real broker has written, and what was sent to it."""
+    """A partition that a real broker wrote, and the records that were produced to it."""
 
     directory: Path
     records: Mapping[int, Record]
@@ -34,7 +34,7 @@ class Original:
 
 
 def write_original(bootstrap: str, log_dir: Path, topic: str, segments: int) -> Original:
-    """A partition with at least so many closed segments, which nobody writes to any more."""
+    """Write a partition with at least this many closed segments, and no later producer."""
     configs = small_segments(index_interval_bytes=4096, file_delete_delay_ms=1000)
     create_topic(bootstrap, topic, configs=configs)
     ledger = Ledger()
@@ -46,9 +46,9 @@ def write_original(bootstrap: str, log_dir: Path, topic: str, segments: int) -> 
 
 @dataclass(slots=True)
 class CopiedLogDir:
-    """A log dir with copies of one partition under many names, all of it committed.
+    """A log dir with copies of one partition under many names; all records are committed.
 
-    The broker's own `meta.properties` goes along.
+    It has the broker's own `meta.properties`.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class CopiedLogDir:
         shutil.copy2(self.original.directory.parent / "meta.properties", self.path)
 
     def add(self, topic: str, number: int = 0, *, segments: int | None = None) -> Path:
-        """A copy as `topic`-`number`, with the first so many closed segments, or all of them."""
+        """Add a copy as `topic`-`number`, with the first closed segments, or all of them."""
         target = self.path / f"{topic}-{number}"
         target.mkdir()
         for name in ("leader-epoch-checkpoint", "partition.metadata"):
@@ -70,7 +70,7 @@ class CopiedLogDir:
         return target
 
     def grow(self, target: Path, segments: int) -> None:
-        """Copy more: so many closed segments, and the next one's `.log` as the active one."""
+        """Copy more closed segments, and the next segment's `.log` as the active one."""
         bases = self.original.bases
         for base in bases[:segments]:
             for path in self.original.directory.glob(f"{base:020d}.*"):
@@ -81,7 +81,7 @@ class CopiedLogDir:
         self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Everything is committed; written last, as the gate wants it."""
+        """Write a checkpoint with everything committed; last, because it must be the newest."""
         end = self.original.bases[-1]
         rows = "".join(f"{topic} {number} {end}\n" for topic, number in self.copies)
         temporary = self.path / "replication-offset-checkpoint.tmp"
@@ -89,13 +89,13 @@ class CopiedLogDir:
         temporary.rename(self.path / "replication-offset-checkpoint")
 
     def sent(self) -> dict[Partition, Mapping[int, Record]]:
-        """What was sent to each of the copies."""
+        """Return the records in each of the copies."""
         return dict.fromkeys(self.copies, self.original.records)
 
 
 def static_settings(
     log_dirs: Sequence[CopiedLogDir], store: ArchiveStore, changes: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Settings for a sidecar over log dirs without a broker."""
+    """Return settings for a sidecar over log dirs without a broker."""
     basic = basic_settings([log_dir.path for log_dir in log_dirs], store)
     return merged(merged(basic, STATIC), changes or {})

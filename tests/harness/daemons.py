@@ -1,4 +1,4 @@
-"""The whole daemon in this process: a synthetic log dir, a store in memory, leadership by hand."""
+"""The whole daemon in this process: synthetic log dir, in-memory store, set leadership."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +45,7 @@ DEADLINE = 10.0
 
 
 class LeadershipByHand:
-    """A LeadershipSource that shows what a test says, also before and after `start`."""
+    """A LeadershipSource that shows what the test sets, also before and after `start`."""
 
     def __init__(self, leads: Mapping[TopicPartition, int] | None = None) -> None:
         self._publisher = ViewPublisher()
@@ -62,7 +62,7 @@ class LeadershipByHand:
         self._publish()
 
     def doubt(self) -> None:
-        """The source can be believed no more, until the next `lead` or `lose`."""
+        """Make the source unreliable until the next `lead` or `lose`."""
         self._publisher.publish(LeadershipView())
 
     def start(self, listener: ViewListener) -> None:
@@ -85,7 +85,7 @@ class LeadershipByHand:
 
 
 class ConfigsByHand:
-    """A TopicConfigSource that answers what it was told."""
+    """A TopicConfigSource that returns what the test sets."""
 
     def __init__(self, answers: Mapping[str, TopicConfig | None]) -> None:
         self.answers = dict(answers)
@@ -101,11 +101,11 @@ class ConfigsByHand:
         return {topic: self.answers.get(topic) for topic in wanted if topic not in self.left_out}
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to close."""
 
 
 class HighWatermarksByHand:
-    """A HighWatermarkSource that answers what it was told."""
+    """A HighWatermarkSource that returns what the test sets."""
 
     def __init__(self, answers: Mapping[TopicPartition, HighWatermark] | None = None) -> None:
         self.answers = dict(answers or {})
@@ -124,15 +124,13 @@ class HighWatermarksByHand:
 
 
 def place_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Place:
-    """One place for all topics."""
+    """Return the same place for all topics."""
     return Place(store, LAYOUT, ArchiveWriter(store, LAYOUT, MetadataCache(cache_bytes)))
 
 
 def uploader_config(**settings: object) -> UploaderConfig:
-    """Few threads, a short poll, no floor of free disk, and nothing but what is led; anything else
-    as it is by default.
-    """
-    known: dict[str, Any] = {
+    """Return defaults with few threads, short polls, no minimum of free disk, no rescue."""
+    defaults: dict[str, Any] = {
         "threads": 2,
         "request_threads": 2,
         "high_watermark": {"poll_interval": 0.02},
@@ -140,12 +138,12 @@ def uploader_config(**settings: object) -> UploaderConfig:
         "rescue": {"enabled": False},
         "shutdown_grace": 5.0,
     }
-    return UploaderConfig.model_validate(known | settings)
+    return UploaderConfig.model_validate(defaults | settings)
 
 
 @dataclass
 class Site:
-    """What a daemon works with, kept over its restarts."""
+    """Environment of a daemon, kept over its restarts."""
 
     log_dirs: list[LogDir]
     store: RemoteStorage
@@ -159,14 +157,15 @@ class Site:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     places: PlaceOf | None = None
-    """By default all topics have their place on `store`."""
+    """None puts all topics on `store`."""
     make_log_dirs: Callable[[list[str], Callable[[str], bool]], LogDirs] = LogDirs
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    """The metrics of the last daemon."""
+    """Metrics of the last daemon."""
 
     def daemon(self, **settings: object) -> Daemon:
-        """A new daemon, not yet running. By default it leads every partition of the log dirs, each
-        in the epoch that its log is in.
+        """Create a new daemon, which does not run yet.
+
+        By default it leads every partition of the log dirs, each in the epoch of its log.
         """
         leadership = self.leadership or LeadershipByHand(
             {
@@ -199,13 +198,13 @@ class Site:
         )
 
     def settle(self, **settings: object) -> Daemon:
-        """Run a daemon until everything is stored that can be."""
+        """Run a daemon until everything that can be stored is stored."""
         daemon = self.daemon(**settings)
         daemon.run_until_settled()
         return daemon
 
     def running(self, **settings: object) -> "RunningDaemon":
-        """A daemon on a thread of its own; as a context manager it is started, and stopped."""
+        """Return a daemon for a thread of its own: a context manager that starts and stops it."""
         return RunningDaemon(self.daemon(**settings))
 
 
@@ -224,14 +223,14 @@ class RunningDaemon:
     def _run(self) -> None:
         try:
             self.daemon.run()
-        except BaseException as error:  # noqa: BLE001  the test looks at it
+        except BaseException as error:  # noqa: BLE001  the test checks it
             self.error = error
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout: float = DEADLINE) -> None:
-        """As a signal does, and wait for the end."""
+        """Stop the daemon as a signal does, and wait for its end."""
         self.daemon.stop()
         self.join(timeout)
 
@@ -254,11 +253,11 @@ class RunningDaemon:
             raise self.error
 
     def status(self, tp: TopicPartition) -> PartitionStatus | None:
-        found = self.daemon.status.snapshot().partitions
-        return next((status for status in found if status.topic_partition == tp), None)
+        partitions = self.daemon.status.snapshot().partitions
+        return next((status for status in partitions if status.topic_partition == tp), None)
 
     def wait(self, condition: Callable[[], object], what: str, timeout: float = DEADLINE) -> None:
-        """Wait for a condition; a daemon that has died says why."""
+        """Wait for a condition; a daemon that died raises its error."""
 
         def probe() -> object:
             if self.error is not None:
@@ -269,20 +268,20 @@ class RunningDaemon:
 
 
 def watermark_of(store: FakeStorage, tp: TopicPartition) -> Watermark | None:
-    """The watermark as it is stored, without a request."""
+    """Return the stored `offset.wm`, without a request."""
     key = LAYOUT.watermark_key(tp)
     data = store.contents().get(key)
     return None if data is None else decode_watermark(data, key)
 
 
 def stored_next(store: FakeStorage, tp: TopicPartition) -> int | None:
-    """The stored next offset, None without a watermark."""
+    """Return the stored archive end offset; None without an `offset.wm`."""
     watermark = watermark_of(store, tp)
     return None if watermark is None else watermark.next_offset
 
 
 def stored_logs(store: FakeStorage, tp: TopicPartition) -> dict[int, bytes]:
-    """The bytes of each stored `.log` by base offset."""
+    """Return the bytes of each stored `.log` by base offset."""
     prefix = LAYOUT.partition_prefix(tp)
     return {
         int(key.removeprefix(prefix)[:20]): data
@@ -292,5 +291,5 @@ def stored_logs(store: FakeStorage, tp: TopicPartition) -> dict[int, bytes]:
 
 
 def key_of(tp: TopicPartition, base: int, kind: FileKind = FileKind.LOG) -> str:
-    """The key of one file of a segment."""
+    """Return the key of one file of a segment."""
     return LAYOUT.object_key(tp, BaseOffset(base), kind)

@@ -1,4 +1,4 @@
-"""Disks for a log dir that a test fills, breaks or takes away while a broker uses them."""
+"""Disks for a log dir that a test fills, breaks or removes while a broker uses them."""
 
 import fcntl
 import os
@@ -13,11 +13,11 @@ from typing import Final, Literal, Protocol
 from tests.harness.waiting import wait_until
 
 Failure = Literal["unreadable", "torn", "absent"]
-"""How a disk fails.
+"""Ways in which a disk fails.
 
-`unreadable`: each read and write is EIO; what was written is there after the repair.
-`torn`: the same, and what was not yet synced is lost, as after a loss of power.
-`absent`: the mount is gone, and in its place is an empty directory.
+`unreadable`: each read and write returns EIO; written data exists again after the repair.
+`torn`: the same, and data that was not synced is lost, as after a power failure.
+`absent`: the mount is gone, and an empty directory takes its place.
 """
 
 _SIZE: Final = 128 * 1024 * 1024
@@ -25,22 +25,22 @@ _INODES: Final = 8192
 _UNMOUNT_SECONDS: Final = 60.0
 _EXT4_SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _SHUTDOWN_FLAGS: Final[dict[Failure, int]] = {
-    "unreadable": 0,  # EXT4_GOING_FLAGS_DEFAULT: everything is written first
+    "unreadable": 0,  # EXT4_GOING_FLAGS_DEFAULT: writes everything first
     "torn": 2,  # EXT4_GOING_FLAGS_NOLOGFLUSH
 }
 
 
 class Disk(Protocol):
-    """A directory that is a disk of its own, or stands for one."""
+    """A directory that is a separate disk, or that simulates one."""
 
     path: Path
 
     def fill(self) -> None:
-        """Leave no room, not for one more file. Deletions make room again: repeat it."""
+        """Fill the disk, so that not even a new file fits. Repeat the call after deletions."""
         ...
 
     def fail(self, failure: Failure) -> None:
-        """Break it under the processes that use it."""
+        """Break the disk while processes use it."""
         ...
 
     @property
@@ -49,12 +49,12 @@ class Disk(Protocol):
         ...
 
     def repair(self) -> None:
-        """Make room, or bring it back, with what is on it."""
+        """Free the room, or bring the disk back, with its content."""
         ...
 
 
 class LoopDisk:
-    """An ext4 file system in a file, on a loop device. Needs root, as `can_make_loop_disks` says.
+    """An ext4 file system in a file, on a loop device. Needs root, see `can_make_loop_disks`.
 
     Args:
         path: The mount point; the image is the file beside it with the suffix `.img`.
@@ -69,7 +69,7 @@ class LoopDisk:
         with image.open("wb") as file:
             file.truncate(_SIZE)
         _run("mkfs.ext4", "-q", "-F", "-b", "4096", "-N", str(_INODES), str(image))
-        # The device stays when the file system is unmounted: the same one is mounted again.
+        # The device survives an unmount, so that the same one can be mounted again.
         self._device = _run("losetup", "--find", "--show", str(image)).strip()
         try:
             self._mount()
@@ -78,11 +78,11 @@ class LoopDisk:
             raise
 
     def fill(self) -> None:
-        """Use up the blocks for everybody but root, and all inodes.
+        """Use up all inodes, and the blocks for every user but root.
 
         A broker that runs out of blocks can fail in the middle of an append, in a memory-mapped
-        index (SIGBUS): it then keeps bytes in a log that it has refused. Without inodes it fails
-        with the same ENOSPC, cleanly, when it creates the next segment.
+        index (SIGBUS). It then keeps bytes in a log that it has refused. Without inodes it fails
+        cleanly, with the same ENOSPC, when it creates the next segment.
         """
         self._ballast.mkdir(exist_ok=True)
         try:
@@ -98,7 +98,7 @@ class LoopDisk:
                 raise
 
     def fail(self, failure: Failure) -> None:
-        """Shut the file system down, or unmount it from under its users."""
+        """Shut the file system down, or unmount it while processes use it."""
         self._failure = failure
         if failure == "absent":
             _run("umount", "--lazy", str(self.path))
@@ -111,11 +111,11 @@ class LoopDisk:
 
     @property
     def needs_closed_files(self) -> bool:
-        """A file system that was shut down comes back with the next mount only."""
+        """True after a shutdown: the file system comes back with the next mount only."""
         return self._failure in _SHUTDOWN_FLAGS
 
     def repair(self) -> None:
-        """Remove what fills it, or mount it again."""
+        """Remove the files that fill it, or mount it again."""
         if self._failure is None:
             shutil.rmtree(self._ballast, ignore_errors=True)
             return
@@ -125,7 +125,7 @@ class LoopDisk:
         self._failure = None
 
     def close(self) -> None:
-        """Give mount and device back, at the latest when the last process closes its files."""
+        """Release mount and device, at the latest when the last process closes its files."""
         subprocess.run(["umount", "--lazy", str(self.path)], check=False, stderr=subprocess.DEVNULL)
         _run("losetup", "--detach", self._device)
 
@@ -138,10 +138,10 @@ class LoopDisk:
 
 
 class Folder:
-    """A plain directory, where nothing may be mounted.
+    """A plain directory, for hosts where mounts are not allowed.
 
-    Each failure, and no room, is a file in the place of the directory: a broker that creates the
-    next segment gets ENOTDIR, while the files that are open go on working.
+    Each failure, and a lack of room, puts a file in the place of the directory. A broker that
+    creates the next segment gets ENOTDIR, while its open files continue to work.
     """
 
     needs_closed_files = False
@@ -152,12 +152,12 @@ class Folder:
         path.mkdir(parents=True)
 
     def fill(self) -> None:
-        """As `fail`."""
+        """Simulate a full disk in the same way as `fail`."""
         if not self._aside.exists():
             self.fail("absent")
 
-    def fail(self, failure: Failure) -> None:  # noqa: ARG002 - they are all the same here
-        """Put a file in its place."""
+    def fail(self, failure: Failure) -> None:  # noqa: ARG002 - all failures are the same here
+        """Put a file in the place of the directory."""
         self.path.rename(self._aside)
         self.path.touch()
 
@@ -169,7 +169,7 @@ class Folder:
 
 @contextmanager
 def make_disk(path: Path) -> Iterator[Disk]:
-    """The best disk that this process can make at `path`, which must not exist."""
+    """Create the most realistic disk that this process can, at `path`, which must not exist."""
     if not can_make_loop_disks(path.parent):
         yield Folder(path)
         return
@@ -181,7 +181,7 @@ def make_disk(path: Path) -> Iterator[Disk]:
 
 
 def can_make_loop_disks(directory: Path) -> bool:
-    """Whether this process may mount an ext4 file system from a loop device."""
+    """Return whether this process may mount an ext4 file system from a loop device."""
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or shutil.which("losetup") is None:
         return False
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The Dockerfile, read instruction by instruction, as far as ours goes."""
+"""Parser for Dockerfiles, limited to the syntax that Sidetier's Dockerfile uses."""
 
 import json
 import re
@@ -20,41 +20,41 @@ class Instruction:
 
     @property
     def words(self) -> list[str]:
-        """The rest of the line, word by word."""
+        """Words of the rest of the line."""
         return self.rest.split()
 
     def exec_form(self) -> list[str]:
-        """The words of a JSON list; ValueError where a shell would be started."""
+        """Words of the exec form (a JSON list). Raises ValueError for the shell form."""
         words = json.loads(self.rest)
         if not isinstance(words, list) or not words:
             raise ValueError(f"{self.name} {self.rest} is no list of words")
         return [str(word) for word in words]
 
     def flag(self, name: str) -> str | None:
-        """The value of `--name=value`, None where it is not given."""
-        given = [flag.partition("=")[2] for flag in self.flags if flag.startswith(f"--{name}=")]
-        return given[0] if given else None
+        """Return the value of `--name=value`; None if it is absent."""
+        values = [flag.partition("=")[2] for flag in self.flags if flag.startswith(f"--{name}=")]
+        return values[0] if values else None
 
 
 @dataclass(slots=True)
 class Stage:
-    """What follows one FROM."""
+    """One stage: the instructions after a FROM."""
 
     base: str
     name: str | None
     instructions: list[Instruction] = field(default_factory=list)
 
     def all(self, name: str) -> list[Instruction]:
-        """The instructions of this name, in order."""
-        return [found for found in self.instructions if found.name == name]
+        """Return the instructions of this name, in order."""
+        return [instruction for instruction in self.instructions if instruction.name == name]
 
     def last(self, name: str) -> Instruction:
-        """The one that counts of instructions that replace each other."""
+        """Return the last instruction of this name, which replaces the others."""
         return self.all(name)[-1]
 
 
 def read_stages(path: Path = ROOT / "Dockerfile") -> list[Stage]:
-    """All stages; the defaults of ARGs before the first FROM are filled into the bases."""
+    """Read all stages, with the defaults of leading ARGs filled into the base images."""
     defaults: dict[str, str] = {}
     stages: list[Stage] = []
     for instruction in _instructions(path.read_text(encoding="utf-8")):
@@ -78,9 +78,9 @@ def _instructions(text: str) -> list[Instruction]:
 
 
 def _parse(line: str) -> Instruction:
-    name, _, rest = line.strip().partition(" ")
+    name, _, remainder = line.strip().partition(" ")
     flags = []
-    while rest.lstrip().startswith("--"):
-        flag, _, rest = rest.lstrip().partition(" ")
+    while remainder.lstrip().startswith("--"):
+        flag, _, remainder = remainder.lstrip().partition(" ")
         flags.append(flag)
-    return Instruction(name.upper(), tuple(flags), rest.strip())
+    return Instruction(name.upper(), tuple(flags), remainder.strip())

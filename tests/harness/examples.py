@@ -1,4 +1,4 @@
-"""The files of `examples/`, run as their readers run them."""
+"""Runs the files of `examples/` as their readers run them."""
 
 import os
 import subprocess
@@ -11,12 +11,12 @@ _SECONDS = 180
 
 
 def every_example() -> list[str]:
-    """Their names."""
+    """Return the names of all examples."""
     return sorted(path.name for path in ROOT.glob("*.py"))
 
 
 def command(name: str, *arguments: object) -> list[str]:
-    """The command line of one."""
+    """Return the command line of one example."""
     return [sys.executable, "-u", str(ROOT / name), *map(str, arguments)]
 
 
@@ -26,7 +26,7 @@ def run_example(
     environment: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
 ) -> list[str]:
-    """What one prints, line by line; AssertionError where it fails."""
+    """Run one example and return its output lines; AssertionError if it fails."""
     done = subprocess.run(
         command(name, *arguments),
         env={**os.environ, **(environment or {})},

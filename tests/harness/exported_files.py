@@ -1,4 +1,4 @@
-"""Exports of files in a test: a job over a made archive, and what its output holds."""
+"""Tests of file exports: a job over a handmade archive, and the content of its output."""
 
 import base64
 import gzip
@@ -45,9 +45,9 @@ def files_job(  # noqa: PLR0913 -- most have a default
     asked: Asked | None = None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     registry: RegistryConfig | None = None,
-    **changes: Any,  # noqa: ANN401  fields of the job
+    **changes: Any,  # noqa: ANN401 -- fields of the job
 ) -> Iterator[FilesJob]:
-    """A job on one thread, from one open store to another."""
+    """Yield a job on one thread, from one open store to another."""
     access = access_to(archive, layout)
     with (
         Planner(access, threads=1) as planner,
@@ -70,13 +70,13 @@ def files_job(  # noqa: PLR0913 -- most have a default
 def manifest_in(
     objects: Mapping[str, bytes], topic: str = "orders", below: str = "topics"
 ) -> Manifest:
-    """The state of an output."""
+    """Return the manifest of an output."""
     key = manifest_key(below, topic)
     return decode_manifest(objects[key], f"{URL}/{key}")
 
 
 def data_files(objects: Mapping[str, bytes], below: str = "topics/") -> dict[str, bytes]:
-    """Every file of ours by its key."""
+    """Return every data file of the output by its key."""
     return {
         key: data
         for key, data in sorted(objects.items())
@@ -85,7 +85,7 @@ def data_files(objects: Mapping[str, bytes], below: str = "topics/") -> dict[str
 
 
 def rows_of(key: str, data: bytes) -> list[dict[str, Any]]:
-    """The rows of a file, by its name's ending."""
+    """Return the rows of a file, in the format of its suffix."""
     if key.endswith(".gz"):
         return rows_of(key.removesuffix(".gz"), gzip.decompress(data))
     if key.endswith(".parquet"):
@@ -99,19 +99,19 @@ def rows_of(key: str, data: bytes) -> list[dict[str, Any]]:
 
 
 def as_consumed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of Parquet as the fixtures tell a record, but for its leader epoch."""
+    """Return a row of Parquet in the form of the fixtures, without the leader epoch."""
     return {
         "offset": row["offset"],
         "timestamp": round(row["timestamp"].timestamp() * 1000),
         "timestamp_type": ("CreateTime", "LogAppendTime")[row["timestampType"]],
         "key": _text(row["key"]),
         "value": _text(row["value"]),
-        "headers": [[one["key"], _text(one["value"])] for one in row["headers"]],
+        "headers": [[header["key"], _text(header["value"])] for header in row["headers"]],
     }
 
 
 def consumed_below(directory: Path, isolation: str, end: int) -> list[dict[str, Any]]:
-    """What a consumer of a real broker read, up to an offset; in the form of `as_consumed`."""
+    """Return what a real broker's consumer read below an offset, as in `as_consumed`."""
     rows = [row for row in expected(directory, isolation) if row["offset"] < end]
     return [{name: row[name] for name in row if name != "leader_epoch"} for row in rows]
 
@@ -121,7 +121,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def offsets_in(objects: Mapping[str, bytes]) -> Counter[tuple[int, int]]:
-    """How often each Kafka partition's offset is in any file that a reader of the output sees."""
+    """Count how often each Kafka offset is in the files that a reader of the output sees."""
     return Counter(
         (row["partition"], row["offset"])
         for key, data in data_files(objects).items()
@@ -130,5 +130,5 @@ def offsets_in(objects: Mapping[str, bytes]) -> Counter[tuple[int, int]]:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """The columns of a file."""
+    """Return the schema of a file."""
     return pq.read_schema(io.BytesIO(data))

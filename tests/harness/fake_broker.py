@@ -1,4 +1,4 @@
-"""A broker that answers what a test tells it to, on a real socket, and fails as it is told."""
+"""A broker on a real socket that answers and fails as a test sets it."""
 
 import socket
 import ssl
@@ -20,14 +20,14 @@ from sidetier.wire.settings import Address
 
 HOST: Final = "127.0.0.1"
 HANG_UP: Final = b""
-"""Instead of a response: close the connection."""
+"""Returned instead of a response: close the connection."""
 _SIZE: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">hhih")
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request: its header, and its body as kio's entity."""
+    """A request: its header, and its body as an entity of kio."""
 
     api: ApiKey
     version: int
@@ -36,25 +36,25 @@ class Received:
     entity: Any
 
     def response(self, **values: object) -> bytes:
-        """The body of a response of the same version."""
+        """Return the body of a response of the same version."""
         return response_body(self.api, self.version, **values)
 
 
 Answer = Callable[[Received], bytes | None]
-"""Returns the body of a response, HANG_UP, or None to be silent."""
+"""Returns the body of a response, HANG_UP, or None to send no answer."""
 Rewrite = Callable[[Received, bytes], bytes]
-"""Changes the bytes of a whole frame; a frame that becomes shorter ends the connection."""
+"""Changes the bytes of a whole frame. A frame that becomes shorter ends the connection."""
 
 
 def response_body(api: ApiKey, version: int, **values: object) -> bytes:
-    """What kio writes for a response."""
+    """Return the bytes that kio writes for a response."""
     return encode(build_entity(load_response_schema(api, version), values))
 
 
 def led_by(
     broker: "FakeBroker", request: Received, tp: TopicPartition, topic_id: UUID | None = None
 ) -> bytes:
-    """The answer to Metadata of a cluster with one broker, one topic and one partition."""
+    """Answer Metadata for a cluster with one broker, one topic and one partition."""
     partition = {
         "error_code": ErrorCode.none,
         "partition_index": tp.partition,
@@ -84,7 +84,7 @@ def led_by(
 
 
 def coordinated_by(broker: "FakeBroker", request: Received) -> bytes:
-    """The answer to FindCoordinator of a cluster with one broker."""
+    """Answer FindCoordinator for a cluster with one broker."""
     host, port = broker.address
     return request.response(
         throttle_time=0,
@@ -99,8 +99,8 @@ def coordinated_by(broker: "FakeBroker", request: Received) -> bytes:
 def committed_by(
     request: Received, offsets: Mapping[int, int], error: ErrorCode = ErrorCode.none
 ) -> bytes:
-    """The answer to OffsetFetch for partitions of one topic, by their numbers."""
-    (asked,) = request.entity.topics
+    """Answer OffsetFetch for partitions of one topic, by their numbers."""
+    (topic,) = request.entity.topics
     rows = [
         {
             "partition_index": number,
@@ -109,21 +109,20 @@ def committed_by(
             "metadata": "",
             "error_code": error,
         }
-        for number in asked.partition_indexes
+        for number in topic.partition_indexes
     ]
     return request.response(
         throttle_time=0,
-        topics=[{"name": asked.name, "partitions": rows}],
+        topics=[{"name": topic.name, "partitions": rows}],
         error_code=ErrorCode.none,
     )
 
 
 @dataclass(slots=True)
 class FakeBroker:
-    """Answers ApiVersions by `versions`, and other requests by `answers`.
+    """A broker that answers ApiVersions from `versions`, and other requests from `answers`.
 
-    A connection is served by a thread of its own. `received` has all requests in the order in which
-    they came.
+    Each connection has a thread of its own. `received` has all requests in order of arrival.
     """
 
     address: Address
@@ -132,22 +131,22 @@ class FakeBroker:
     rewrite: Rewrite = lambda _, frame: frame
     received: list[Received] = field(default_factory=list)
     piece_bytes: int = 1 << 20
-    """Responses are sent in pieces of this size."""
+    """Size of the pieces in which responses are sent, in bytes."""
     connections: int = 0
 
     def apis(self) -> list[ApiKey]:
-        """The requests that came, without ApiVersions."""
+        """Return the received requests, without ApiVersions."""
         return [each.api for each in self.received if each.api is not ApiKey.API_VERSIONS]
 
     def answer(self, request: Received) -> bytes | None:
-        """The body of the response."""
+        """Return the body of the response."""
         if request.api in self.answers:
             return self.answers[request.api](request)
         assert request.api is ApiKey.API_VERSIONS, f"no answer to {request.api.title}"
         return self.offer(request.version)
 
     def offer(self, version: int, error: ErrorCode = ErrorCode.none) -> bytes:
-        """A response to ApiVersions."""
+        """Return a response to ApiVersions."""
         api_keys = [
             {"api_key": api, "min_version": lowest, "max_version": highest}
             for api, (lowest, highest) in self.versions.items()
@@ -164,7 +163,7 @@ def fake_broker(
     *,
     context: ssl.SSLContext | None = None,
 ) -> Iterator[FakeBroker]:
-    """A broker that listens until the context is left; offers what `wire` knows by default."""
+    """Yield a listening broker. By default it supports the versions that `wire` knows."""
     with socket.create_server((HOST, 0)) as server:
         broker = FakeBroker(
             Address(HOST, server.getsockname()[1]),
@@ -236,7 +235,7 @@ def _reply(connection: socket.socket, broker: FakeBroker, request: Received) -> 
     return len(sent) >= len(frame)
 
 
-def _read(stream: Any) -> Received | None:  # noqa: ANN401 - of a socket
+def _read(stream: Any) -> Received | None:  # noqa: ANN401 - a stream over a socket
     head = stream.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None

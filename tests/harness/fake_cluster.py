@@ -1,4 +1,4 @@
-"""A cluster as the commands ask it, that says what a test wants."""
+"""A cluster for the CLI commands that returns what a test sets."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 
 @dataclass
 class FakeCluster:
-    """A Cluster; `asked` counts calls, `away` makes every one of them fail."""
+    """A Cluster. `asked` counts the calls; `away` makes every call fail."""
 
     brokers: Mapping[int, str] = field(default_factory=lambda: {1: "one:9092", 2: "two:9092"})
     partitions: dict[TopicPartition, ReplicaSet] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class FakeCluster:
     def add(
         self, tp: TopicPartition, *replicas: int, start: int = 0, high_watermark: int = 0
     ) -> None:
-        """A partition that the first of these brokers leads, all of them in sync."""
+        """Add a partition with these replicas, all in sync; the first one leads."""
         self.partitions[tp] = ReplicaSet(replicas[0], replicas, replicas)
         self.known_bounds[tp] = LogOffsets(Offset(start), Offset(high_watermark))
 

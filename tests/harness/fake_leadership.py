@@ -1,4 +1,4 @@
-"""Stand-ins for a broker that answers Metadata requests, and for a ZooKeeper ensemble."""
+"""Fakes of a broker that answers Metadata requests, and of a ZooKeeper ensemble."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ from tests.harness.waiting import wait_until
 
 
 class ViewRecorder:
-    """A listener that keeps each view."""
+    """A listener that stores each view."""
 
     def __init__(self) -> None:
         self.views: list[LeadershipView] = []
@@ -38,7 +38,7 @@ class ViewRecorder:
         return self.views[-1] if self.views else LeadershipView()
 
     def wait_for(self, leads: Iterable[TopicPartition], timeout: float = 30.0) -> LeadershipView:
-        """Wait until the last view is known and shows exactly these partitions."""
+        """Wait until the last view is known and has exactly these partitions."""
         wanted = set(leads)
         wait_until(
             lambda: self.last.known and self.last.leads.keys() == wanted,
@@ -52,7 +52,7 @@ class ViewRecorder:
 
 
 class FakeMetadataRequest:
-    """A broker that answers at once what it was told to, is silent, keeps one waiting, or fails."""
+    """Metadata requests to a broker that answers, is silent, delays its answer, or fails."""
 
     def __init__(self, leads: Iterable[TopicPartition] = (), cluster_id: str | None = None) -> None:
         self._changed = Condition()
@@ -73,13 +73,13 @@ class FakeMetadataRequest:
             self._silent = silent
 
     def hold(self, *, held: bool = True) -> None:
-        """Keep those who ask waiting; each then gets what was true when it asked."""
+        """Delay all answers. Each delayed answer has the state at the time of its request."""
         with self._changed:
             self._held = held
             self._changed.notify_all()
 
     def fail(self, error: BaseException | None) -> None:
-        """Raise something that no request should, until told otherwise."""
+        """Raise an error that no request should raise, until the test changes it."""
         with self._changed:
             self._error = error
 
@@ -106,16 +106,16 @@ class FakeTree:
         self.reads: list[str] = []
         self.stopped = 0
         self.refused: set[str] = set()
-        """Paths whose reading raises the error in `refusal`."""
+        """Paths for which a read raises the error in `refusal`."""
         self.refusal: Exception = ConnectionLoss()
         self.withheld: set[str] = set()
-        """Paths whose answers stay on their way until `answer_late` is called."""
+        """Paths whose answers are withheld until `answer_late` is called."""
         self._late: list[Callable[[], None]] = []
         self._watched: set[str] = set()
         self._on_session: Callable[[Session], None] = lambda _: None
         self._on_fired: OnFired = lambda _: None
 
-    # what a test does
+    # Methods for the test
 
     def create_topic(
         self,
@@ -125,7 +125,7 @@ class FakeTree:
         replicas: tuple[int, ...] = (1, 2),
         topic_id: str | None = "AAAAAAAAAAAAAAAAAAAAAQ",
     ) -> None:
-        """The topic's node, then the list, then the states, each firing its watches."""
+        """Create the topic's node, then the list, then the states; each step fires its watches."""
         node = {"version": 3, "partitions": {str(p): list(replicas) for p in leaders}}
         if topic_id is not None:
             node["topic_id"] = topic_id
@@ -156,19 +156,19 @@ class FakeTree:
             self._fire(TOPICS_PATH)
 
     def session(self, *states: Session) -> None:
-        """Go through these states; the watches go with the connection."""
+        """Pass through these session states. The watches are lost with the connection."""
         for state in states:
             if state is not Session.CONNECTED:
                 self._watched.clear()
             self._on_session(state)
 
     def answer_late(self) -> None:
-        """Deliver the answers that were withheld, as they were when they were asked for."""
+        """Deliver the withheld answers, with the state at the time of their requests."""
         late, self._late = self._late, []
         for answer in late:
             answer()
 
-    # what the source does
+    # Methods for the leadership source
 
     def start(self, on_session: Callable[[Session], None], on_fired: OnFired) -> None:
         self._on_session, self._on_fired = on_session, on_fired

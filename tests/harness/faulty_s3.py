@@ -1,7 +1,7 @@
-"""A small S3 server that misbehaves on command: over real sockets, for what a mock cannot show.
+"""A small S3 server with faults on real sockets, for tests that a mock cannot cover.
 
-It stores objects in memory, looks at no signature, and records what it was sent. Faults are queued,
-and each is used up by one request.
+It stores objects in memory, checks no signature, and records its requests. Faults are queued, and
+each request uses up one.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class Seen:
 
 
 Fault = Callable[["_Handler"], bool]
-"""Acts on a request; True when the request goes on as if nothing had happened."""
+"""Acts on a request. Returns True if the request continues normally."""
 
 
 class FaultyS3(MisbehavingServer):
-    """Runs between `with` and its end; `faults` are taken in order, one per request."""
+    """Runs while its context is entered; `faults` are taken in order, one per request."""
 
     def __init__(self, certificate: TlsCertificate | None = None) -> None:
         context = None
@@ -70,7 +70,7 @@ class _Handler(MisbehavingHandler):
         body = self.read_body()
         self.record(body)
         self.owner.objects[self.key] = body
-        return hashlib.md5(body).hexdigest()  # noqa: S324 - an etag
+        return hashlib.md5(body).hexdigest()  # noqa: S324 - an ETag
 
     def serve(self) -> None:
         fault = self.owner.faults.pop(0) if self.owner.faults else None
@@ -101,7 +101,7 @@ class _Handler(MisbehavingHandler):
 
 
 def answer(status: int, code: str) -> Fault:
-    """Refuse, without asking for the body."""
+    """Return a fault that refuses without asking for the body."""
 
     def fault(handler: _Handler) -> bool:
         handler.record(b"")
@@ -112,7 +112,7 @@ def answer(status: int, code: str) -> Fault:
 
 
 def hang(handler: _Handler) -> bool:
-    """Take the request, and say nothing."""
+    """Accept the request and send no answer."""
     handler.record(handler.read_body())
     handler.owner.released.wait()
     handler.close_connection = True
@@ -120,7 +120,7 @@ def hang(handler: _Handler) -> bool:
 
 
 def cut_at_once(handler: _Handler) -> bool:
-    """Close the connection before the body is asked for."""
+    """Close the connection before the body is requested."""
     handler.record(b"")
     handler.cut()
     return False
@@ -136,7 +136,7 @@ def cut_in_request(handler: _Handler) -> bool:
 
 
 def cut_in_response(handler: _Handler) -> bool:
-    """Promise more bytes than are sent, and close."""
+    """Announce more bytes than are sent, and close the connection."""
     handler.record(handler.read_body())
     data = handler.owner.objects[handler.key]
     handler.send_response(200)
@@ -152,14 +152,14 @@ def cut_in_response(handler: _Handler) -> bool:
 
 
 def lose_the_answer(handler: _Handler) -> bool:
-    """Do what was asked, and close the connection instead of saying so."""
+    """Execute the request, and close the connection instead of answering."""
     handler.store()
     handler.cut()
     return False
 
 
 def garbage(handler: _Handler) -> bool:
-    """Answer what is no XML, as a proxy's error page."""
+    """Answer with a body that is not XML, like a proxy's error page."""
     handler.record(handler.read_body())
     handler.send_response(200)
     handler.send_header("Content-Length", "9")
@@ -169,16 +169,16 @@ def garbage(handler: _Handler) -> bool:
 
 
 def trickle(handler: _Handler) -> bool:
-    """Take the body a few bytes at a time, for as long as anybody sends."""
+    """Read the body a few bytes at a time, as long as the client sends."""
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _PIECE)
     handler.send_response_only(100)
     handler.end_headers()
-    taken = 0
+    size = 0
     while not handler.owner.released.wait(0.02):
         piece = handler.rfile.read(_PIECE)
         if not piece:
             break
-        taken += len(piece)
-    handler.record(b"x" * taken)
+        size += len(piece)
+    handler.record(b"x" * size)
     handler.close_connection = True
     return False

@@ -1,21 +1,21 @@
-"""An imitation of Google Cloud Storage's XML API, as far as obstore's GCSStore speaks it.
+"""An imitation of Google Cloud Storage's XML API, limited to what obstore's GCSStore uses.
 
-No published emulator serves these requests: fake-gcs-server knows generation preconditions in the
-JSON API alone, and the storage testbench has no listings and deletes in the XML API.
+No published emulator serves these requests: fake-gcs-server supports generation preconditions only
+in the JSON API, and the storage testbench has no listings and deletes in the XML API.
 
 The options of `obstore.store.GCSStore` (0.12.1) that work against it, as `GcsBucket` gives them:
 
     GCSStore(bucket, config={"base_url": "http://127.0.0.1:PORT", "bearer_token": TOKEN},
              client_options={"allow_http": True}, retry_config={"max_retries": 0})
 
-In place of `bearer_token` a `credential_provider` works that returns `{"token": ..., "expires_at":
-...}`. So does `service_account_key` with the JSON `{"gcs_base_url": URL, "disable_oauth": true,
-"client_email": "", "private_key": "", "private_key_id": ""}` (all five keys), which sends an empty
-token: add "" to `GcsServer.tokens`. `skip_signature=True` alone does not work: obstore leaves the
-token out of reads and listings only, and asks the metadata server of Google's machines for one
-before each write. HTTPS needs `client_options={"root_certificate": pem_text}`.
+Instead of `bearer_token`, a `credential_provider` that returns `{"token": ..., "expires_at": ...}`
+works as well. So does `service_account_key` with the JSON `{"gcs_base_url": URL, "disable_oauth":
+true, "client_email": "", "private_key": "", "private_key_id": ""}` (all five keys), which sends an
+empty token: add "" to `GcsServer.tokens`. `skip_signature=True` alone does not work: obstore omits
+the token from reads and listings only, and requests one from the metadata server of Google's
+machines before each write. HTTPS needs `client_options={"root_certificate": pem_text}`.
 
-What obstore sends (recorded):
+Requests that obstore sends (recorded):
 
     put                    PUT /bucket/key  [x-goog-if-generation-match: 0, or a generation]
                            content-type, x-goog-meta-NAME, x-goog-storage-class
@@ -28,26 +28,26 @@ What obstore sends (recorded):
     put from a file        POST ?uploads=, PUT ?partNumber=N&uploadId=ID, POST ?uploadId=ID
     failed put from a file DELETE ?uploadId=ID
 
-Bucket and key are percent-encoded in full (`/` is `%2F`). Any other header `x-goog-*` or `if-*`,
-any other parameter and any other method is refused with 501 NotImplemented, so that no test passes
-because the server overlooked a condition. So is If-Match with a write, where Google Cloud Storage
-has no condition on etags either.
+Bucket and key are percent-encoded in full (`/` is `%2F`). The server refuses any other header
+`x-goog-*` or `if-*`, any other parameter and any other method with 501 NotImplemented, so that no
+test passes because the server overlooked a condition. It also refuses If-Match with a write, where
+Google Cloud Storage has no condition on ETags either.
 
-What Google Cloud Storage does beyond it:
+Differences of Google Cloud Storage:
 
-- It limits writes to one per second and object name, and answers more with 429 SlowDown.
+- It limits writes to one per second and object name, and answers further ones with 429 SlowDown.
 - It has versions, retention, holds, lifecycle rules, soft delete, ACLs, encryption keys, JSON API,
-  signed URLs, uploads that resume, and decompression of `Content-Encoding: gzip`. Here a generation
-  that is no longer the live one is gone.
-- It has permissions. Here a token in `GcsServer.tokens` may do everything, another one is refused
-  with 401 AuthenticationRequired, and a request without any with 403 AccessDenied.
-- A generation is a time in microseconds there, and a counter here.
-- An upload in parts takes no precondition there; here such a request is refused with 400.
-- Listings have more elements there. Both have at most 1000 entries per page.
-- Messages differ; codes and statuses are those of the documentation
+  signed URLs, resumable uploads, and decompression of `Content-Encoding: gzip`. This server keeps
+  the live generation only.
+- It has permissions. Here a token in `GcsServer.tokens` may do everything. Another token is refused
+  with 401 AuthenticationRequired, and a request without a token with 403 AccessDenied.
+- Its generations are times in microseconds; here they are counters.
+- Its uploads in parts ignore preconditions; here such a request is refused with 400.
+- Its listings have more elements. Both have at most 1000 entries per page.
+- Messages differ. Codes and statuses are those of the documentation
   (https://cloud.google.com/storage/docs/xml-api/reference-status).
 
-Faults come from a proxy before it: `S3Proxy(server.port)` of `tests/harness/s3_proxy.py`.
+For faults, put a proxy before it: `S3Proxy(server.port)` of `tests/harness/s3_proxy.py`.
 """
 
 import base64
@@ -93,7 +93,7 @@ _KEPT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it arrived: names of headers in lower case, `key` empty for a bucket."""
+    """A request as it arrived: header names in lower case, `key` empty for a bucket."""
 
     method: str
     bucket: str
@@ -113,7 +113,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent back; to HEAD without the body, but with its length."""
+    """A response. The answer to HEAD has the length, but not the body."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One live generation; `headers` are those that were given with it, names in lower case."""
+    """One live generation; `headers` are those of its write, names in lower case."""
 
     data: bytes
     headers: Mapping[str, str]
@@ -158,10 +158,10 @@ def _xml(root: str, inner: str, status: int = 200) -> Answer:
 
 
 class GcsServer(MisbehavingServer):
-    """Runs between `with` and its end, over HTTP or with `certificate` over HTTPS.
+    """Runs while its context is entered, over HTTP or, with `certificate`, over HTTPS.
 
-    Requests are served side by side; a lock makes each comparison and the write that follows it one
-    step. `tokens` may be changed at any time, so that credentials expire. `clock` gives the time of
+    Requests are served in parallel. A lock makes each comparison and the following write atomic.
+    `tokens` may be changed at any time, so that credentials expire. `clock` returns the time of
     Last-Modified, in seconds since 1970.
     """
 
@@ -185,28 +185,28 @@ class GcsServer(MisbehavingServer):
         self._lock = threading.Lock()
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket, or leave the one of this name as it is."""
+        """Create a bucket, or leave an existing one unchanged."""
         with self._lock:
             self._buckets.setdefault(name, {})
 
     def objects(self, bucket: str) -> dict[str, StoredObject]:
-        """A copy of what is stored, by key."""
+        """Return a copy of the stored objects, by key."""
         with self._lock:
             return dict(self._buckets[bucket])
 
     def damage(self, bucket: str, key: str, data: bytes) -> None:
-        """Other bytes under the same headers, etag and generation: what a bad disk returns."""
+        """Replace the bytes under the same headers, ETag and generation, as a bad disk does."""
         with self._lock:
             stored = self._buckets[bucket]
             stored[key] = replace(stored[key], data=data)
 
     def uploads(self, bucket: str) -> list[str]:
-        """The keys of uploads in parts that are neither complete nor aborted."""
+        """Return the keys of uploads in parts that are neither complete nor aborted."""
         with self._lock:
             return sorted(its.key for its in self._uploads.values() if its.bucket == bucket)
 
     def answer(self, request: Request) -> Answer:
-        """Serve a request, from any thread."""
+        """Serve a request; called from any thread."""
         try:
             self._admit(request)
             answer = self._serve(request)
@@ -216,10 +216,10 @@ class GcsServer(MisbehavingServer):
         return answer
 
     def _admit(self, request: Request) -> None:
-        given = request.headers.get("authorization")
-        if given is None:
+        authorization = request.headers.get("authorization")
+        if authorization is None:
             raise _RefusedError(403, "AccessDenied", "Anonymous caller has no access.")
-        scheme, _, token = given.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         if scheme != "Bearer" or token.strip() not in self.tokens:
             raise _RefusedError(401, "AuthenticationRequired")
 
@@ -236,7 +236,7 @@ class GcsServer(MisbehavingServer):
         _refuse_unknown(request, parameters, headers)
         return serve(self, request)
 
-    # What follows is one method per operation. Hashes are computed outside of the lock.
+    # One method for each operation. Hashes are computed outside the lock.
 
     def _create_bucket(self, request: Request) -> Answer:
         with self._lock:
@@ -266,44 +266,45 @@ class GcsServer(MisbehavingServer):
 
     def _get(self, request: Request) -> Answer:
         with self._lock:
-            found = self._bucket(request).get(request.key)
-        if found is None or request.query.get("generation", str(found.generation)) != str(
-            found.generation
+            stored = self._bucket(request).get(request.key)
+        if stored is None or request.query.get("generation", str(stored.generation)) != str(
+            stored.generation
         ):
             raise _RefusedError(404, "NoSuchKey")
-        _check_generation(request, found)
-        headers = _headers_of(found)
-        if not _matches(request.headers.get("if-match", "*"), found.etag):
+        _check_generation(request, stored)
+        headers = _headers_of(stored)
+        if not _matches(request.headers.get("if-match", "*"), stored.etag):
             raise _RefusedError(412, "PreconditionFailed", "If-Match")
         if "if-none-match" in request.headers and _matches(
-            request.headers["if-none-match"], found.etag
+            request.headers["if-none-match"], stored.etag
         ):
-            return Answer(304, {"etag": found.etag})
-        span = _range(request.headers.get("range", ""), len(found.data))
+            return Answer(304, {"etag": stored.etag})
+        span = _range(request.headers.get("range", ""), len(stored.data))
         if span is None:
-            return Answer(200, headers, found.data)
+            return Answer(200, headers, stored.data)
         first, end = span
-        headers["content-range"] = f"bytes {first}-{end - 1}/{len(found.data)}"
-        return Answer(206, headers, found.data[first:end])
+        headers["content-range"] = f"bytes {first}-{end - 1}/{len(stored.data)}"
+        return Answer(206, headers, stored.data[first:end])
 
     def _put(self, request: Request) -> Answer:
-        made = self._made(request.body, request.headers)
-        _check_digests(request, made.hashes)
-        return self._store(request, made)
+        stored = self._made(request.body, request.headers)
+        _check_digests(request, stored.hashes)
+        return self._store(request, stored)
 
     def _copy(self, request: Request) -> Answer:
         if request.body:
             raise _RefusedError(400, "InvalidRequest", "The body of a copy must be empty.")
-        where = unquote(request.headers["x-goog-copy-source"]).removeprefix("/")
-        bucket, _, key = where.partition("/")
+        source_path = unquote(request.headers["x-goog-copy-source"]).removeprefix("/")
+        bucket, _, key = source_path.partition("/")
         with self._lock:
             source = self._buckets.get(bucket, {}).get(key)
             if bucket not in self._buckets:
                 raise _RefusedError(404, "NoSuchBucket", bucket)
         if source is None:
-            raise _RefusedError(404, "NoSuchKey", where)
+            raise _RefusedError(404, "NoSuchKey", source_path)
         if (bucket, key) == (request.bucket, request.key):
-            # The documentation demands x-goog-metadata-directive: REPLACE, which nobody sends here.
+            # The documentation requires x-goog-metadata-directive: REPLACE, which obstore does not
+            # send.
             raise _RefusedError(400, "InvalidRequest", "A copy of an object to itself.")
         answer = self._store(request, self._made(source.data, source.headers))
         inner = f"<ETag>{escape(answer.headers['etag'])}</ETag>"
@@ -319,7 +320,7 @@ class GcsServer(MisbehavingServer):
         return Answer(204)
 
     def _begin_upload(self, request: Request) -> Answer:
-        # "/" and "+" show whether a client encodes the id.
+        # An id with "/" and "+" shows whether a client encodes it.
         upload_id = f"{uuid.uuid4().hex}/+"
         with self._lock:
             self._bucket(request)
@@ -329,7 +330,7 @@ class GcsServer(MisbehavingServer):
         return _xml("InitiateMultipartUploadResult", _elements(names))
 
     def _put_part(self, request: Request) -> Answer:
-        etag = f'"{hashlib.md5(request.body).hexdigest()}"'  # noqa: S324 - an etag
+        etag = f'"{hashlib.md5(request.body).hexdigest()}"'  # noqa: S324 - an ETag
         number = int(request.query["partNumber"])
         with self._lock:
             self._upload(request).parts[number] = (etag, request.body)
@@ -341,10 +342,10 @@ class GcsServer(MisbehavingServer):
             upload = self._upload(request)
             data = _assembled(named, upload.parts)
             del self._uploads[request.query["uploadId"]]
-        made = self._made(data, upload.headers)
-        # An upload in parts has no MD5, and an etag that is none.
-        etag = f'"{made.etag[1:-1]}-{len(named)}"'
-        answer = self._store(request, replace(made, etag=etag, hashes=_crc(data)))
+        stored = self._made(data, upload.headers)
+        # The result of an upload in parts has no MD5, and its ETag is no MD5 either.
+        etag = f'"{stored.etag[1:-1]}-{len(named)}"'
+        answer = self._store(request, replace(stored, etag=etag, hashes=_crc(data)))
         names = (("Bucket", request.bucket), ("Key", request.key), ("ETag", etag))
         result = _xml("CompleteMultipartUploadResult", _elements(names))
         return Answer(200, answer.headers, result.body)
@@ -356,10 +357,10 @@ class GcsServer(MisbehavingServer):
         return Answer(204)
 
     def _bucket(self, request: Request) -> dict[str, StoredObject]:
-        found = self._buckets.get(request.bucket)
-        if found is None:
+        bucket = self._buckets.get(request.bucket)
+        if bucket is None:
             raise _RefusedError(404, "NoSuchBucket", request.bucket)
-        return found
+        return bucket
 
     def _upload(self, request: Request) -> _Upload:
         self._bucket(request)
@@ -369,14 +370,14 @@ class GcsServer(MisbehavingServer):
         return upload
 
     def _made(self, data: bytes, headers: Mapping[str, str]) -> StoredObject:
-        """An object that `_store` gives its generation."""
+        """Return an object without a generation, which `_store` sets."""
         digest = hashlib.md5(data)  # noqa: S324 - Google's choice
         hashes = f"{_crc(data)},md5={base64.b64encode(digest.digest()).decode()}"
         etag = f'"{digest.hexdigest()}"'
         return StoredObject(data, _kept(headers), etag, hashes, 0, self.clock())
 
     def _store(self, request: Request, made: StoredObject) -> Answer:
-        """Compare and write in one step: the fence that clients rely on."""
+        """Compare and write in one step: the atomicity that conditional puts rely on."""
         with self._lock:
             bucket = self._bucket(request)
             _check_generation(request, bucket.get(request.key))
@@ -387,7 +388,7 @@ class GcsServer(MisbehavingServer):
 
 
 class _Handler(MisbehavingHandler):
-    # One packet for headers and body, and no wait for an acknowledgement between two.
+    # Send headers and body in one packet, without a wait for an acknowledgement in between.
     wbufsize = 1 << 16
     disable_nagle_algorithm = True
 
@@ -399,7 +400,7 @@ class _Handler(MisbehavingHandler):
     def serve(self) -> None:
         body = self.read_body()
         url = urlsplit(self.path)
-        # The path is split before it is decoded: a bucket's name ends at the first plain slash.
+        # Split the path before decoding it: a bucket's name ends at the first unencoded slash.
         bucket, _, key = url.path.removeprefix("/").partition("/")
         query = dict(parse_qsl(url.query, keep_blank_values=True))
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -416,7 +417,7 @@ class _Handler(MisbehavingHandler):
 
 
 _Operation = tuple[Callable[[GcsServer, Request], Answer], frozenset[str], frozenset[str]]
-"""What serves a request, and the parameters and the conditions that it understands."""
+"""Handlers of requests, with the parameters and conditions that each supports."""
 
 _LIST_PARAMETERS = frozenset(
     {"list-type", "prefix", "delimiter", "start-after", "continuation-token", "max-keys"}
@@ -465,7 +466,7 @@ def _refuse_unknown(request: Request, parameters: frozenset[str], headers: froze
 
 
 def _check_generation(request: Request, found: StoredObject | None) -> None:
-    """Refuse where the live generation is another; generation 0 is that of no object."""
+    """Refuse unless the live generation is the expected one; 0 means that no object exists."""
     wanted = request.headers.get(_GENERATION_MATCH)
     if wanted is None:
         return
@@ -476,11 +477,11 @@ def _check_generation(request: Request, found: StoredObject | None) -> None:
 
 
 def _check_digests(request: Request, hashes: str) -> None:
-    """Refuse a body whose digest is not the one that was sent with it."""
-    given = [part.strip() for part in request.headers.get("x-goog-hash", "").split(",")]
+    """Refuse a body that does not match the digest in its request."""
+    digests = [part.strip() for part in request.headers.get("x-goog-hash", "").split(",")]
     if "content-md5" in request.headers:
-        given.append(f"md5={request.headers['content-md5']}")
-    if not set(filter(None, given)) <= set(hashes.split(",")):
+        digests.append(f"md5={request.headers['content-md5']}")
+    if not set(filter(None, digests)) <= set(hashes.split(",")):
         raise _RefusedError(400, "BadDigest")
 
 
@@ -489,9 +490,10 @@ def _matches(condition: str, etag: str) -> bool:
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """The bytes that are asked for: the first, and the end, which is exclusive; None: all.
+    """Return the requested bytes as first and end, end exclusive; None for all bytes.
 
-    A header in another form than `bytes=a-b`, `bytes=a-` or `bytes=-n` is ignored, as HTTP has it.
+    A header in another form than `bytes=a-b`, `bytes=a-` or `bytes=-n` is ignored, as HTTP
+    requires.
     """
     matched = re.fullmatch(r"bytes=(\d*)-(\d*)", header)
     if matched is None or matched[0] == "bytes=-":
@@ -539,7 +541,7 @@ def _elements(pairs: Iterable[tuple[str, object]]) -> str:
 
 def _named_parts(body: bytes) -> list[tuple[int, str]]:
     try:
-        root = ET.fromstring(body)  # noqa: S314 - of our own client
+        root = ET.fromstring(body)  # noqa: S314 - sent by our own client
         parts = [
             (int(part.findtext("PartNumber", "")), part.findtext("ETag", ""))
             for part in root.findall("Part")
@@ -564,11 +566,11 @@ def _assembled(named: list[tuple[int, str]], parts: Mapping[int, tuple[str, byte
 
 
 def _listing(request: Request, stored: Mapping[str, StoredObject]) -> Answer:
-    """One page, in the order of the names' bytes; names below a delimiter are one common prefix."""
+    """Return one page in the byte order of names; names below a delimiter form a common prefix."""
     query = request.query
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     room = min(int(query.get("max-keys", PAGE)), PAGE)
-    # A token is the last name or common prefix of the page before, in a form of its own.
+    # A token is the last name or common prefix of the previous page, in a private encoding.
     token = bytes.fromhex(query.get("continuation-token", "")).decode()
     after = max(token, query.get("start-after", ""), key=str.encode)
     entries: dict[str, StoredObject | None] = {}
@@ -588,11 +590,11 @@ def _listing(request: Request, stored: Mapping[str, StoredObject]) -> Answer:
     if truncated:
         head.append(("NextContinuationToken", next(reversed(entries)).encode().hex()))
     inner = _elements(head)
-    for name, found in entries.items():
-        if found is None:
+    for name, entry in entries.items():
+        if entry is None:
             inner += f"<CommonPrefixes>{_elements([('Prefix', name)])}</CommonPrefixes>"
         else:
-            inner += f"<Contents>{_elements(_entry(name, found))}</Contents>"
+            inner += f"<Contents>{_elements(_entry(name, entry))}</Contents>"
     return _xml("ListBucketResult", inner)
 
 
@@ -610,7 +612,7 @@ def _entry(name: str, found: StoredObject) -> list[tuple[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class GcsBucket:
-    """A bucket, its server, and the authority (a PEM file) of a server that speaks HTTPS."""
+    """A bucket, its server, and the certificate authority (a PEM file) of a server with HTTPS."""
 
     server: GcsServer
     name: str
@@ -630,7 +632,7 @@ class GcsBucket:
 
 
 def new_gcs_bucket(server: GcsServer, authority: Path | None = None) -> GcsBucket:
-    """Create a bucket with a name of its own."""
+    """Create a bucket with a unique name."""
     name = f"bucket-{uuid.uuid4().hex[:10]}"
     server.make_bucket(name)
     return GcsBucket(server, name, authority)

@@ -18,31 +18,31 @@ _SERVERS, _LOG_DIR = "new-1:9092", "/var/lib/kafka/data"
 
 @dataclass(frozen=True, slots=True)
 class HydrateCommands:
-    """Commands in a directory that has the configuration file, each in a process of its own."""
+    """Runs commands in a directory with the configuration file, each in a separate process."""
 
     directory: Path
     environment: Mapping[str, str]
     config: str = "old-cluster.yaml"
 
     def line(self, *arguments: str) -> list[str]:
-        """The command line; the configuration is named unless the arguments do it."""
+        """Return the command line, with the configuration unless the arguments name it."""
         configured = () if "--config" in arguments else ("--config", self.config)
         return [sys.executable, "-m", "sidetier.cli", *arguments, *configured]
 
     def run(self, *arguments: str, code: int = 0) -> Any:  # noqa: ANN401 -- JSON
-        """A command's JSON; its exit code must be this one."""
+        """Run a command, check its exit code, and return its JSON."""
         done = self._done(*arguments, "--output", "json")
         assert done.returncode == code, (done.returncode, done.stderr, done.stdout)
         return json.loads(done.stdout) if done.stdout else None
 
     def refused(self, *arguments: str) -> str:
-        """The error of a command that must end with exit code 2."""
+        """Run a command that must exit with code 2, and return its error message."""
         done = self._done(*arguments)
         assert done.returncode == 2, (done.returncode, done.stderr, done.stdout)
         return done.stderr
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that goes on by itself; its standard error is a pipe."""
+        """Start a command in the background; its standard error is a pipe."""
         return subprocess.Popen(
             self.line(*arguments),
             cwd=self.directory,
@@ -64,9 +64,10 @@ class HydrateCommands:
 
 
 def documented_steps(servers: str) -> dict[str, list[str]]:
-    """The arguments of each step's command in docs/hydrate.md, by its name, in the page's order.
+    """Return each step's command arguments in docs/hydrate.md by step name, in the page's order.
 
-    The address of the new cluster is `servers`, and the log dir is left out: it differs by host.
+    The address of the new cluster is replaced by `servers`. The log dir is omitted, because it
+    differs by host.
     """
     steps: dict[str, list[str]] = {}
     for words in commands(PAGE.read_text(encoding="utf-8"), "sidetier"):

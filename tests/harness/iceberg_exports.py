@@ -1,4 +1,4 @@
-"""Exports into an Iceberg table by drivers that are killed, and one that lives."""
+"""Exports into an Iceberg table by drivers that are killed, and by one that survives."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ from tests.harness.waiting import wait_until
 
 
 def catalog_on_s3(name: str, database: Path, bucket: S3Bucket, endpoint_url: str) -> dict[str, str]:
-    """Settings of a session for a catalog in a database, whose tables lie in a bucket."""
+    """Return session settings for a catalog in a database, with its tables in a bucket."""
     prefix = f"spark.sql.catalog.{name}"
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         f"{prefix}.type": "jdbc",
         f"{prefix}.uri": f"jdbc:sqlite:{database}",
-        f"{prefix}.jdbc.schema-version": "V1",  # else Spark cannot ask whether a table is there
-        f"{prefix}.cache-enabled": "false",  # the tests look at what others write
+        f"{prefix}.jdbc.schema-version": "V1",  # else Spark cannot check whether a table exists
+        f"{prefix}.cache-enabled": "false",  # the tests read what other processes write
         f"{prefix}.warehouse": f"s3://{bucket.name}/warehouse",
         f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
         f"{prefix}.client.region": bucket.server.region,
@@ -43,7 +43,7 @@ def catalog_on_s3(name: str, database: Path, bucket: S3Bucket, endpoint_url: str
 
 
 class IcebergExport:
-    """One table of all that is in an archive."""
+    """One table with everything in an archive."""
 
     def __init__(
         self,
@@ -54,7 +54,10 @@ class IcebergExport:
         survivor: SparkDriver,
         *jars: Distribution,
     ) -> None:
-        """`survivor` is the driver of Spark 4.0 that lives; the jars are for those that do not."""
+        """Set up the export.
+
+        `survivor` is the Spark 4.0 driver that is never killed. The other drivers use the jars.
+        """
         self.root = root
         self.table = table
         self.archive = GrowingArchive(root / "archive", directories).create()
@@ -64,7 +67,7 @@ class IcebergExport:
         self.introduce(survivor)
 
     def introduce(self, driver: SparkDriver, catalog: Mapping[str, str] | None = None) -> None:
-        """Let a session know a catalog, this table's unless told otherwise."""
+        """Configure a catalog in a session, by default this table's."""
         for name, value in (catalog or self.catalog).items():
             driver.call(table_jobs.sql, text=f"SET `{name}`=`{value}`")
 
@@ -78,9 +81,7 @@ class IcebergExport:
 
     @contextmanager
     def held(self, go: Path) -> Iterator[Future[Said]]:
-        """An export that has staged its rows and looked at the table, and publishes once this file
-        is there.
-        """
+        """Start an export that prepares its commit, waits for this file, and then publishes."""
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self.run, hold=str(go))
             wait_until(go.with_suffix(".reached").exists, 120, "the rows to be staged")
@@ -90,34 +91,36 @@ class IcebergExport:
         self.victims.dies(self.command(), die)
 
     def rows(self) -> list[Row]:
-        found: list[Row] = self.survivor.call(table_jobs.rows, form="iceberg", table=self.table)
-        return found
+        table_rows: list[Row] = self.survivor.call(
+            table_jobs.rows, form="iceberg", table=self.table
+        )
+        return table_rows
 
     def sql(self, text: str) -> list[Row]:
-        found: list[Row] = self.survivor.call(table_jobs.sql, text=text)
-        return found
+        result_rows: list[Row] = self.survivor.call(table_jobs.sql, text=text)
+        return result_rows
 
     def summaries(self) -> list[dict[str, str]]:
-        """Of the snapshots that the table was made by, newest first."""
-        found = self.sql(
-            f"SELECT to_json(s.summary) AS summary FROM {self.table}.snapshots s "  # noqa: S608 - a test's own
+        """Return the summaries of the export's snapshots, newest first."""
+        rows = self.sql(
+            f"SELECT to_json(s.summary) AS summary FROM {self.table}.snapshots s "  # noqa: S608 - a test's own table
             f"JOIN {self.table}.history h ON s.snapshot_id = h.snapshot_id "
             "WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC"
         )
-        return [json.loads(one["summary"]) for one in found]
+        return [json.loads(row["summary"]) for row in rows]
 
     def offsets(self) -> Offsets:
-        told = next(one for one in self.summaries() if "sidetier.offsets" in one)
-        offsets: Offsets = json.loads(told["sidetier.offsets"])
+        newest = next(summary for summary in self.summaries() if "sidetier.offsets" in summary)
+        offsets: Offsets = json.loads(newest["sidetier.offsets"])
         return offsets
 
     def sizes(self) -> list[int]:
-        """How many archived bytes each commit took, newest first."""
-        told = [
-            (json.loads(one["sidetier.since"]), json.loads(one["sidetier.offsets"]))
-            for one in self.summaries()
+        """Return the number of archived bytes of each commit, newest first."""
+        offset_ranges = [
+            (json.loads(summary["sidetier.since"]), json.loads(summary["sidetier.offsets"]))
+            for summary in self.summaries()
         ]
-        return [self.archive.size(since, until) for since, until in told]
+        return [self.archive.size(since, until) for since, until in offset_ranges]
 
     def assert_whole(self) -> None:
         assert self.rows() == consumed(self.archive, self.offsets())

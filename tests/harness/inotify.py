@@ -1,4 +1,4 @@
-"""Machines on which inotify is not enough."""
+"""Hosts where inotify fails: too few watches, or an overflowing queue."""
 
 import ctypes
 import errno
@@ -14,9 +14,9 @@ _LIMIT = 'echo {count} > /proc/sys/user/max_inotify_watches && exec "$@"'
 
 @contextmanager
 def few_watches(count: int) -> Iterator[list[str]]:
-    """What stands before a program's command line, so that it gets no more than `count` watches.
+    """Yield a command prefix that limits a program to `count` inotify watches.
 
-    Where no user namespace may be made, every inotify instance of this user is taken meanwhile.
+    If user namespaces are not allowed, all inotify instances of this user are occupied meanwhile.
     """
     namespace = ["unshare", "--user", "--map-root-user"]
     launcher = [*namespace, "sh", "-c", _LIMIT.format(count=count), "sh"]
@@ -39,7 +39,7 @@ def _take_instance() -> int | None:
 
 
 def overflow(directory: Path) -> None:
-    """More events than a stopped process's queue can hold; leaves nothing behind."""
+    """Cause more events than a stopped process's queue can hold, and remove the files again."""
     path = directory / "no-segment"
     for _ in range(int(_QUEUE.read_text()) // 2 + 100):
         path.touch()

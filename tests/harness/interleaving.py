@@ -1,12 +1,13 @@
-"""The orders in which the requests of a few writers can take effect on one store.
+"""Explores the orders in which the requests of a few writers can take effect on one store.
 
-A writer is a function that is handed a store. What it does next follows from the answers that it
-has had, so its state is the list of these answers: to go on, it is run again from the start, with
-the answers that are known, until it makes a request that is new. That one takes effect on the store
-as it is then. Orders that lead to the same store and the same answers are followed once.
+A writer is a function with a store as its argument. Its next step follows from the answers that it
+has received, so its state is the list of these answers. To continue a writer, the explorer runs it
+again from the start with the known answers, until it makes a new request. That request takes effect
+on the store in its current state. Orders that lead to the same store and the same answers are
+followed once.
 
-A request that was sent by a writer who has died since is one that arrives last: any state is also
-one in which the others are dead, or slow for ever.
+A request that arrives after its sender's death is a request that arrives last. Every state also
+stands for the case where the other writers are dead or arbitrarily slow.
 """
 
 import hashlib
@@ -36,22 +37,22 @@ T = TypeVar("T")
 
 
 class ContentTagged(FakeStorage):
-    """Tells versions apart by their bytes alone, as S3 does; can be copied."""
+    """A store that derives versions from the bytes alone, as S3 does. It can be copied."""
 
     def __init__(self) -> None:
         super().__init__(now_ms=lambda: 0)
 
     def copy(self) -> Self:
-        """Another store with the same objects."""
-        other = type(self)()
-        other._objects = dict(self._objects)
-        return other
+        """Return another store with the same objects."""
+        duplicate = type(self)()
+        duplicate._objects = dict(self._objects)
+        return duplicate
 
     def fingerprint(self) -> frozenset[tuple[str, str, str]]:
-        """Equal for stores that no request can tell apart."""
+        """Return a value that is equal for stores that no request can tell apart."""
         return frozenset(
-            (key, found.head.etag, found.head.metadata.get(WRITER_EPOCH_KEY, ""))
-            for key, found in self._objects.items()
+            (key, stored.head.etag, stored.head.metadata.get(WRITER_EPOCH_KEY, ""))
+            for key, stored in self._objects.items()
         )
 
     def _store(
@@ -75,7 +76,7 @@ Effect = Callable[[FakeStorage], object]
 
 
 class _SuspendedError(BaseException):
-    """The writer has made its next request; no handler of errors sees it."""
+    """The writer has made its next request; a BaseException, so that no handler catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class _Request:
 
 
 class _Replay:
-    """The store as one writer sees it: known answers first, then one new request, and no more."""
+    """The store as one writer sees it: known answers first, then a single new request."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
         self._answers = answers
@@ -161,7 +162,7 @@ class _Replay:
         raise NotImplementedError("these writers copy nothing")
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to close."""
 
     def _ask(self, effect: Callable[[FakeStorage], T], *, writes: bool = False) -> T:
         number, self._asked = self._asked, self._asked + 1
@@ -173,11 +174,11 @@ class _Replay:
 
 Writer = Callable[[RemoteStorage], None]
 Check = Callable[[ContentTagged, ContentTagged], None]
-"""What must hold after a write: the store before it, and after it."""
+"""Checks the store before a write and the store after it."""
 
 
 class _Moment:
-    """A writer that has had these answers: what it asks next, and where each answer leads."""
+    """A writer with these answers: its next request, and the moment after each answer."""
 
     def __init__(self, writer: Writer, answers: tuple[_Answer, ...] = ()) -> None:
         self._writer = writer
@@ -187,18 +188,18 @@ class _Moment:
         with suppress(_SuspendedError):
             writer(replay)
         self.request = replay.new
-        """None when it has ended."""
+        """None once the writer has ended."""
 
     def after(self, answer: _Answer) -> "_Moment":
-        mark = repr(answer)
-        if mark not in self._next:
-            self._next[mark] = _Moment(self._writer, (*self._answers, answer))
-        return self._next[mark]
+        answer_key = repr(answer)
+        if answer_key not in self._next:
+            self._next[answer_key] = _Moment(self._writer, (*self._answers, answer))
+        return self._next[answer_key]
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How many steps were tried, and every store that came up."""
+    """Number of steps, and every store state that occurred."""
 
     steps: int
     stores: tuple[ContentTagged, ...]
@@ -207,8 +208,10 @@ class Explored:
 def explore(
     begin: ContentTagged, writers: Sequence[Writer], check: Check, *, switches: int
 ) -> Explored:
-    """Follow the orders of the writers' requests in which another one has its turn at most so many
-    times, and check each write. (Faults of protocols show with few turns.)
+    """Follow the orders of requests with at most `switches` switches between writers.
+
+    A switch from a writer that has ended does not count. Each write is checked. Errors in protocols
+    usually show with few switches.
     """
     waiting = [(begin, tuple(_Moment(writer) for writer in writers), -1, switches + 1)]
     stores = {begin.fingerprint(): begin}
@@ -216,24 +219,24 @@ def explore(
     steps = 0
     while waiting:
         store, moments, last, turns = waiting.pop()
-        mark = (id(store), last, *map(id, moments))
-        if seen.get(mark, -1) >= turns:
+        state = (id(store), last, *map(id, moments))
+        if seen.get(state, -1) >= turns:
             continue
-        seen[mark] = turns
+        seen[state] = turns
         for number, moment in enumerate(moments):
-            left = turns if number == last or _ended(moments, last) else turns - 1
-            if moment.request is None or left < 0:
+            turns_left = turns if number == last or _ended(moments, last) else turns - 1
+            if moment.request is None or turns_left < 0:
                 continue
             steps += 1
             after, answer = _step(moment.request, store, check)
             after = stores.setdefault(after.fingerprint(), after)
             moved = (*moments[:number], moment.after(answer), *moments[number + 1 :])
-            waiting.append((after, moved, number, left))
+            waiting.append((after, moved, number, turns_left))
     return Explored(steps, tuple(stores.values()))
 
 
 def _ended(moments: Sequence[_Moment], number: int) -> bool:
-    """Nobody's turn is cut short."""
+    """Return whether the writer has ended, so that a switch interrupts no turn."""
     return number >= 0 and moments[number].request is None
 
 
@@ -248,7 +251,7 @@ def _step(request: _Request, store: ContentTagged, check: Check) -> tuple[Conten
 
 
 def finish(writer: Writer, store: ContentTagged, check: Check) -> ContentTagged:
-    """Let one writer work alone until it ends."""
+    """Let one writer run alone until it ends."""
     moment = _Moment(writer)
     while moment.request is not None:
         store, answer = _step(moment.request, store, check)

@@ -1,4 +1,4 @@
-"""Kafka's own clients, on Java.
+"""Kafka's own Java clients.
 
 The consumer validates leader epochs, and the producer uses transactions v2 (KIP-890). librdkafka
 does neither.
@@ -19,23 +19,23 @@ _TRANSACTION_WRITER = Path(__file__).with_name("java") / "TransactionWriter.java
 
 @dataclass(frozen=True, slots=True)
 class GroupRead:
-    """What a group was given, and what it has committed: by partition offset and leader epoch."""
+    """What a group received, and its committed offset and leader epoch by partition."""
 
     offsets: dict[int, list[int]]
     committed: dict[int, tuple[int, int]]
 
     @property
     def records(self) -> int:
-        """How many records the group was given."""
+        """Number of records that the group received."""
         return sum(map(len, self.offsets.values()))
 
 
 def read_with_java(
     servers: str, group: str, topic: str, records: int, directory: Path, seconds: int = 60
 ) -> GroupRead:
-    """Read on where the group has committed, until it was given so many records, and commit.
+    """Read from the group's committed offsets until it has received enough records, and commit.
 
-    Returns after `seconds` with fewer. A group without a commit begins at the beginning.
+    Returns after `seconds` with fewer records. A group without a commit starts at the beginning.
     """
     seconds += int(STALL_SECONDS)
     arguments = [_GROUP_READER, servers, group, topic, records, seconds]
@@ -55,7 +55,7 @@ def read_with_java(
 def write_transactions_with_java(
     servers: str, topic: str, transactions: int, sizes: Sequence[int], directory: Path
 ) -> None:
-    """Commit so many transactions, each with a record of `sizes[n]` bytes in partition `n`.
+    """Commit transactions, each with a record of `sizes[n]` bytes in partition `n`.
 
     The value of each record begins with the transaction's number.
     """

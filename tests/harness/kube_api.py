@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as a dry run of helm asks: which kinds, which ConfigMaps."""
+"""The part of a Kubernetes API server that a dry run of helm needs: kinds and ConfigMaps."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 DRY_RUN = ["--dry-run=client", "--disable-openapi-validation"]
-"""Switches of `helm install` with which it asks for no more than there is here."""
+"""Options of `helm install` that limit its requests to what this server has."""
 
 _KINDS = {
     "v1": "configmaps/ConfigMap services/Service serviceaccounts/ServiceAccount pods/Pod",
@@ -47,23 +47,25 @@ _DISCOVERY = dict(_discovery())
 
 @contextmanager
 def kube_api(directory: Path, config_maps: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
-    """A kubeconfig for a server with these ConfigMaps, by `namespace/name`."""
+    """Yield a kubeconfig for a server with these ConfigMaps, by `namespace/name`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            _, _, rest = path.partition("/api/v1/namespaces/")
-            found = _DISCOVERY.get(path) or config_maps.get(rest.replace("/configmaps/", "/"))
+            _, _, name_path = path.partition("/api/v1/namespaces/")
+            resource = _DISCOVERY.get(path) or config_maps.get(
+                name_path.replace("/configmaps/", "/")
+            )
             missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}
-            body = json.dumps(found or {**missing, "reason": "NotFound"}).encode()
-            self.send_response(200 if found else 404)
+            body = json.dumps(resource or {**missing, "reason": "NotFound"}).encode()
+            self.send_response(200 if resource else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *_arguments: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

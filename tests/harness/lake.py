@@ -1,4 +1,4 @@
-"""Exports of files on to a real S3 server, by drivers that can be killed at a chosen request."""
+"""Exports of files to a real S3 server, by drivers that can be killed at a chosen request."""
 
 import io
 import json
@@ -28,7 +28,7 @@ QUICK = {
     "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
     "SPARK_LOCAL_IP": "127.0.0.1",
 }
-SUBMITTED = {**QUICK, "PYSPARK_PYTHON": sys.executable}  # else an export knows by itself
+SUBMITTED = {**QUICK, "PYSPARK_PYTHON": sys.executable}  # otherwise an export finds it by itself
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Lake:
         return self.root / "lake.yaml"
 
     def settings(self) -> dict[str, Any]:
-        """The output, as `--into-config` takes it."""
+        """Return the settings of the output, for `--into-config`."""
         return {
             "url": f"s3://{self.bucket.name}/lake",
             "s3": {
@@ -65,7 +65,7 @@ class Lake:
         }
 
     def line(self, *options: str) -> list[str]:
-        """The command line of an export of every topic of the archive."""
+        """Return the command line of an export of every topic in the archive."""
         line = ["export", "files", *self.archive.topics, "--config", str(self.archive.config)]
         # The fixtures end in an open transaction, with markers years newer than its records.
         line += ["--into-config", str(self.into_config), "--transaction-timeout", "99999h"]
@@ -78,7 +78,7 @@ class Lake:
         program: Sequence[str] = (sys.executable, "-m", "sidetier.cli"),
         environment: Mapping[str, str] = QUICK,
     ) -> Iterator[ManagedProcess]:
-        """A process that exports; killed at the end of the block if it still lives."""
+        """Yield an exporting process, which is killed at the end of the block if it still runs."""
         self.started += 1
         log = self.root / f"driver-{self.started}.log"
         arguments = [*program, *self.line(*options)]
@@ -90,13 +90,13 @@ class Lake:
             process.kill()
 
     def export(self, *options: str, code: int = 0) -> str:
-        """An export to its end; what it wrote."""
+        """Run an export to its end, and return its output."""
         with self.driver(*options) as process:
             assert process.wait(SECONDS) == code, process.log_tail(60)
             return process.command.log.read_text()
 
     def submit(self, *options: str) -> None:
-        """An export to its end by spark-submit."""
+        """Run an export to its end with spark-submit."""
         tool = Path(sys.executable).parent / "spark-submit"
         program = (
             str(tool),
@@ -113,18 +113,18 @@ class Lake:
             assert process.wait(SECONDS) == 0, process.log_tail(60)
 
     def objects(self, below: str = "lake/") -> dict[str, bytes]:
-        """What lies in the bucket, by keys below the url."""
-        found: dict[str, bytes] = {}
+        """Return the objects in the bucket, by keys relative to the URL."""
+        contents: dict[str, bytes] = {}
         pages = self.bucket.client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self.bucket.name, Prefix=below):
             for row in page.get("Contents", []):
                 answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=row["Key"])
-                found[row["Key"].removeprefix("lake/")] = answer["Body"].read()
-        return found
+                contents[row["Key"].removeprefix("lake/")] = answer["Body"].read()
+        return contents
 
 
 def at_nth_put(nth: int, part: str, fault: Fault) -> Rule:
-    """The fault for the nth write from now on of a key with this part in it; once."""
+    """Return a rule with the fault for the nth write from now on of a key with this part; once."""
     lock = threading.Lock()
     count = 0
 
@@ -138,7 +138,7 @@ def at_nth_put(nth: int, part: str, fault: Fault) -> Rule:
 
 
 def kill_before(victim: ManagedProcess) -> Fault:
-    """The request has not happened."""
+    """Return a fault that kills the driver before the request takes effect."""
 
     def fault(handler: _Handler) -> None:
         victim.kill()
@@ -148,7 +148,7 @@ def kill_before(victim: ManagedProcess) -> Fault:
 
 
 def kill_during(victim: ManagedProcess) -> Fault:
-    """The request happens, and its sender is gone by then."""
+    """Return a fault that kills the driver while its request takes effect."""
 
     def fault(handler: _Handler) -> None:
         body = handler.read_body()
@@ -160,7 +160,7 @@ def kill_during(victim: ManagedProcess) -> Fault:
 
 
 def kill_after(victim: ManagedProcess) -> Fault:
-    """The answer is on its way."""
+    """Return a fault that kills the driver once the answer is sent."""
 
     def fault(handler: _Handler) -> None:
         with suppress(OSError):
@@ -171,7 +171,7 @@ def kill_after(victim: ManagedProcess) -> Fault:
 
 
 def at_state(fault: Fault) -> Rule:
-    """The fault for the write of a manifest that says that a run has ended."""
+    """Return a rule with the fault for the write of a manifest that marks a run as ended."""
 
     def look(handler: _Handler) -> None:
         body = handler.read_body()
@@ -185,5 +185,5 @@ def at_state(fault: Fault) -> Rule:
 
 
 def told(text: str) -> Any:  # noqa: ANN401  JSON
-    """The result within what a driver wrote."""
+    """Return the JSON result in a driver's output."""
     return json.loads(text[text.index("{\n") : text.rindex("}") + 1])

@@ -1,4 +1,4 @@
-"""Leadership sources beside the brokers of a real cluster, and what the cluster says itself."""
+"""Leadership sources beside the brokers of a real cluster, and the cluster's own answers."""
 
 import json
 import socket
@@ -21,12 +21,12 @@ from tests.harness.topics import TIMEOUT_SECONDS, admin_of
 from tests.harness.waiting import wait_for, wait_until
 
 SESSION_TIMEOUT = 15.0
-"""In seconds; within what ZooKeeper grants, and longer than a busy machine stands still."""
+"""In seconds; within ZooKeeper's limits, and longer than a busy machine stalls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A source beside one broker, and what it has shown so far."""
+    """A source beside one broker, and the views that it has shown."""
 
     name: str
     broker_id: int
@@ -50,7 +50,7 @@ class Follower:
 
 
 class Followers:
-    """Opens sources and stops them all at the end."""
+    """Opens sources, and stops all of them at the end."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -74,7 +74,7 @@ class Followers:
         return follower
 
     def beside(self, cluster: KafkaCluster) -> list[Follower]:
-        """One source beside each broker, of each kind that the cluster allows."""
+        """Open one source beside each broker, of each kind that the cluster allows."""
         return [
             self.open(f"broker {broker_id} by {kind}", settings)
             for broker_id in cluster.broker_ids
@@ -84,19 +84,19 @@ class Followers:
 
 @dataclass(frozen=True, slots=True)
 class Onlooker:
-    """A follower that is there for long, and the files of the metadata log when it came."""
+    """A long-lived follower, and the files of the metadata log when it started."""
 
     follower: Follower
     begun: MetadataFiles
 
 
 def metadata_directory(cluster: KraftCluster, broker_id: int) -> Path:
-    """Where a broker's copy of the metadata log lies."""
+    """Return the directory of a broker's copy of the metadata log."""
     return cluster.metadata_log_dir(broker_id) / METADATA_DIRECTORY
 
 
 def settings_of(cluster: KafkaCluster, broker_id: int) -> dict[str, LeadershipSettings]:
-    """The ways to follow a broker, the usual one first."""
+    """Return the settings of each way to follow a broker, the usual one first."""
     us = BrokerId(broker_id)
     if isinstance(cluster, ZookeeperCluster):
         connect = cluster.zookeeper_connect
@@ -111,7 +111,7 @@ def settings_of(cluster: KafkaCluster, broker_id: int) -> dict[str, LeadershipSe
 
 
 def led_by(bootstrap: str, broker_id: int) -> set[TopicPartition]:
-    """What the admin API says that a broker leads."""
+    """Return the partitions that a broker leads according to the admin API."""
     topics = admin_of(bootstrap).list_topics(timeout=TIMEOUT_SECONDS).topics
     return {
         TopicPartition(name, number)
@@ -124,7 +124,7 @@ def led_by(bootstrap: str, broker_id: int) -> set[TopicPartition]:
 def wait_for_agreement(
     followers: Iterable[Follower], bootstrap: str, timeout: float = TIMEOUT_SECONDS
 ) -> None:
-    """Wait until every source shows what the admin API says."""
+    """Wait until every source shows the leaders of the admin API."""
     for follower in followers:
         wait_until(
             lambda follower=follower: (  # type: ignore[misc]
@@ -138,7 +138,7 @@ def wait_for_agreement(
 
 
 def epoch_on_disk(cluster: KafkaCluster, broker_id: int, partition: TopicPartition) -> int:
-    """The last epoch in the replica's `leader-epoch-checkpoint`; -1 for none."""
+    """Return the last epoch in the replica's `leader-epoch-checkpoint`; -1 for none."""
     for log_dir in cluster.log_dirs(broker_id):
         checkpoint = log_dir / str(partition) / "leader-epoch-checkpoint"
         if checkpoint.exists():
@@ -148,7 +148,7 @@ def epoch_on_disk(cluster: KafkaCluster, broker_id: int, partition: TopicPartiti
 
 
 def quorum_leader(log_dir: Path) -> int | None:
-    """The active controller, as a KRaft node's own `quorum-state` names it."""
+    """Return the active controller according to a KRaft node's `quorum-state`."""
     with suppress(OSError, ValueError):
         leader = json.loads((log_dir / METADATA_DIRECTORY / "quorum-state").read_text())
         return int(leader["leaderId"])
@@ -156,7 +156,7 @@ def quorum_leader(log_dir: Path) -> int | None:
 
 
 class CuttableProxy:
-    """A TCP proxy to one address; `cut` drops all connections and takes no new ones."""
+    """A TCP proxy to one address. `cut` closes all connections and accepts no new ones."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""What producers were told has been written: the truth that an archive is compared with."""
+"""Acknowledged records: the ground truth that an archive is compared with."""
 
 import random
 import threading
@@ -17,14 +17,14 @@ class Ledger:
     """Acknowledged records by partition and offset."""
 
     def __init__(self, seed: int = 4711) -> None:
-        """Another seed, other records."""
+        """Create a ledger; each seed gives other records."""
         self.records: dict[tuple[str, int], dict[int, Record]] = {}
         self.failures: list[KafkaError] = []
         self._random = random.Random(seed)
         self._number = 0
 
     def next_offset(self, topic: str, partition: int = 0) -> int:
-        """One past the highest acknowledged offset; 0 where nothing was."""
+        """Return the highest acknowledged offset plus one; 0 without records."""
         return max(self.records.get((topic, partition), {-1: None}), default=-1) + 1
 
     def produce(
@@ -39,19 +39,19 @@ class Ledger:
     ) -> None:
         """Send `count` records to each partition, and wait until all are acknowledged.
 
-        `timestamp` is in ms since 1970; 0 is the present.
+        `timestamp` is in ms since 1970; 0 means the present.
         """
         before = len(self.failures)
         producer = make_producer(bootstrap, settings)
         for _ in range(count):
             for partition in partitions:
                 self.send(producer, topic, partition, timestamp)
-        left = producer.flush(FLUSH_SECONDS)
-        assert left == 0, f"{left} records were not acknowledged"
+        unacknowledged = producer.flush(FLUSH_SECONDS)
+        assert unacknowledged == 0, f"{unacknowledged} records were not acknowledged"
         assert len(self.failures) == before, f"not delivered: {self.failures[-1]}"
 
     def send(self, producer: Producer, topic: str, partition: int, timestamp: int = 0) -> None:
-        """One record; it is entered when it is acknowledged."""
+        """Send one record. It enters the ledger once it is acknowledged."""
         self._number += 1
         key, value = f"{self._number:09d}".encode(), self._random.randbytes(VALUE_BYTES)
         record = Record(key, value)
@@ -78,7 +78,7 @@ class Ledger:
 
 
 def make_producer(bootstrap: str, settings: Mapping[str, str | int] | None = None) -> Producer:
-    """A producer of small batches, which keeps quiet about brokers that are stopped."""
+    """Return a producer of small batches that does not log errors about stopped brokers."""
     return Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -91,15 +91,15 @@ def make_producer(bootstrap: str, settings: Mapping[str, str | int] | None = Non
 
 
 class Load:
-    """Sends to all partitions of a topic in the background, until the context is left.
+    """Sends to all partitions of a topic in the background while the context is entered.
 
-    Idempotent and with acks=all: what is acknowledged must never be lost.
+    The producer is idempotent and uses acks=all: an acknowledged record must never be lost.
     """
 
     def __init__(
         self, ledger: Ledger, bootstrap: str, topic: str, partitions: Sequence[int], rate: int
     ) -> None:
-        """`rate` is in records a second over all partitions."""
+        """Create a load. `rate` is in records per second over all partitions."""
         self._ledger = ledger
         self._producer = make_producer(
             bootstrap, {"acks": "all", "enable.idempotence": "true", "delivery.timeout.ms": 60000}
@@ -118,11 +118,11 @@ class Load:
         self.stop()
 
     def stop(self) -> None:
-        """End, and wait until everything is acknowledged; may be called twice."""
+        """Stop, and wait until everything is acknowledged; may be called twice."""
         self._stop.set()
         self._thread.join()
-        left = self._producer.flush(FLUSH_SECONDS)
-        assert left == 0, f"{left} records were not acknowledged"
+        unacknowledged = self._producer.flush(FLUSH_SECONDS)
+        assert unacknowledged == 0, f"{unacknowledged} records were not acknowledged"
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause):

@@ -1,8 +1,9 @@
-"""A broker's log dir without a broker: the files, and the order in which a broker changes them.
+"""A broker's log dir without a broker: its files, changed in the order in which a broker does it.
 
-Record batches are real (format v2, decodable), indexes are what a broker would have written. Every
-step leaves on the disk what Kafka's `UnifiedLog` leaves: the active segment's indexes preallocated
-and sparse, trimmed before the next `.log` is created, `.deleted` before the unlink.
+Record batches are real (format v2, decodable), and indexes are the same as a broker's. After every
+step the disk is in the state that Kafka's `UnifiedLog` leaves: the active segment's indexes are
+preallocated and sparse, they are trimmed before the next `.log` is created, and a file gets
+`.deleted` before its unlink.
 """
 
 import os
@@ -30,7 +31,7 @@ _KINDS = tuple(FileKind)
 
 
 def encode_record(delta: int, value: bytes, key: bytes | None = None) -> bytes:
-    """One record of format v2 with timestamp delta `delta` and no headers."""
+    """Encode one record of format v2 with timestamp delta `delta` and no headers."""
     body = b"\0" + zigzag(delta) + zigzag(delta)
     body += zigzag(-1) if key is None else zigzag(len(key)) + key
     body += zigzag(len(value)) + value + zigzag(0)
@@ -38,7 +39,7 @@ def encode_record(delta: int, value: bytes, key: bytes | None = None) -> bytes:
 
 
 def record_batch(base: int, values: list[bytes], *, epoch: int = 0) -> bytes:
-    """A batch of these values; the timestamp of each record is START_MS + its offset."""
+    """Return a batch of these values; the timestamp of each record is START_MS + its offset."""
     payload = b"".join(encode_record(delta, value) for delta, value in enumerate(values))
     batch = bytearray(
         make_batch(base, len(values), epoch=epoch, timestamp=START_MS + base, payload=payload)
@@ -47,7 +48,7 @@ def record_batch(base: int, values: list[bytes], *, epoch: int = 0) -> bytes:
 
 
 def with_max_timestamp(batch: bytearray, timestamp: int) -> bytes:
-    """The batch with another max timestamp, and the CRC that belongs to it."""
+    """Return the batch with another max timestamp and a matching CRC."""
     batch[35:43] = struct.pack(">q", timestamp)
     return with_crc(batch)
 
@@ -78,7 +79,7 @@ class LogDir:
         epoch: int = 0,
         topic_id: str = TOPIC_ID,
     ) -> "PartitionLog":
-        """A new partition, led in this epoch, whose log begins at `base`."""
+        """Create a partition, led in this epoch, whose log begins at `base`."""
         tp = TopicPartition(topic, number)
         created = PartitionLog(self.path / str(tp), tp, base, epoch, topic_id)
         self.partitions[tp] = created
@@ -87,8 +88,9 @@ class LogDir:
     def checkpoint_high_watermarks(
         self, offsets: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Write `replication-offset-checkpoint`, newer than every segment; by default with each
-        partition's log end offset.
+        """Write `replication-offset-checkpoint`, newer than every segment.
+
+        Without `offsets`, it has each partition's log end offset.
         """
         if offsets is None:
             offsets = {tp: log.log_end for tp, log in self.partitions.items()}
@@ -96,18 +98,18 @@ class LogDir:
         path = self.path / "replication-offset-checkpoint"
         temporary = path.with_suffix(".tmp")
         temporary.write_text(f"0\n{len(offsets)}\n{rows}")
-        now = max([time.time_ns(), *(log.newest_ns() + 1 for log in self.partitions.values())])
+        time_ns = max([time.time_ns(), *(log.newest_ns() + 1 for log in self.partitions.values())])
         if path.exists():
-            now = max(now, path.stat().st_mtime_ns + 1)
-        os.utime(temporary, ns=(now, now))
+            time_ns = max(time_ns, path.stat().st_mtime_ns + 1)
+        os.utime(temporary, ns=(time_ns, time_ns))
         temporary.replace(path)
 
 
 class PartitionLog:
-    """One partition: append to it, roll it, let retention or truncation at it.
+    """One partition, with the steps of a broker: append, roll, retention, truncation.
 
-    `written` keeps the bytes of every segment's `.log` as the broker last had them, by base offset;
-    `values` the value at every offset.
+    `written` has the last bytes of every segment's `.log` by base offset, also after its deletion.
+    `values` has the value at every offset.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class PartitionLog:
         (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
         self._begin(base)
 
-    # What a broker does -----------------------------------------------------------------------
+    # Steps of a broker -------------------------------------------------------------------------
 
     def append(self, records: int = 10, *, batch: int = 5, size: int = 40) -> None:
         """Append records with random values of `size` bytes, `batch` of them at a time."""
@@ -140,7 +142,7 @@ class PartitionLog:
             records -= count
 
     def append_bytes(self, data: bytes, offsets: int) -> None:
-        """Append a batch that is made already, over so many offsets."""
+        """Append an encoded batch that covers this number of offsets."""
         active = self.active
         with self.file(active).open("ab") as log:
             log.write(data)
@@ -148,7 +150,7 @@ class PartitionLog:
         self.log_end += offsets
 
     def roll(self) -> BaseOffset:
-        """Close the active segment, and begin the next; returns the base of the closed one."""
+        """Close the active segment and begin the next; return the base of the closed one."""
         closed = self.active
         indexes = self.indexes_of(closed)
         self.file(closed, FileKind.INDEX).write_bytes(indexes.index)
@@ -157,49 +159,51 @@ class PartitionLog:
         return closed
 
     def closed_segment(self, records: int = 10, *, batch: int = 5, size: int = 40) -> BaseOffset:
-        """Append, and roll; returns the base offset of the segment that this closes."""
+        """Append and roll; return the base offset of the segment that this closes."""
         self.append(records, batch=batch, size=size)
         return self.roll()
 
     def closed_segments(self, count: int, records: int = 10) -> list[BaseOffset]:
-        """So many closed segments, oldest first."""
+        """Create `count` closed segments, oldest first."""
         return [self.closed_segment(records) for _ in range(count)]
 
     def stage(self, base: int) -> None:
-        """Retention: the segment's files get `.deleted` names."""
+        """Rename the segment's files to `.deleted`, as retention does."""
         for kind in _KINDS:
             path = self.file(base, kind)
             if path.exists():
                 path.rename(f"{path}.deleted")
 
     def unlink(self, base: int) -> None:
-        """The end of a segment, staged or not."""
+        """Unlink the segment's files, marked for deletion or not."""
         for kind in _KINDS:
             for deleted in (False, True):
                 self.file(base, kind, deleted=deleted).unlink(missing_ok=True)
 
     def expire_active(self) -> BaseOffset:
-        """Retention takes the whole active segment: roll, and stage what was rolled at once."""
+        """Expire the active segment, as retention does: roll, and mark it for deletion."""
         base = self.roll()
         self.stage(base)
         return base
 
     def truncate(self, end: int) -> None:
-        """Come back as a follower: segments above `end` are staged, the one that holds it is cut
-        (`end` must be a batch border of it), and is the active one again.
+        """Truncate the log to `end`, as a returning follower does.
+
+        Segments above `end` are marked for deletion. The segment that holds `end` is cut and
+        becomes active again; `end` must be a batch boundary in it.
         """
         for base in [base for base in self.bases() if base > end]:
             self.stage(base)
         self.log_end = end
-        kept = max(base for base in self.bases() if base <= end)
-        data = self.written[kept][: self._position_of(kept, end)]
-        os.truncate(self.file(kept), len(data))
-        self.written[kept] = data
+        last_base = max(base for base in self.bases() if base <= end)
+        data = self.written[last_base][: self._position_of(last_base, end)]
+        os.truncate(self.file(last_base), len(data))
+        self.written[last_base] = data
         self._epochs = [row for row in self._epochs if row[1] < end]
         self._write_epochs()
 
     def begin_at(self, base: int) -> None:
-        """Truncation below the log's start: everything is staged, and an empty log begins there."""
+        """Truncate below the log start: mark every segment for deletion, and begin an empty log."""
         for old in self.bases():
             self.stage(old)
         self.log_end = base
@@ -208,8 +212,9 @@ class PartitionLog:
         self._begin(base)
 
     def lead(self, epoch: int) -> None:
-        """Become the leader in a later epoch, from the log's end on; an epoch in which nothing was
-        appended leaves no entry behind, as in Kafka's own cache.
+        """Become the leader in a later epoch, from the log end offset.
+
+        As in Kafka's epoch cache, an epoch in which nothing was appended leaves no entry.
         """
         self.epoch = epoch
         self._epochs = [row for row in self._epochs if row[1] < self.log_end]
@@ -217,8 +222,10 @@ class PartitionLog:
         self._write_epochs()
 
     def start_at(self, offset: int) -> None:
-        """The log start offset moves, by retention or delete-records: the checkpoint forgets the
-        leader epochs that end below it, and the first one begins there.
+        """Move the log start offset, as retention or delete-records does.
+
+        The checkpoint drops the leader epochs that end below it, and the first remaining one begins
+        there.
         """
         later = [row for row in self._epochs if row[1] > offset]
         covering = [epoch for epoch, start in self._epochs if start <= offset]
@@ -226,8 +233,9 @@ class PartitionLog:
         self._write_epochs()
 
     def copy_to(self, log_dir: LogDir, rolls: Collection[int]) -> "PartitionLog":
-        """Write a copy under the name of a future replica, as a move to another log dir begins. It
-        begins at the log start, and rolls where the log did, at those of `rolls`.
+        """Write a copy under the name of a future replica, as a move between log dirs does.
+
+        The copy begins at the log start, and rolls at those bases of this log that are in `rolls`.
         """
         start = self.bases()[0]
         path = log_dir.path / f"{self.tp}.{uuid.uuid4().hex}-future"
@@ -244,35 +252,37 @@ class PartitionLog:
         return copy
 
     def _end_of(self, base: int) -> int:
-        return min((other for other in self.bases() if other > base), default=self.log_end)
+        return min(
+            (other_base for other_base in self.bases() if other_base > base), default=self.log_end
+        )
 
     def rename_to(self, name: str) -> None:
-        """The directory is renamed in one step, within its log dir."""
+        """Rename the directory in one step, within its log dir."""
         self.path = self.path.rename(self.path.with_name(name))
 
     def delete_topic(self) -> Path:
-        """The directory is renamed in one step."""
+        """Rename the directory to `-delete` in one step, and return the new path."""
         target = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}-delete")
         self.path.rename(target)
         return target
 
-    # What a test looks at ---------------------------------------------------------------------
+    # Views for tests ---------------------------------------------------------------------------
 
     @property
     def active(self) -> BaseOffset:
-        """The base offset of the segment that is appended to."""
+        """Base offset of the active segment."""
         return self.bases()[-1]
 
     def epochs(self) -> list[tuple[int, int]]:
-        """The rows of the leader epoch checkpoint."""
+        """Rows of the leader epoch checkpoint."""
         return list(self._epochs)
 
     def known_from(self) -> int:
-        """The first start in the leader epoch checkpoint; the log's end where it is empty."""
+        """Return the first start offset in the epoch checkpoint; the log end if it is empty."""
         return self._epochs[0][1] if self._epochs else self.log_end
 
     def bases(self) -> list[BaseOffset]:
-        """The live segments' base offsets, the active one's last."""
+        """Return the live segments' base offsets, the active one's last."""
         suffix = FileKind.LOG.value
         return sorted(
             BaseOffset(int(name.removesuffix(suffix)))
@@ -281,15 +291,15 @@ class PartitionLog:
         )
 
     def names(self) -> list[str]:
-        """The names in the directory."""
-        return os.listdir(self.path)  # noqa: PTH208 - a simulation calls it 200 times per second
+        """Return the names in the directory."""
+        return os.listdir(self.path)  # noqa: PTH208 - faster; a simulation calls it 200 times per second
 
     def file(self, base: int, kind: FileKind = FileKind.LOG, *, deleted: bool = False) -> Path:
-        """The path of one file of a segment, whether it exists or not."""
+        """Return the path of one file of a segment, whether it exists or not."""
         return self.path / segment_file_name(BaseOffset(base), kind, deleted=deleted)
 
     def indexes_of(self, base: int) -> RebuiltIndexes:
-        """What a broker would have in the indexes of a closed segment."""
+        """Return the indexes that a broker would write for a closed segment."""
         walker = BatchWalker(
             str(self.file(base)), index_interval_bytes=INDEX_INTERVAL_BYTES, rebuild_indexes=True
         )
@@ -299,7 +309,7 @@ class PartitionLog:
         return indexes
 
     def set_age(self, base: int, seconds: float) -> None:
-        """Let a closed segment's last append, its newest record and its roll be so long ago."""
+        """Set the age of a closed segment's last append, newest record and roll, in seconds."""
         then = time.time_ns() - int(seconds * 1e9)
         self.set_record_age(base, seconds)
         for deleted in (False, True):
@@ -309,7 +319,7 @@ class PartitionLog:
                     os.utime(path, ns=(then, then))
 
     def set_record_age(self, base: int, seconds: float) -> None:
-        """Let the largest timestamp in a closed segment's time index be so long ago."""
+        """Set the age of the largest timestamp in a closed segment's time index, in seconds."""
         timestamp_ms = time.time_ns() // 10**6 - int(seconds * 1000)
         for deleted in (False, True):
             path = self.file(base, FileKind.TIMEINDEX, deleted=deleted)
@@ -319,7 +329,7 @@ class PartitionLog:
                 os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def newest_ns(self) -> int:
-        """The last append to any segment, in ns since 1970."""
+        """Return the time of the last append to any segment, in ns since 1970."""
         return max((path.stat().st_mtime_ns for path in self._logs()), default=0)
 
     def _logs(self) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Archives made by hand on a fake store, and what a reader hands out of them."""
+"""Handmade archives on a fake store, and readers over them."""
 
 import json
 import struct
@@ -52,7 +52,7 @@ INDEX_INTERVAL = 200
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -62,7 +62,7 @@ class Clock:
 
 
 def batches(first: int, end: int, each: int = 5) -> list[MadeBatch]:
-    """Batches of so many records each, over these offsets; a record's timestamp is its offset."""
+    """Return batches of `each` records over [first, end); a record's timestamp is its offset."""
     starts = range(first, end, each)
     return [
         MadeBatch(
@@ -81,7 +81,7 @@ def encoded(some: Iterable[MadeBatch]) -> bytes:
 
 @dataclass(slots=True)
 class MadeArchive:
-    """A partition's archive; `is_pinterest` leaves out what Pinterest's uploader does not write."""
+    """A partition's archive. With `is_pinterest`, it has only what Pinterest's uploader writes."""
 
     store: RemoteStorage = field(default_factory=FakeStorage)
     layout: ArchiveLayout = LAYOUT
@@ -97,7 +97,7 @@ class MadeArchive:
     def segment(
         self, base: int, some: Sequence[MadeBatch] | bytes, next_offset: int | None = None
     ) -> bytes:
-        """Store a segment with its indexes; returns the `.log`'s bytes."""
+        """Store a segment with its indexes, and return the `.log`'s bytes."""
         log = some if isinstance(some, bytes) else encoded(some)
         walker = BatchWalker(
             f"{base:020d}.log", index_interval_bytes=INDEX_INTERVAL, rebuild_indexes=True
@@ -106,12 +106,12 @@ class MadeArchive:
         facts = walker.finish()
         assert facts.indexes is not None
         end = facts.next_offset if next_offset is None else next_offset
-        ours = {
+        sidetier_notes = {
             NEXT_OFFSET_KEY: str(end),
             MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
             **records_note(facts.plain_records),
         }
-        notes = None if self.is_pinterest else ours
+        notes = None if self.is_pinterest else sidetier_notes
         self.put(self.key(base, FileKind.INDEX), facts.indexes.index)
         self.put(self.key(base, FileKind.TIMEINDEX), facts.indexes.timeindex)
         self.put(self.key(base), log, notes)
@@ -120,9 +120,10 @@ class MadeArchive:
     def transaction_indexes(
         self, base: int, aborted: Sequence[AbortedTxn], still_open: dict[int, int]
     ) -> None:
-        """Store what a broker has beside a segment that is stored, and note it with its `.log`.
+        """Store the broker's optional files of a stored segment, and note them with its `.log`.
 
-        `still_open` has the first offset of each producer's transaction that is open at its base.
+        `still_open` has the first offset of each producer's transaction that is open at the
+        segment's base.
         """
         row = struct.Struct(">qhiqiqiq")
         producers = [row.pack(p, 0, 0, 0, 0, 0, 0, first) for p, first in still_open.items()]
@@ -139,7 +140,7 @@ class MadeArchive:
         self.put(self.key(base), log.data, notes)
 
     def segments(self, *bases: int, each: int = 5) -> None:
-        """Whole segments, from each of these bases up to the next; then the watermark."""
+        """Store whole segments, from each of these bases up to the next, and then `offset.wm`."""
         for base, end in pairwise(bases):
             self.segment(base, batches(base, end, each))
         self.mark(bases[-2], bases[-1])
@@ -153,12 +154,12 @@ class MadeArchive:
         topic_id: str | None = None,
         start_offset: int | None = None,
     ) -> None:
-        """Write `offset.wm`, as ours or as Pinterest's uploader does."""
+        """Write `offset.wm`, in the form of Sidetier or of Pinterest's uploader."""
         key = self.layout.watermark_key(self.tp)
         if self.is_pinterest:
             self.put(key, f"{base:020d}".encode())
             return
-        mark = Watermark(
+        watermark = Watermark(
             BaseOffset(base),
             Offset(next_offset),
             LeaderEpoch(leader_epoch),
@@ -166,10 +167,10 @@ class MadeArchive:
             nonce=uuid.uuid4().hex,
             start_offset=None if start_offset is None else Offset(start_offset),
         )
-        self.put(key, encode_watermark(mark))
+        self.put(key, encode_watermark(watermark))
 
     def epoch_history(self, *entries: tuple[int, int]) -> None:
-        """Write `leader-epoch-checkpoint`: epochs, each with its first offset."""
+        """Write `leader-epoch-checkpoint`: epochs, each with its start offset."""
         rows = EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
         key = self.layout.epoch_checkpoint_key(self.tp)
         self.put(key, encode_leader_epoch_checkpoint(rows).encode())
@@ -184,7 +185,7 @@ class MadeArchive:
 
 
 def access_to(store: RemoteStorage, layout: ArchiveLayout = LAYOUT) -> ArchiveAccess:
-    """The archive on a store that is open."""
+    """Return access to the archive on an open store."""
     provider = PatternEndpointProvider(StorageEndpoint(URL))
     return ArchiveAccess(provider, OpenStores(provider, lambda _: store), layout)
 
@@ -196,9 +197,9 @@ def reading(
     layout: ArchiveLayout = LAYOUT,
     observer: ReadingObserver | None = None,
     clock: Callable[[], float] = monotonic,
-    **settings: Any,  # noqa: ANN401  those of ReaderSettings
+    **settings: Any,  # noqa: ANN401  settings of ReaderSettings
 ) -> Iterator[ArchiveReader]:
-    """A reader, closed at the end."""
+    """Yield a reader, closed at the end."""
     reader = ArchiveReader(access_to(store, layout), ReaderSettings(**settings), observer, clock)
     try:
         yield reader
@@ -212,32 +213,32 @@ def take_until(
     timeout: float = 20.0,
     most: int = 1000,
 ) -> list[Taken]:
-    """Everything that is handed out, up to the first that is `done`."""
-    found: list[Taken] = []
+    """Take everything up to the first item for which `done` returns True."""
+    results: list[Taken] = []
     end = monotonic() + timeout
-    while not (found and done(found[-1])):
-        assert monotonic() < end, f"nothing more came after {found[-3:]}"
-        found += reader.take(most, 0.5)
-    return found
+    while not (results and done(results[-1])):
+        assert monotonic() < end, f"nothing more came after {results[-3:]}"
+        results += reader.take(most, 0.5)
+    return results
 
 
 def take_to_end(reader: ArchiveReader, most: int = 1000) -> list[Taken]:
-    """Everything up to the end, or what stops before it."""
+    """Take everything up to the end, or up to an item that is not records."""
     return take_until(reader, lambda taken: not isinstance(taken, Records), most=most)
 
 
 def offsets(taken: Iterable[Taken]) -> list[int]:
-    """The offsets of all records that were handed out, in order."""
+    """Return the offsets of all records, in order."""
     return [
         offset
-        for one in taken
-        if isinstance(one, Records)
-        for offset in one.records.column("offset").to_pylist()
+        for item in taken
+        if isinstance(item, Records)
+        for offset in item.records.column("offset").to_pylist()
     ]
 
 
 def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
-    """All that is handed out of a partition from this offset on, up to whatever is no record."""
+    """Read a partition from this offset, up to the first item that is not records."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
         reader.assign(archive.tp, offset)
         return take_to_end(reader)
@@ -252,12 +253,12 @@ def _end_of(last: Taken) -> int:
 
 
 def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401
-    """As `read_from`, stepping over gaps and damage up to the end."""
+    """Read like `read_from`, but continue after gaps and damage up to the end."""
     with reading(archive.store, layout=archive.layout, **settings) as reader:
         reader.assign(archive.tp, offset)
-        found = take_to_end(reader)
-        while not isinstance(found[-1], ReachedEnd):
-            last = found[-1]
+        results = take_to_end(reader)
+        while not isinstance(results[-1], ReachedEnd):
+            last = results[-1]
             reader.seek(archive.tp, _end_of(last))
-            found += take_to_end(reader)
-        return found
+            results += take_to_end(reader)
+        return results

@@ -1,4 +1,4 @@
-"""What tests look for in the documentation: links, headings, and the commands in fenced blocks."""
+"""Parser of the documentation for tests: links, headings, and commands in fenced blocks."""
 
 import re
 import shlex
@@ -15,37 +15,37 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block, and the language that it is said to be in."""
+    """A fenced block and its declared language."""
 
     language: str
     text: str
 
 
 def pages() -> list[Path]:
-    """Every page that people read, relative to the repository."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
-    found += (ROOT / "helm").rglob("*.md")
-    return sorted(path.relative_to(ROOT) for path in found)
+    """Return every page for readers, relative to the repository."""
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
+    paths += (ROOT / "helm").rglob("*.md")
+    return sorted(path.relative_to(ROOT) for path in paths)
 
 
 def text_of(page: Path) -> str:
-    """The page's text."""
+    """Return the page's text."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(text: str, *languages: str) -> list[Block]:
-    """The fenced blocks in these languages, or all of them."""
-    found = [Block(match[1], match[2]) for match in _FENCE.finditer(text)]
-    return [block for block in found if not languages or block.language in languages]
+    """Return the fenced blocks in these languages, or all of them."""
+    fenced = [Block(match[1], match[2]) for match in _FENCE.finditer(text)]
+    return [block for block in fenced if not languages or block.language in languages]
 
 
 def links(text: str) -> list[str]:
-    """The targets of all links; what stands in code is none."""
+    """Return the targets of all links outside code."""
     return _LINK.findall(_CODE.sub("", _FENCE.sub("", text)))
 
 
 def anchors(text: str) -> set[str]:
-    """The names under which a page's headings can be linked to, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in _HEADING.findall(_FENCE.sub("", text))
@@ -53,11 +53,11 @@ def anchors(text: str) -> set[str]:
 
 
 def commands(text: str, program: str) -> list[list[str]]:
-    """The arguments of each command in shell blocks whose program has this name."""
-    found = []
+    """Return the arguments of each command of this program in shell blocks."""
+    argument_lists = []
     for block in blocks(text, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and Path(words[0]).name == program:
-                found.append(words[1:])
-    return found
+                argument_lists.append(words[1:])
+    return argument_lists

@@ -12,7 +12,7 @@ LEADER_TAG = 1
 
 
 def uvarint(value: int) -> bytes:
-    """Seven bits a byte, lowest first."""
+    """Encode an unsigned varint: seven bits per byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -21,23 +21,23 @@ def uvarint(value: int) -> bytes:
 
 
 def zigzag(value: int) -> bytes:
-    """A signed varint; -1 is one byte."""
+    """Encode a signed varint; -1 is one byte."""
     return uvarint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def tagged(fields: dict[int, bytes]) -> bytes:
-    """The tagged fields that end a structure."""
+    """Encode the tagged fields at the end of a structure."""
     body = b"".join(uvarint(tag) + uvarint(len(raw)) + raw for tag, raw in sorted(fields.items()))
     return uvarint(len(fields)) + body
 
 
 def frame(api_key: int, version: int, body: bytes) -> bytes:
-    """A metadata record's value."""
+    """Encode a metadata record's value."""
     return uvarint(1) + uvarint(api_key) + uvarint(version) + body
 
 
 def int32s(values: Sequence[int]) -> bytes:
-    """A compact array of int32."""
+    """Encode a compact array of int32."""
     return uvarint(len(values) + 1) + b"".join(struct.pack(">i", value) for value in values)
 
 
@@ -69,7 +69,7 @@ def partition(
 def partition_change(
     topic_id: bytes, number: int, leader: int | None, *, version: int = 1
 ) -> bytes:
-    """`leader` None leaves the leader alone and changes the ISR only."""
+    """Encode a PartitionChangeRecord. `leader` None keeps the leader and changes the ISR only."""
     tags = {0: int32s((1,)), 5: b"\x00"}
     if leader is not None:
         tags[LEADER_TAG] = struct.pack(">i", leader)
@@ -99,7 +99,7 @@ def abort_transaction() -> bytes:
 
 
 def batch(base: int, values: Sequence[bytes], *, epoch: int = 1, attributes: int = 0) -> bytes:
-    """A record batch with one record per value, null keys and no headers."""
+    """Return a record batch with one record per value, null keys and no headers."""
     payload = b"".join(_record(delta, value) for delta, value in enumerate(values))
     return make_batch(base, len(values), epoch=epoch, payload=payload, attributes=attributes)
 
@@ -111,7 +111,7 @@ def _record(delta: int, value: bytes) -> bytes:
 
 @dataclass(slots=True)
 class MetadataLogWriter:
-    """A metadata log in `<log dir>/__cluster_metadata-0`, in the hands of a test."""
+    """A metadata log in `<log dir>/__cluster_metadata-0`, written by a test."""
 
     log_dir: Path
     next_offset: int = 0
@@ -132,7 +132,7 @@ class MetadataLogWriter:
         return self
 
     def append(self, *values: bytes, attributes: int = 0) -> None:
-        """One batch; a control batch is one value of no meaning to us."""
+        """Append one batch. A control batch has one value, which readers ignore."""
         with self.active.open("ab") as file:
             file.write(batch(self.next_offset, values, epoch=self.epoch, attributes=attributes))
         self.next_offset += len(values)
@@ -142,7 +142,7 @@ class MetadataLogWriter:
         self.active.touch()
 
     def snapshot(self, *values: bytes) -> Path:
-        """The state below the next offset as a snapshot, between its header and footer."""
+        """Write a snapshot of the state below the next offset, with its header and footer."""
         path = self.directory / f"{self.next_offset:020d}-{self.epoch:010d}.checkpoint"
         data = batch(0, [b"header"], attributes=CONTROL)
         if values:

@@ -1,4 +1,4 @@
-"""Clusters as the translation of offsets sees them: groups, and partitions that can be read."""
+"""Fake clusters for the translation of offsets: groups, and partitions to read."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from sidetier.wire.requests import CommittedOffset
 
 @dataclass
 class FakeGroups:
-    """Groups in memory; those in `with_members` refuse commits. `fault` may raise."""
+    """Groups in memory. Groups in `with_members` refuse commits. `fault` may raise."""
 
     offsets: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     with_members: set[str] = field(default_factory=set)
@@ -38,8 +38,8 @@ class FakeGroups:
     ) -> Mapping[TopicPartition, CommittedOffset]:
         self.fault("committed")
         return {
-            tp: one
-            for tp, one in self.offsets.get(group, {}).items()
+            tp: offset
+            for tp, offset in self.offsets.get(group, {}).items()
             if partitions is None or tp in partitions
         }
 
@@ -59,12 +59,12 @@ class FakeGroups:
 
 @dataclass
 class FakeLog:
-    """Partitions as lists of records; `reads` has the range of each read."""
+    """Partitions as lists of records. `reads` has the range of each read."""
 
     records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
     starts: dict[TopicPartition, int] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where markers follow the last record."""
+    """Log end offsets of partitions in which markers follow the last record."""
     reads: list[tuple[int, int]] = field(default_factory=list)
 
     def append(self, tp: TopicPartition, key: bytes | None, value: bytes | None) -> None:
@@ -84,4 +84,4 @@ class FakeLog:
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
         self.reads.append((start, end))
-        return iter([one for one in self.records[tp] if start <= one.offset < end])
+        return iter([record for record in self.records[tp] if start <= record.offset < end])

@@ -1,4 +1,4 @@
-"""`sidetier mirror` as a process, and what a consumer sees of its copies."""
+"""`sidetier mirror` as a process, and consumers of its copies."""
 
 import itertools
 import json
@@ -37,19 +37,23 @@ Seen = tuple[Any, ...]
 
 
 def consumed(servers: str, topic: str) -> dict[int, list[Seen]]:
-    """What a read-committed consumer sees of each partition; offsets left out."""
-    found = consumed_at(servers, topic)
+    """Return what a read-committed consumer reads of each partition, without offsets."""
+    records_by_partition = consumed_at(servers, topic)
     return defaultdict(
-        list, {number: [record for _, record in records] for number, records in found.items()}
+        list,
+        {
+            number: [record for _, record in records]
+            for number, records in records_by_partition.items()
+        },
     )
 
 
 def consumed_at(servers: str, topic: str) -> dict[int, list[tuple[int, Seen]]]:
-    """The same, each record with its offset."""
+    """Return what a read-committed consumer reads of each partition, with offsets."""
     consumer = _reader(servers)
     partitions = list(consumer.list_topics(topic, WAIT).topics[topic].partitions)
     consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
-    found: dict[int, list[tuple[int, Seen]]] = defaultdict(list)
+    records_by_partition: dict[int, list[tuple[int, Seen]]] = defaultdict(list)
     ended: set[int] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(WAIT)
@@ -58,13 +62,13 @@ def consumed_at(servers: str, topic: str) -> dict[int, list[tuple[int, Seen]]]:
             ended.add(message.partition() or 0)
             continue
         record = (message.key(), message.value(), message.headers(), message.timestamp())
-        found[message.partition() or 0].append((message.offset() or 0, record))
+        records_by_partition[message.partition() or 0].append((message.offset() or 0, record))
     consumer.close()
-    return found
+    return records_by_partition
 
 
 def values_from(servers: str, topic: str, offset: int = 0) -> list[bytes | None]:
-    """The values that a read-committed consumer sees of partition 0 from an offset on."""
+    """Return the values that a read-committed consumer reads of partition 0 from an offset."""
     consumer = _reader(servers)
     consumer.assign([KafkaPartition(topic, 0, offset)])
     values = []
@@ -94,7 +98,7 @@ def write_until(
     failures: list[BaseException],
     partitions: int = 3,
 ) -> None:
-    """Transactions of any size, every fifth aborted."""
+    """Write transactions of random size until stopped; about one in five is aborted."""
     try:
         producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
         producer.init_transactions(WAIT)
@@ -109,5 +113,5 @@ def write_until(
                 producer.abort_transaction(WAIT)
             else:
                 producer.commit_transaction(WAIT)
-    except BaseException as error:  # noqa: BLE001 -- the test looks at it
+    except BaseException as error:  # noqa: BLE001 -- the test checks it
         failures.append(error)

@@ -16,9 +16,9 @@ MAP = TopicPartition("map", 0)
 
 @dataclass
 class FakeTarget:
-    """Keeps a log with markers, as a broker: what is not committed is never visible.
+    """Keeps a log with markers, as a broker does: uncommitted records are never visible.
 
-    `fault` is called before each step with its name and may raise.
+    `fault` is called before each step with the step's name, and may raise.
     """
 
     fault: Callable[[str], None] = lambda _step: None
@@ -44,12 +44,12 @@ class FakeTarget:
         return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
-        for one in batches:
+        for batch in batches:
             self.fault("send")
-            at = self.ends.setdefault(one.tp, 0)
-            self.waiting.append((one.tp, at, bytes(one.data)))
-            self.pending.append(Written(one.tp, one.source_offsets, Offset(at)))
-            self.ends[one.tp] += len(one.source_offsets)
+            at = self.ends.setdefault(batch.tp, 0)
+            self.waiting.append((batch.tp, at, bytes(batch.data)))
+            self.pending.append(Written(batch.tp, batch.source_offsets, Offset(at)))
+            self.ends[batch.tp] += len(batch.source_offsets)
 
     def flush(self) -> list[Written]:
         self.fault("flush")
@@ -74,7 +74,7 @@ class FakeTarget:
         return list(self.placed().values())
 
     def placed(self) -> dict[int, bytes | None]:
-        """Each committed record by its target offset."""
+        """Return each committed record by its target offset."""
         return {
             at + row: record.value
             for tp, at, data in self.log

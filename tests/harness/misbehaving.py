@@ -1,4 +1,4 @@
-"""What the HTTP servers of tests have in common: a thread that serves, and a handler's manners."""
+"""Base of the HTTP servers with faults: a serving thread, and a handler."""
 
 import http.client
 import socket
@@ -13,10 +13,10 @@ from sidetier.sandbox.ports import HOST
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread per connection, and an end that closes connections too."""
+    """A server with a thread per connection, which closes its connections when it ends."""
 
     daemon_threads = True
-    # With the default of 5, of forty clients that connect at once some wait a second and try again.
+    # With the default backlog of 5, some of forty simultaneous clients wait a second and retry.
     request_queue_size = 128
 
     def __init__(self, handler: type["MisbehavingHandler"]) -> None:
@@ -24,18 +24,18 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         super().__init__((HOST, 0), handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - signature of the base class
         with self._lock:
             self._connections.add(request)
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - signature of the base class
         with self._lock:
             self._connections.discard(request)
         super().shutdown_request(request)
 
     def disconnect(self) -> None:
-        """End the connections that clients keep open: else threads go on serving them."""
+        """Close clients' idle connections, because threads would continue to serve them."""
         with self._lock:
             for connection in self._connections:
                 with suppress(OSError):
@@ -43,7 +43,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class MisbehavingServer:
-    """Serves between `with` and its end; `released` is set at the end, and ends what hangs."""
+    """Serves while its context is entered.
+
+    `released` is set at the end, and frees hanging requests.
+    """
 
     def __init__(
         self, handler: type["MisbehavingHandler"], context: ssl.SSLContext | None = None
@@ -64,7 +67,7 @@ class MisbehavingServer:
 
     @property
     def url(self) -> str:
-        """The endpoint for a client."""
+        """URL for a client."""
         return f"{self._scheme}://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
@@ -80,16 +83,16 @@ class MisbehavingServer:
 
 
 class MisbehavingHandler(BaseHTTPRequestHandler):
-    """One way in for every method, bodies on demand, and no word on a broken connection."""
+    """Handles every method in `serve`, reads bodies on demand, and ignores broken connections."""
 
     protocol_version = "HTTP/1.1"
     command: str
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Nothing: tests look at `seen`."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - name in the base class
+        """Log nothing: tests read `seen`."""
 
     def handle_expect_100(self) -> bool:
-        """A fault strikes before the body is asked for; else it is asked for when it is wanted."""
+        """Apply a fault before the body is requested; otherwise leave that to `read_body`."""
         return True
 
     def handle_one_request(self) -> None:
@@ -119,7 +122,7 @@ class MisbehavingHandler(BaseHTTPRequestHandler):
 
     @property
     def key(self) -> str:
-        """The object's, without the bucket."""
+        """Key of the object, without the bucket."""
         return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
 
     def read_body(self) -> bytes:

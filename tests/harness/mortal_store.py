@@ -1,4 +1,4 @@
-"""A store whose user is killed at a chosen request, as kill -9 does: nothing after it happens."""
+"""A store whose user is killed at a chosen request, like kill -9: no later request takes effect."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class KilledError(BaseException):
-    """The process is gone; no handler of errors sees it."""
+    """The process is dead; a BaseException, so that no error handler catches it."""
 
 
 class MortalStore:
-    """Passes `lives` requests on to a store in memory, and dies at the next one.
+    """Passes `lives` requests to a store in memory, and dies at the next one.
 
     Args:
-        store: what survives the kill.
-        lives: requests that are answered; None for all of them.
-        after: die once the request has taken effect, before its answer is seen.
+        store: The store, which survives the kill.
+        lives: Number of requests that are answered; None for all of them.
+        after: Die once the request has taken effect, before its answer is returned.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class MortalStore:
         self.made = 0
         self._lives = lives
         self._after = after
-        self._lock = threading.RLock()  # a body may be read from the store itself
+        # reentrant, because a body may be read from the store itself
+        self._lock = threading.RLock()
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -92,7 +93,7 @@ class MortalStore:
         return self._make(lambda: self.store.copy_object(source, target, condition=condition))
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to close."""
 
     def _make(self, request: Callable[[], T]) -> T:
         with self._lock:  # one at a time, so that "the nth" means the same in every run

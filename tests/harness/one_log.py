@@ -1,9 +1,9 @@
-"""One log that lies partly on Kafka and partly on the store, and fakes of both sides of it.
+"""One log that is partly on Kafka and partly on the store, and fakes of both sides.
 
-`FakeKafka` behaves as `confluent_kafka.Consumer` does where it matters: it fetches ahead, drops
-what was fetched on `pause` and `seek`, stops a partition whose fetch was refused until it is
-assigned anew, refuses to change single partitions of an eager group, and counts stored offsets as
-gone with an assignment. `FakeReader` behaves as `ArchiveReader` is promised to.
+`FakeKafka` behaves as `confluent_kafka.Consumer` in these respects: it fetches ahead, drops fetched
+records on `pause` and `seek`, stops a partition whose fetch was refused until it is assigned again,
+refuses to change single partitions of an eager group, and drops stored offsets with an assignment.
+`FakeReader` behaves as `ArchiveReader` promises.
 """
 
 import random
@@ -34,7 +34,7 @@ END, BEGINNING, STORED, INVALID = -1, -2, -1000, -1001
 
 @dataclass(slots=True)
 class Log:
-    """A partition's log: which offsets have records, and what each side holds of it."""
+    """A partition's log: the offsets with records, and the range that each side holds."""
 
     records: dict[int, bytes] = field(default_factory=dict)
     end: int = 0
@@ -44,7 +44,7 @@ class Log:
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def produce(self, count: int, markers: int = 0) -> None:
-        """Records, and behind them offsets that have none."""
+        """Produce records, followed by offsets without records."""
         for _ in range(count):
             self.records[self.end] = b"value-%d" % self.end
             self.end += 1
@@ -52,33 +52,33 @@ class Log:
 
     @property
     def last(self) -> int:
-        """The offset of the last record."""
+        """Offset of the last record."""
         return max(self.records, default=-1)
 
     def upload(self, end: int) -> None:
-        """The store holds everything up to there."""
+        """Let the store hold everything up to `end`, exclusive."""
         self.store_end = max(self.store_end, min(end, self.end))
 
     def retain(self, start: int) -> None:
-        """Kafka deletes what lies before."""
+        """Let Kafka delete everything below `start`."""
         self.kafka_start = max(self.kafka_start, min(start, self.end))
 
     def gc(self, start: int) -> None:
-        """The store deletes what lies before."""
+        """Let the store delete everything below `start`."""
         self.store_start = max(self.store_start, min(start, self.store_end))
 
     def between(self, start: int, end: int) -> list[int]:
-        """The offsets of records."""
+        """Return the offsets with records in [start, end)."""
         return [offset for offset in range(start, end) if offset in self.records]
 
     def gap_at(self, offset: int) -> tuple[int, int] | None:
-        """A gap of the store that holds the offset."""
+        """Return the gap of the store that contains the offset."""
         return next((gap for gap in self.gaps if gap[0] <= offset < gap[1]), None)
 
 
 @dataclass(slots=True)
 class World:
-    """Logs by partition, the group's committed offsets, and what goes wrong."""
+    """Logs by partition, the group's committed offsets, and faults."""
 
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     committed: dict[TopicPartition, int] = field(default_factory=dict)
@@ -88,24 +88,24 @@ class World:
     seed: int = 0
 
     def log(self, tp: TopicPartition) -> Log:
-        """The partition's log; an empty one where there is none."""
+        """Return the partition's log; an empty one is created if it is missing."""
         return self.logs.setdefault(tp, Log())
 
     def clock(self) -> float:
-        """The time, which tests move."""
+        """Return the time, which tests advance."""
         return self.now
 
     def wait(self, timeout: float) -> None:
-        """Time passes."""
+        """Advance the time by `timeout` seconds."""
         self.now += timeout
 
     def set(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no thread waits."""
 
 
 @dataclass(slots=True)
 class _Fetcher:
-    """What librdkafka keeps of an assigned partition."""
+    """librdkafka's state of an assigned partition."""
 
     offset: int
     paused: bool = False
@@ -132,7 +132,7 @@ class FakeKafka:
         self.cached: dict[TopicPartition, int] = {}
         self._random = random.Random(world.seed)
 
-    # The group
+    # Group
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
         self.group, self.callbacks = True, callbacks
@@ -141,11 +141,11 @@ class FakeKafka:
         self.group = False
 
     def rebalance(self, partitions: Iterable[TopicPartition], event: str = "on_assign") -> None:
-        """At the next `consume` the group gives or takes these."""
-        wanted = [_named(tp, INVALID) for tp in partitions]
-        self.queue.append(lambda: self.callbacks[event](self, wanted))
+        """Let the group assign or revoke these partitions at the next `consume`."""
+        assigned = [_named(tp, INVALID) for tp in partitions]
+        self.queue.append(lambda: self.callbacks[event](self, assigned))
 
-    # The assignment
+    # Assignment
 
     def assign(self, partitions: list[KafkaTopicPartition]) -> None:
         if self.group and self.cooperative:
@@ -161,20 +161,20 @@ class FakeKafka:
     def incremental_assign(self, partitions: list[KafkaTopicPartition]) -> None:
         if self.group and not self.cooperative:
             raise _state("must be made using assign()")
-        for one in partitions:
-            if _tp(one) in self.fetchers:
+        for partition in partitions:
+            if _tp(partition) in self.fetchers:
                 raise KafkaException(KafkaError(KafkaError._CONFLICT, "already assigned"))
         self._start(partitions)
 
     def incremental_unassign(self, partitions: list[KafkaTopicPartition]) -> None:
         if self.group and not self.cooperative:
             raise _state("must be made using assign()")
-        gone = [_tp(one) for one in partitions]
-        for tp in gone:
+        revoked = [_tp(partition) for partition in partitions]
+        for tp in revoked:
             if tp not in self.fetchers:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "not assigned"))
-        self._auto_commit(gone)
-        for tp in gone:
+        self._auto_commit(revoked)
+        for tp in revoked:
             del self.fetchers[tp]
             self.stored.pop(tp, None)
 
@@ -182,15 +182,15 @@ class FakeKafka:
         return [_named(tp, INVALID) for tp in self.fetchers]
 
     def pause(self, partitions: list[KafkaTopicPartition]) -> None:
-        for one in partitions:
-            fetcher = self.fetchers.get(_tp(one))
+        for partition in partitions:
+            fetcher = self.fetchers.get(_tp(partition))
             if fetcher is not None:
                 fetcher.paused = True
                 self._back(fetcher)
 
     def resume(self, partitions: list[KafkaTopicPartition]) -> None:
-        for one in partitions:
-            fetcher = self.fetchers.get(_tp(one))
+        for partition in partitions:
+            fetcher = self.fetchers.get(_tp(partition))
             if fetcher is not None:
                 fetcher.paused = False
 
@@ -203,7 +203,7 @@ class FakeKafka:
         fetcher.offset, fetcher.app = partition.offset, None
         fetcher.ahead = []
 
-    # Reading
+    # Reads
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         assert not self.closed, "used after close"
@@ -213,30 +213,30 @@ class FakeKafka:
         while self.queue:
             try:
                 self.queue.pop(0)()
-            except ValueError as error:  # the application's
+            except ValueError as error:  # raised by the application's callback
                 raised.append(error)
-        found, self.errors = list(self.errors), []
+        messages, self.errors = list(self.errors), []
         fetchers = list(self.fetchers.items())
         self._random.shuffle(fetchers)
         for tp, fetcher in fetchers:
             self.fetch(tp)
-            while fetcher.ahead and not fetcher.paused and len(found) < num_messages:
+            while fetcher.ahead and not fetcher.paused and len(messages) < num_messages:
                 message = fetcher.ahead.pop(0)
                 if message.error() is None:
                     fetcher.app = int(message.offset() or 0) + 1
-                found.append(message)
-        if raised:  # what was about to be returned is dropped, and not fetched again
+                messages.append(message)
+        if raised:  # messages that were about to be returned are dropped, and not fetched again
             raise raised[0]
-        return found
+        return messages
 
     def fetch(self, tp: TopicPartition) -> None:
-        """What librdkafka's threads do at any time: fetch ahead."""
+        """Fetch ahead, as librdkafka's threads do at any time."""
         fetcher = self.fetchers.get(tp)
         if self.world.brokers_away or fetcher is None or fetcher.paused or fetcher.stopped:
             return
         log = self.world.log(tp)
         self._place(tp, fetcher)
-        if len(fetcher.ahead) >= self.ahead or any(one.error() for one in fetcher.ahead):
+        if len(fetcher.ahead) >= self.ahead or any(message.error() for message in fetcher.ahead):
             return
         if not log.kafka_start <= fetcher.offset <= log.end:
             self._refuse(tp, fetcher, fetcher.offset)
@@ -248,24 +248,30 @@ class FakeKafka:
         ]
         fetcher.offset = stop
 
-    # Questions
+    # Queries
 
     def committed(
         self, partitions: list[KafkaTopicPartition], timeout: float = -1
     ) -> list[KafkaTopicPartition]:
         self._reachable()
-        return [_named(_tp(one), self.world.committed.get(_tp(one), INVALID)) for one in partitions]
+        return [
+            _named(_tp(partition), self.world.committed.get(_tp(partition), INVALID))
+            for partition in partitions
+        ]
 
     def offsets_for_times(
         self, partitions: list[KafkaTopicPartition], timeout: float = -1
     ) -> list[KafkaTopicPartition]:
         self._reachable()
-        return [_named(_tp(one), self._for_time(_tp(one), one.offset)) for one in partitions]
+        return [
+            _named(_tp(partition), self._for_time(_tp(partition), partition.offset))
+            for partition in partitions
+        ]
 
     def get_watermark_offsets(
         self, partition: KafkaTopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
-        if cached:  # the first one is known by statistics alone
+        if cached:  # librdkafka only knows the first offset from statistics
             return INVALID, self.cached.get(_tp(partition), INVALID)
         self._reachable()
         log = self.world.log(_tp(partition))
@@ -274,10 +280,10 @@ class FakeKafka:
     # Commits
 
     def store_offsets(self, *, offsets: list[KafkaTopicPartition]) -> None:
-        known = [one for one in offsets if _tp(one) in self.fetchers]
-        if offsets and not known:
+        assigned = [partition for partition in offsets if _tp(partition) in self.fetchers]
+        if offsets and not assigned:
             raise _state("not assigned")
-        self.stored.update((_tp(one), one.offset) for one in known)
+        self.stored.update((_tp(partition), partition.offset) for partition in assigned)
 
     def commit(
         self,
@@ -290,7 +296,7 @@ class FakeKafka:
             tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
             new = {tp: int(message.offset() or 0) + 1}
         elif offsets is not None:
-            new = {_tp(one): one.offset for one in offsets}
+            new = {_tp(partition): partition.offset for partition in offsets}
         else:
             new = dict(self.stored)
         if not new:
@@ -312,15 +318,17 @@ class FakeKafka:
         return "member"
 
     def _start(self, partitions: list[KafkaTopicPartition]) -> None:
-        self.fetchers.update((_tp(one), _Fetcher(one.offset)) for one in partitions)
+        self.fetchers.update(
+            (_tp(partition), _Fetcher(partition.offset)) for partition in partitions
+        )
 
     def _back(self, fetcher: _Fetcher) -> None:
-        """What was fetched is dropped, and fetched again from where the application stands."""
+        """Drop fetched messages, and fetch them again from the application's position."""
         if fetcher.app is not None:
             fetcher.offset = fetcher.app
         elif fetcher.ahead and fetcher.ahead[0].error() is None:
             fetcher.offset = int(fetcher.ahead[0].offset() or 0)
-        fetcher.ahead = [one for one in fetcher.ahead if one.error() is not None]
+        fetcher.ahead = [message for message in fetcher.ahead if message.error() is not None]
 
     def _place(self, tp: TopicPartition, fetcher: _Fetcher) -> None:
         log = self.world.log(tp)
@@ -413,19 +421,24 @@ class FakeReader:
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
         assert max_records >= 1
-        taken: list[Taken] = []
-        left = max_records
+        items: list[Taken] = []
+        remaining = max_records
         for tp, reading in list(self.readings.items()):
-            if left <= 0 or reading.paused or reading.halted or self.world.now < reading.again_at:
+            if (
+                remaining <= 0
+                or reading.paused
+                or reading.halted
+                or self.world.now < reading.again_at
+            ):
                 continue
-            one = self._take(tp, reading, left)
-            if isinstance(one, Records):
-                left -= one.records.num_rows
-            if one is not None:
-                taken.append(one)
-        if not taken:
+            item = self._take(tp, reading, remaining)
+            if isinstance(item, Records):
+                remaining -= item.records.num_rows
+            if item is not None:
+                items.append(item)
+        if not items:
             self.world.now += max(timeout, 0.0)
-        return taken
+        return items
 
     def close(self) -> None:
         self.closed = True
@@ -464,7 +477,7 @@ class FakeReader:
 
 
 class AtOnce(Executor):
-    """Runs what is submitted on the spot."""
+    """Runs each job at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -473,7 +486,7 @@ class AtOnce(Executor):
 
 
 class Later(Executor):
-    """Runs what is submitted when told to, so that the world can change in between."""
+    """Runs a job when the test says so, so that the world can change in between."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], Any]] = []
@@ -483,13 +496,13 @@ class Later(Executor):
         return Future()
 
     def run(self) -> None:
-        """The oldest one."""
+        """Run the oldest job."""
         if self.jobs:
             self.jobs.pop(0)()
 
 
 def records_of(log: Log, offsets: list[int]) -> pa.RecordBatch:
-    """Those records, as the reader hands them out; an offset is its own timestamp."""
+    """Return these records in the reader's form; each offset is also the timestamp."""
     rows = len(offsets)
     columns: list[list[Any]] = [
         offsets,

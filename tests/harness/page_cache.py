@@ -1,4 +1,4 @@
-"""The page cache as tests see it: the kernel's own, told by mincore, and one that is made up."""
+"""The page cache as tests see it: the kernel's, through mincore, and a fake."""
 
 import ctypes
 import mmap
@@ -10,7 +10,7 @@ PAGE = mmap.PAGESIZE
 
 
 def cached_pages(path: Path) -> list[int]:
-    """The pages of a file that are in the page cache, told by mincore without touching them."""
+    """Return a file's pages in the page cache, through mincore, without touching them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
@@ -20,7 +20,7 @@ def cached_pages(path: Path) -> list[int]:
 
 
 def count_by_mincore(fd: int, pages: range) -> int:
-    """As `CountCached`, on any kernel."""
+    """Count cached pages like `CountCached`, on any kernel."""
     return len(set(pages).intersection(_resident(fd, os.fstat(fd).st_size)))
 
 
@@ -39,18 +39,18 @@ def _resident(fd: int, size: int) -> list[int]:
 
 @dataclass
 class MadeUpCache:
-    """A file with a page cache of its own, in place of the descriptor calls of `os`."""
+    """A file with its own page cache, in place of the `os` functions on descriptors."""
 
     data: bytes
     hot: set[int] = field(default_factory=set)
     dropped: list[int] = field(default_factory=list)
 
     def count(self, _: int, pages: range) -> int:
-        """As `CountCached`."""
+        """Count cached pages like `CountCached`."""
         return len(self.hot.intersection(pages))
 
     def preadv(self, _: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
-        """As os.preadv; with RWF_NOWAIT up to the first page that is not in the cache."""
+        """Act as os.preadv; with RWF_NOWAIT, read up to the first page that is not cached."""
         pages = range(offset // PAGE, -(-min(offset + len(buffers[0]), len(self.data)) // PAGE))
         end = offset + len(buffers[0])
         if flags & os.RWF_NOWAIT:
@@ -65,7 +65,7 @@ class MadeUpCache:
         return len(part)
 
     def fadvise(self, _: int, offset: int, length: int, advice: int) -> None:
-        """As os.posix_fadvise: only whole pages are dropped."""
+        """Act as os.posix_fadvise: only whole pages are dropped."""
         if advice == os.POSIX_FADV_DONTNEED:
             pages = range(-(-offset // PAGE), (offset + length) // PAGE)
             self.dropped += pages

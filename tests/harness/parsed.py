@@ -1,4 +1,4 @@
-"""A command line of `sidetier` through its own parser, without running it."""
+"""Parses a command line of `sidetier` with the real parser, without running it."""
 
 import click
 
@@ -6,7 +6,7 @@ from sidetier.cli.main import sidetier
 
 
 def parse(words: list[str]) -> click.Context:
-    """As the real parser does, down to the subcommand; click.UsageError where it says no.
+    """Parse a command line down to the subcommand; click.UsageError if the parser refuses.
 
     Returns:
         The subcommand's context, with the values of its options.
@@ -17,11 +17,11 @@ def parse(words: list[str]) -> click.Context:
         context = command.make_context(context.info_name, words, parent=context.parent)
         if not isinstance(command, click.Group):
             return context
-        rest = [*context._protected_args, *context.args]
-        if not rest and command.invoke_without_command:
+        remaining = [*context._protected_args, *context.args]
+        if not remaining and command.invoke_without_command:
             return context
-        name, found, words = command.resolve_command(context, rest)
-        assert found is not None
+        name, subcommand, words = command.resolve_command(context, remaining)
+        assert subcommand is not None
         assert name is not None
-        command = found
-        context = click.Context(found, info_name=name, parent=context)
+        command = subcommand
+        context = click.Context(subcommand, info_name=name, parent=context)

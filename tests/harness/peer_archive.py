@@ -1,5 +1,4 @@
-"""A partition's archive as Pinterest's uploader leaves it, faults and all; and how its consumer
-reads one.
+"""An archive as Pinterest's uploader leaves it, faults included, and Pinterest's consumer.
 
 The format, byte for byte: objects without metadata, `offset.wm` of 20 digits, `_metadata` with
 `hash` and `loadHash`, one entry per segment with the `.log`'s modification time.
@@ -23,20 +22,20 @@ THREE = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
 
 
 class Puts(Protocol):
-    """As much of a store as Pinterest's uploader needs."""
+    """The store operations that Pinterest's uploader needs."""
 
     def put_object(self, key: str, body: BytesBody) -> object:
-        """Write, whatever is there."""
+        """Write an object unconditionally."""
         ...
 
     def delete_object(self, key: str) -> None:
-        """Remove."""
+        """Delete an object."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPuts:
-    """A bucket, written to with the S3 API as any client would."""
+    """A bucket, written with the S3 API."""
 
     bucket: S3Bucket
 
@@ -48,7 +47,10 @@ class BucketPuts:
 
 
 class PinterestArchive:
-    """Fill it, then `mark`: the watermark and `_metadata` are written then."""
+    """An archive that Pinterest's uploader writes.
+
+    Store segments first, and then call `mark`, which writes `offset.wm` and `_metadata`.
+    """
 
     def __init__(self, store: Puts, layout: ArchiveLayout, tp: TopicPartition) -> None:
         self.store = store
@@ -60,36 +62,36 @@ class PinterestArchive:
         return self.layout.object_key(self.tp, BaseOffset(base), kind)
 
     def put(self, base: int, kind: FileKind, data: bytes) -> None:
-        """Unconditionally, and without a note, as Pinterest's uploader does."""
+        """Store a file unconditionally and without metadata, as Pinterest's uploader does."""
         self.store.put_object(self.key(base, kind), BytesBody(data))
 
     def upload(self, log: PartitionLog, *bases: int) -> None:
-        """Whole segments of a synthetic broker's, each with an entry."""
+        """Store whole segments of a synthetic broker, each with an entry."""
         for base in bases:
             indexes = log.indexes_of(base)
             self.segment(base, log.written[base], indexes.index, indexes.timeindex)
 
     def segment(self, base: int, log: bytes, index: bytes, timeindex: bytes) -> None:
-        """One segment, and its entry: a log's modification time rises with its base."""
+        """Store a segment and its entry. The `.log`'s modification time rises with its base."""
         for kind, data in zip(THREE, (index, timeindex, log), strict=True):
             self.put(base, kind, data)
         self.entries[base] = START_MS + base
 
     def lose(self, base: int, *kinds: FileKind) -> None:
-        """Uploads that failed three times, and were never tried again."""
+        """Remove files, as if their upload had failed three times and was never repeated."""
         for kind in kinds or THREE:
             self.store.delete_object(self.key(base, kind))
 
     def forget(self, *bases: int) -> None:
-        """Entries that a lost race has taken from `_metadata`."""
+        """Remove entries from `_metadata`, as if a concurrent write had lost them."""
         for base in bases:
             self.entries.pop(base, None)
 
     def mark(self, base: int, order: Sequence[int] | None = None) -> None:
-        """Write the watermark and `_metadata`, the entries in this order."""
+        """Write `offset.wm` and `_metadata`, with the entries in this order."""
         entries = [
-            {"timestamp": self.entries[one], "relativeOffset": 0, "baseOffset": one}
-            for one in (sorted(self.entries) if order is None else order)
+            {"timestamp": self.entries[base_offset], "relativeOffset": 0, "baseOffset": base_offset}
+            for base_offset in (sorted(self.entries) if order is None else order)
         ]
         timeindex = {
             "entries": entries,
@@ -111,7 +113,7 @@ class PinterestArchive:
         self.move_watermark(base)
 
     def move_watermark(self, base: int) -> None:
-        """As Pinterest's uploader does: without looking at what is there."""
+        """Overwrite `offset.wm` without reading it, as Pinterest's uploader does."""
         self.store.put_object(
             self.layout.watermark_key(self.tp), BytesBody(f"{base:020d}".encode())
         )
@@ -120,11 +122,14 @@ class PinterestArchive:
 def read_as_pinterest(
     read: Callable[[str], bytes | None], prefix: str, start: int | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """What Pinterest's consumer hands out: only segments with an entry in `_metadata`, found by
-    timestamp, each with its three files, and every offset once.
+    """Yield what Pinterest's consumer returns.
 
-    Raises AssertionError where it could not go on: an entry without its files, entries that do not
-    rise, timestamps that fall, an index that leads nowhere, records below the position only.
+    It reads only segments with an entry in `_metadata`, finds them by timestamp, needs the three
+    files of each, and returns every offset once.
+
+    Raises:
+        AssertionError: The consumer could not continue: an entry without its files, entries out of
+            order, falling timestamps, a wrong index, or only records below the position.
     """
     entries = [
         (row["baseOffset"], row["timestamp"])
@@ -149,7 +154,7 @@ def read_as_pinterest(
 
 
 def _check_index(index: bytes, log: bytes, name: str) -> None:
-    """Each position is where a batch begins, and that batch reaches the entry's offset."""
+    """Check that each index position is the start of a batch that reaches the entry's offset."""
     base = int(name[-24:-4])
     starts, at = {}, 0
     for batch in read_batches(log, name):
@@ -161,6 +166,6 @@ def _check_index(index: bytes, log: bytes, name: str) -> None:
             int.from_bytes(index[entry + 4 : entry + 8]),
         )
         if (relative, position) == (0, 0):
-            return  # not trimmed
+            return  # the rest of an index that was not trimmed
         assert position in starts, f"{name}: the index leads to byte {position}, inside a batch"
         assert starts[position] > base + relative, f"{name}: {base + relative} is not there"

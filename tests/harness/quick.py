@@ -1,4 +1,4 @@
-"""Settings with which a sidecar notices in seconds what it would notice in minutes."""
+"""Settings with which a sidecar reacts within seconds instead of minutes."""
 
 from typing import Any
 
@@ -13,4 +13,4 @@ QUICK: dict[str, Any] = {
         "deadline": {"base": "1s", "connect": "1s", "silence": "1s"},
     },
 }
-"""The store is given up soon, so that what lies above the tries of one request shows."""
+"""Short timeouts of the store, so that the behaviour above one request's retries shows."""

@@ -1,6 +1,6 @@
-"""Reassigns one partition, as a process of its own: `reassigning.py BROKERS TOPIC PARTITION 1,2,3`.
+"""Reassigns one partition in a separate process: `reassigning.py BROKERS TOPIC PARTITION 1,2,3`.
 
-kafka-python leaves sockets open to brokers that it tried in vain; here they end with the process.
+kafka-python leaves sockets open to brokers that it failed to reach; here they end with the process.
 """
 
 import sys
@@ -9,7 +9,7 @@ from kafka import KafkaAdminClient, TopicPartition
 
 
 def main(bootstrap: str, topic: str, partition: str, replicas: str) -> None:
-    """Ask for it; ends with the cluster's reason where it refuses."""
+    """Request the reassignment; exit with the cluster's reason if it refuses."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap.split(","))
     try:
         moved = {

@@ -1,4 +1,4 @@
-"""Record batches with genuine records in them, of every codec, as a producer makes them."""
+"""Record batches with real records in every codec, in the form of a producer."""
 
 import struct
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _HEADER = struct.Struct(">qiiBIhiqqqhii")
 
 
 class Framing(Enum):
-    """How snappy's blocks are put together: Kafka's client has xerial's way, others have none."""
+    """How snappy blocks are framed: Kafka's client uses xerial's format, others use none."""
 
     XERIAL = 0
     RAW = 1
@@ -24,7 +24,7 @@ class Framing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MadeRecord:
-    """A record by its offset and timestamp; headers are in order, their keys bytes."""
+    """A record with its offset and timestamp. Headers are in order, with keys as bytes."""
 
     offset: int
     timestamp: int = 1_700_000_000_000
@@ -41,7 +41,7 @@ class MadeRecord:
 
 @dataclass(frozen=True, slots=True)
 class MadeBatch:
-    """A batch; what is None follows from its records."""
+    """A batch. Fields that are None follow from its records."""
 
     records: tuple[MadeRecord, ...]
     codec: Compression = Compression.NONE
@@ -67,8 +67,8 @@ class MadeBatch:
 
     @property
     def highest_timestamp(self) -> int:
-        known = [record.timestamp for record in self.records]
-        return max(known, default=-1) if self.max_timestamp is None else self.max_timestamp
+        timestamps = [record.timestamp for record in self.records]
+        return max(timestamps, default=-1) if self.max_timestamp is None else self.max_timestamp
 
     @property
     def payload(self) -> bytes:
@@ -77,7 +77,7 @@ class MadeBatch:
         return b"".join(record.encoded(self.first, base) for record in self.records)
 
     def encoded(self, payload: bytes | None = None, count: int | None = None) -> bytes:
-        """The batch's bytes; with another payload than its records', or another count of them."""
+        """Encode the batch, optionally with another payload or another record count."""
         attributes = self.codec.value | self.timestamp_type.value << 3
         attributes |= self.is_transactional << 4 | self.is_control << 5
         base = self.records[0].timestamp if self.records else -1
@@ -104,7 +104,7 @@ class MadeBatch:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What the decoder is to make of it."""
+        """Rows that the decoder must produce."""
         by_broker = self.timestamp_type is TimestampType.LOG_APPEND_TIME
         return [
             {
@@ -128,7 +128,7 @@ class MadeBatch:
 
 @dataclass(slots=True)
 class TransactionalLog:
-    """A log that producers write to by turns, in transactions and outside of them."""
+    """A log of several producers that write alternately, inside and outside transactions."""
 
     batches: list[MadeBatch] = field(default_factory=list)
     next_offset: int = 0
@@ -177,14 +177,14 @@ def _sized(data: bytes | None) -> bytes:
 
 
 def compress(codec: Compression, data: bytes, framing: Framing = Framing.XERIAL) -> bytes:
-    """A batch's records as the codec stores them."""
+    """Compress a batch's records as the codec stores them."""
     if codec is Compression.SNAPPY and framing is Framing.XERIAL:
         return xerial(data)
     return _CODECS[codec](data)
 
 
 def xerial(data: bytes, block_bytes: int = 300) -> bytes:
-    """Snappy as Kafka's client frames it; its own blocks are of 32 KiB."""
+    """Compress with snappy as Kafka's client frames it, in blocks of 32 KiB."""
     blocks = (data[at : at + block_bytes] for at in range(0, len(data), block_bytes))
     compressed = [bytes(cramjam.snappy.compress_raw(block)) for block in blocks]
     head = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)

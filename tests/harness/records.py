@@ -1,4 +1,4 @@
-"""Records that a seed decides, so that what was produced can be told again without keeping it."""
+"""Records derived from a seed, so that produced records can be recomputed instead of kept."""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SeededRecord:
-    """A record to produce; the timestamp is in ms since 1970, None lets the producer choose."""
+    """A record to produce. The timestamp is in ms since 1970; None lets the producer choose."""
 
     key: bytes | None
     value: bytes | None
@@ -15,10 +15,10 @@ class SeededRecord:
 
 
 def seeded_records(seed: int, count: int, value_size: int = 100) -> Iterator[SeededRecord]:
-    """`count` records whose keys are numbers in order, and whose values are random bytes.
+    """Yield `count` records with consecutive numbers as keys and random bytes as values.
 
-    The same arguments give the same records. Random bytes hardly compress, so that the size of a
-    segment follows from the number of records under every codec.
+    The same arguments give the same records. Random bytes hardly compress, so the number of records
+    determines the size of a segment with every codec.
     """
     generator = random.Random(seed)
     for number in range(count):

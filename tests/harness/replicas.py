@@ -1,4 +1,4 @@
-"""A follower's copy of a synthetic log: the same batches, with segments of its own."""
+"""A follower's copy of a synthetic log: the same batches in its own segments."""
 
 import struct
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _LENGTH_AND_DELTA = ">qi11xi"
 
 
 def batches(log: PartitionLog) -> Iterator[tuple[int, int, bytes]]:
-    """Every batch of a log: first offset, offset after its last, bytes."""
+    """Yield every batch of a log: first offset, next offset, bytes."""
     for _, data in sorted(log.written.items()):
         position = 0
         while position < len(data):
@@ -20,7 +20,7 @@ def batches(log: PartitionLog) -> Iterator[tuple[int, int, bytes]]:
 
 
 def catch_up(follower: PartitionLog, leader: PartitionLog, roll_at: tuple[int, ...] = ()) -> None:
-    """Fetch what the leader has more, and roll at these offsets."""
+    """Fetch the batches that only the leader has, and roll at these offsets."""
     for first, following, data in batches(leader):
         if first < follower.log_end:
             continue
@@ -32,9 +32,7 @@ def catch_up(follower: PartitionLog, leader: PartitionLog, roll_at: tuple[int, .
 
 
 def replica(directory: LogDir, leader: PartitionLog, roll_at: tuple[int, ...] = ()) -> PartitionLog:
-    """A new follower in another broker's log dir, caught up, whose segments begin at 0 and at
-    `roll_at`.
-    """
+    """Create a caught-up follower in another log dir, with segments from 0 and `roll_at`."""
     follower = directory.create(leader.tp.topic, leader.tp.partition, epoch=leader.epoch)
     catch_up(follower, leader, roll_at)
     return follower

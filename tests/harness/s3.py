@@ -1,4 +1,4 @@
-"""Buckets, clients and certificates for the S3 servers of the sandbox."""
+"""Buckets, clients and certificates for the sandbox's S3 servers."""
 
 import uuid
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from sidetier.sandbox.ports import HOST
 from sidetier.sandbox.s3server import S3Server, TlsCertificate
 
 S3ServerFactory = Callable[[], S3Server]
-"""Starts a server and returns it when it answers."""
+"""Starts a server, and returns it once it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """What an HTTPS server shows, and the authority (a PEM file) by which clients trust it."""
+    """Certificate of an HTTPS server, and the authority (a PEM file) by which clients trust it."""
 
     certificate: TlsCertificate
     authority: Path
@@ -27,7 +27,7 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class S3Bucket:
-    """A bucket, its server, and a client to look at it from outside."""
+    """A bucket, its server, and a client to inspect it from outside."""
 
     server: S3Server
     name: str
@@ -35,7 +35,7 @@ class S3Bucket:
 
 
 def s3_client(server: S3Server, authority: Path | None = None) -> S3Client:
-    """A client with path-style addresses and no retries, so that a fault shows at once."""
+    """Return a client with path-style addresses, and without retries that hide faults."""
     return boto3.client(
         "s3",
         endpoint_url=server.endpoint_url,
@@ -48,7 +48,7 @@ def s3_client(server: S3Server, authority: Path | None = None) -> S3Client:
 
 
 def new_bucket(server: S3Server, authority: Path | None = None) -> S3Bucket:
-    """Create a bucket with a name of its own."""
+    """Create a bucket with a unique name."""
     client = s3_client(server, authority)
     name = f"bucket-{uuid.uuid4().hex[:10]}"
     client.create_bucket(Bucket=name)
@@ -56,7 +56,7 @@ def new_bucket(server: S3Server, authority: Path | None = None) -> S3Bucket:
 
 
 def make_tls_identity(directory: Path) -> TlsIdentity:
-    """A certificate for 127.0.0.1 and localhost from an authority that exists for this call."""
+    """Create a certificate for 127.0.0.1 and localhost, signed by a new authority."""
     authority = trustme.CA()
     leaf = authority.issue_cert(HOST, "localhost")
     chain, key, root = (directory / name for name in ("server.pem", "server.key", "ca.pem"))

@@ -1,9 +1,9 @@
-"""A proxy before an object store's server that misbehaves on command, request by request.
+"""A proxy in front of an object store's server that injects faults, request by request.
 
-The server sees the client's own headers, so that signatures and conditions hold. It may be an S3
-server, Azurite or a `GcsServer`, over plain HTTP; errors are XML in the form that all three share.
-A key is what follows the first part of the path: before Azurite, where the first part is the
-account, it begins with the container's name.
+The server receives the client's own headers, so signatures and conditions stay valid. The server
+may be an S3 server, Azurite or a `GcsServer`, over plain HTTP. Errors are XML in the form that all
+three share. A key is the path without its first part. Azurite's first part is the account, so a key
+there begins with the container's name.
 """
 
 import http.client
@@ -23,7 +23,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request and what became of it: the status of the answer, None where none was given."""
+    """A request and the status of its answer; None without an answer."""
 
     method: str
     key: str
@@ -32,24 +32,24 @@ class Seen:
 
 
 Fault = Callable[["_Handler"], None]
-"""Deals with a request in the server's place."""
+"""Handles the request in the server's place."""
 
 Rule = Callable[[str, str], Fault | None]
-"""The fault for a method and a key (without the bucket); None lets the request through."""
+"""Returns the fault for a method and a key (without the bucket); None passes the request on."""
 
 
 def well(_method: str, _key: str) -> Fault | None:
-    """Everything goes through."""
+    """Pass every request on."""
     return None
 
 
 def always(fault: Fault) -> Rule:
-    """The same fault for every request."""
+    """Return a rule with the same fault for every request."""
     return lambda _method, _key: fault
 
 
 def drawn(dice: random.Random, share: float, faults: Sequence[Fault]) -> Rule:
-    """One of the faults for this share of the requests."""
+    """Return a rule with a random fault for this share of the requests."""
 
     def rule(_method: str, _key: str) -> Fault | None:
         return dice.choice(faults) if dice.random() < share else None
@@ -58,31 +58,40 @@ def drawn(dice: random.Random, share: float, faults: Sequence[Fault]) -> Rule:
 
 
 def first_puts(count: int, fault: Fault, suffix: str) -> Rule:
-    """The fault for the first so many writes of keys that end like this."""
-    left = [fault] * count
+    """Return a rule with the fault for the first `count` writes of keys with this suffix."""
+    remaining = [fault] * count
     lock = threading.Lock()
 
     def rule(method: str, key: str) -> Fault | None:
         with lock:
-            return left.pop() if left and method == "PUT" and key.endswith(suffix) else None
+            return (
+                remaining.pop() if remaining and method == "PUT" and key.endswith(suffix) else None
+            )
 
     return rule
 
 
 def first(count: int, fault: Fault, *, method: str | None = None, part: str = "") -> Rule:
-    """The fault for the first `count` requests of a method, or of any, with `part` in the key."""
-    left = [fault] * count
+    """Return a rule with the fault for the first `count` requests that match.
+
+    They match by method, or any method without one, and by `part` in their key.
+    """
+    remaining = [fault] * count
     lock = threading.Lock()
 
     def rule(its_method: str, key: str) -> Fault | None:
         with lock:
-            return left.pop() if left and method in {None, its_method} and part in key else None
+            return (
+                remaining.pop()
+                if remaining and method in {None, its_method} and part in key
+                else None
+            )
 
     return rule
 
 
 def by_part(rules: Mapping[str, Rule]) -> Rule:
-    """Another rule for each part of a key, such as a topic's name; other keys are let through."""
+    """Return a rule that selects a rule by part of the key, such as a topic; other keys pass."""
 
     def rule(method: str, key: str) -> Fault | None:
         return next((its(method, key) for part, its in rules.items() if part in key), None)
@@ -91,10 +100,10 @@ def by_part(rules: Mapping[str, Rule]) -> Rule:
 
 
 class S3Proxy(MisbehavingServer):
-    """Runs between `with` and its end; `rule` may be replaced at any time."""
+    """Runs while its context is entered; `rule` may be replaced at any time."""
 
     def __init__(self, port: int) -> None:
-        """`port` is that of the server."""
+        """Create a proxy for the server on `port`."""
         super().__init__(_Handler)
         self.upstream = port
         self.rule: Rule = well
@@ -106,16 +115,16 @@ class S3Proxy(MisbehavingServer):
         self.rule = rule
 
     def heal(self) -> None:
-        """Let everything through again, and let go of what hangs."""
+        """Pass every request again, and release hanging ones."""
         self.rule = well
         self.released.set()
 
     def found(self, method: str, part: str, status: int | None = 200) -> list[Seen]:
-        """The requests of a method with this part in their keys that had this status."""
+        """Return the requests of a method with this part in their keys that had this status."""
         return [
-            seen
-            for seen in list(self.seen)
-            if seen.method == method and part in seen.key and seen.status == status
+            request
+            for request in list(self.seen)
+            if request.method == method and part in request.key and request.status == status
         ]
 
 
@@ -130,7 +139,7 @@ class _Handler(MisbehavingHandler):
         self.owner.seen.append(Seen(self.command, self.key, size, status))
 
     def forward(self, sent: bytes | None = None) -> tuple[http.client.HTTPResponse, bytes]:
-        """The server's answer."""
+        """Send the request to the server, and return its answer."""
         body = self.read_body() if sent is None else sent
         upstream = http.client.HTTPConnection(HOST, self.owner.upstream, timeout=_TIMEOUT_SECONDS)
         try:
@@ -152,7 +161,7 @@ class _Handler(MisbehavingHandler):
         self.pass_on()
 
     def pass_on(self, sent: bytes | None = None) -> None:
-        """Have the server do it, and pass its answer on; `sent` is the body if it was read."""
+        """Let the server execute the request, and pass its answer on; `sent` is a read body."""
         answer, body = self.forward(sent)
         self.record(answer.status)
         self.send_head(answer, body)
@@ -165,14 +174,16 @@ class _Handler(MisbehavingHandler):
         for name, value in answer.getheaders():
             if name.lower() not in _HOP_BY_HOP | {"content-length"}:
                 self.send_header(name, value)
-        # A HEAD tells the length of a body that does not come.
-        said = answer.getheader("Content-Length", "0")
-        self.send_header("Content-Length", said if self.command == "HEAD" else str(len(body)))
+        # The answer to HEAD has the length of a body that is not sent.
+        content_length = answer.getheader("Content-Length", "0")
+        self.send_header(
+            "Content-Length", content_length if self.command == "HEAD" else str(len(body))
+        )
         self.end_headers()
 
 
 def answer(status: int, code: str) -> Fault:
-    """Refuse, without asking for the body."""
+    """Return a fault that refuses without asking for the body."""
     text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
 
     def fault(handler: _Handler) -> None:
@@ -189,7 +200,7 @@ def answer(status: int, code: str) -> Fault:
 
 
 def hang(handler: _Handler) -> None:
-    """Take the request, and say nothing until the proxy is healed or ends."""
+    """Accept the request, and send no answer until the proxy is healed or ends."""
     handler.read_body()
     handler.record(None)
     handler.owner.released.wait()
@@ -197,8 +208,10 @@ def hang(handler: _Handler) -> None:
 
 
 def late(seconds: float) -> Fault:
-    """Take the request, and pass it on after so long (or once the proxy is healed), even when its
-    sender has given up.
+    """Return a fault that passes the request on later.
+
+    The delay ends once the proxy is healed. The request is passed on even if its sender has given
+    up.
     """
 
     def fault(handler: _Handler) -> None:
@@ -220,19 +233,19 @@ def cut(handler: _Handler) -> None:
 
 
 def lose_the_answer(handler: _Handler) -> None:
-    """Have it done, and close the connection instead of saying so."""
+    """Let the server execute the request, and close the connection instead of answering."""
     handler.forward()
     handler.record(None)
     handler.cut()
 
 
 def cut_answer(handler: _Handler) -> None:
-    """Have it done, send half of the answer's body, and close the connection."""
+    """Let the server execute the request, send half of the body, and close the connection."""
     answer, body = handler.forward()
     handler.record(None)
     handler.send_head(answer, body)
     handler.wfile.write(body[: len(body) // 2])
     handler.wfile.flush()
-    # An orderly end: after a reset the client might not see the bytes that were sent.
+    # Close gracefully: after a reset the client might not see the bytes that were sent.
     handler.connection.shutdown(socket.SHUT_RDWR)
     handler.close_connection = True

@@ -1,4 +1,4 @@
-"""A topic whose producers change the schema of values, and the rows of a table that follows."""
+"""A topic whose value schema changes, and the expected rows of a table that follows it."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ V3 = {**V1, "fields": [ID, {**TO, "name": "note"}]}
 
 
 class ChangingTopic:
-    """The topic `orders` with one partition, archived, and the registry of its schemas."""
+    """The topic `orders` with one archived partition, and its schema registry."""
 
     def __init__(self, root: Path, registry: FakeRegistry) -> None:
         self.config = root / "sidetier.yaml"
@@ -42,7 +42,7 @@ class ChangingTopic:
 
     @property
     def options(self) -> list[str]:
-        """Of an export that reads it."""
+        """Options of an export that reads the topic."""
         registry = ("--value-format", "avro", "--schema-registry", self.registry.url)
         return ["--config", str(self.config), *registry, "--flat"]
 
@@ -58,8 +58,9 @@ class ChangingTopic:
 def check_rows_of_each_version(
     topic: ChangingTopic, rows_after_export: Callable[[], list[Row]]
 ) -> None:
-    """Columns are added, also within a struct; a field that is gone is null in later rows. Rows
-    come in order of offsets.
+    """Check that an export adds columns, also within a struct.
+
+    A removed field is null in later rows. Rows are in offset order.
     """
 
     def export() -> list[Row]:

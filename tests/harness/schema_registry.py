@@ -1,7 +1,7 @@
-"""A schema registry over HTTP, as Confluent's REST API has it: what clients and serializers ask.
+"""A schema registry with the part of Confluent's REST API that clients use.
 
-Confluent's own client and serializers work against it, and nothing of the project is used in it.
-Of the topic `_schemas`, where Confluent's registry keeps its state, it can have the same records.
+Confluent's own client and serializers work with it, and it uses no code of this project. It can
+provide the records that Confluent's registry would store in its topic `_schemas`.
 """
 
 import json
@@ -19,23 +19,23 @@ _NOT_FOUND = {"subject": 40401, "version": 40402, "schema": 40403}
 
 
 class FakeRegistry:
-    """Its subjects, and what clients have asked."""
+    """The registry's subjects, and the received requests."""
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[tuple[str, str]] = []
-        """Method and path with its query."""
+        """Method and path with query."""
         self.headers: list[dict[str, str]] = []
         self.fault: Callable[[str], Answer | None] = lambda _path: None
-        """Answers in place of the registry, by a request's path."""
+        """Answers that replace the registry's, by request path."""
         self.records: list[tuple[bytes, bytes]] = []
-        """Key and value of what Confluent's registry would have written to `_schemas`."""
+        """Key and value of the records that Confluent's registry would write to `_schemas`."""
         self._schemas: dict[int, dict[str, Any]] = {}
         self._subjects: dict[str, list[int]] = {}
         self._lock = threading.Lock()
 
     def register(self, subject: str, schema: dict[str, Any]) -> int:
-        """The id of a schema (`schema`, `schemaType`, `references`) that a subject has from now."""
+        """Register a schema (`schema`, `schemaType`, `references`), and return its id."""
         with self._lock:
             number = self._id_of(schema)
             if number is None:
@@ -48,28 +48,28 @@ class FakeRegistry:
             return number
 
     def load(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the state that the records of a topic `_schemas` say, in their order."""
+        """Load the state from records of a topic `_schemas`, in order."""
         for key, value in records:
             if json.loads(key)["keytype"] != "SCHEMA":
                 continue
-            said = json.loads(value)
-            self._schemas[said["id"]] = _schema(said)
-            versions = self._subjects.setdefault(said["subject"], [])
-            assert said["version"] == len(versions) + 1, said
-            versions.append(said["id"])
+            registration = json.loads(value)
+            self._schemas[registration["id"]] = _schema(registration)
+            versions = self._subjects.setdefault(registration["subject"], [])
+            assert registration["version"] == len(versions) + 1, registration
+            versions.append(registration["id"])
 
     def put(self, number: int, schema: object) -> None:
-        """Have an answer for an id that no registry would give."""
+        """Set the schema of an id, also to a value that no registry would return."""
         self._schemas[number] = schema  # type: ignore[assignment]
 
     def _id_of(self, schema: dict[str, Any]) -> int | None:
-        return next((n for n, known in self._schemas.items() if known == schema), None)
+        return next((n for n, stored in self._schemas.items() if stored == schema), None)
 
     def answer(self, method: str, path: str, body: Any) -> Answer:  # noqa: ANN401 -- JSON
-        """What a request is answered with."""
+        """Return the answer to a request."""
         parts = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        match method, [unquote(one) for one in parts.path.strip("/").split("/")]:
+        match method, [unquote(segment) for segment in parts.path.strip("/").split("/")]:
             case "POST", ["subjects", subject, "versions"]:
                 return 200, {"id": self.register(subject, _schema(body))}
             case "POST", ["subjects", subject]:
@@ -119,15 +119,17 @@ def _record(subject: str, version: int, number: int, schema: dict[str, Any]) -> 
 
 
 def _schema(body: dict[str, Any]) -> dict[str, Any]:
-    """As registries keep it: without what is Avro's, and without empty parts."""
-    kept = {name: body[name] for name in ("schema", "schemaType", "references") if body.get(name)}
-    if kept.get("schemaType") == "AVRO":
-        del kept["schemaType"]
-    return kept
+    """Normalize a schema as registries do: without schemaType AVRO and empty fields."""
+    normalized = {
+        name: body[name] for name in ("schema", "schemaType", "references") if body.get(name)
+    }
+    if normalized.get("schemaType") == "AVRO":
+        del normalized["schemaType"]
+    return normalized
 
 
-def _formatted(schema: Any, query: dict[str, str]) -> Any:  # noqa: ANN401 -- also what is none
-    """Protobuf's files are given as their source, unless descriptors are asked for."""
+def _formatted(schema: Any, query: dict[str, str]) -> Any:  # noqa: ANN401 -- may be an invalid schema
+    """Return Protobuf files as source, unless the request asks for descriptors."""
     is_protobuf = isinstance(schema, dict) and schema.get("schemaType") == "PROTOBUF"
     if is_protobuf and query.get("format") != "serialized":
         return {**schema, "schema": 'syntax = "proto3";'}
@@ -140,7 +142,7 @@ def _not_found(what: str) -> Answer:
 
 @contextmanager
 def serving(tls: ssl.SSLContext | None = None) -> Iterator[FakeRegistry]:
-    """A registry on a port of this machine."""
+    """Serve a registry on a local port."""
     registry = FakeRegistry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -156,8 +158,8 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[FakeRegistry]:
             registry.requests.append((self.command, self.path))
             registry.headers.append(dict(self.headers))
             fault = registry.fault(self.path)
-            code, found = fault or registry.answer(self.command, self.path, body)
-            data = found if isinstance(found, bytes) else json.dumps(found).encode()
+            code, answer = fault or registry.answer(self.command, self.path, body)
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(data)))
@@ -165,7 +167,7 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[FakeRegistry]:
             self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""The sidecar as it runs beside a broker: a process of its own, seen through its logs and pages."""
+"""The sidecar as a separate process beside a broker, observed through its logs and HTTP pages."""
 
 import json
 import os
@@ -28,18 +28,20 @@ _HTTP_SECONDS = 60.0
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
-    """Settings with others laid over them, level by level."""
+    """Merge settings into others, level by level."""
     result = dict(settings)
     for name, value in changes.items():
-        known = result.get(name)
-        deeper = isinstance(known, dict) and isinstance(value, Mapping)
-        result[name] = merged(known, value) if deeper and isinstance(known, dict) else value
+        current = result.get(name)
+        deeper = isinstance(current, dict) and isinstance(value, Mapping)
+        result[name] = merged(current, value) if deeper and isinstance(current, dict) else value
     return result
 
 
 def basic_settings(log_dirs: Sequence[Path], store: ArchiveStore) -> Settings:
-    """The least that a sidecar needs, on a free HTTP port, and little patience with others. It does
-    not stand back: brokers that delete within half a second share the machine with much else here.
+    """Return minimal settings with a free HTTP port and short timeouts.
+
+    Niceness is 0, because brokers that delete within half a second share the machine with other
+    tests.
     """
     return {
         "cluster": {"name": "test"},
@@ -53,7 +55,7 @@ def basic_settings(log_dirs: Sequence[Path], store: ArchiveStore) -> Settings:
 def beside(
     cluster: KafkaCluster, store: ArchiveStore, *, broker_id: int = 1, topics: Sequence[str] = ()
 ) -> Settings:
-    """Settings for a sidecar beside this broker, for these topics (regular expressions)."""
+    """Return settings for a sidecar beside this broker, for these topics (regular expressions)."""
     settings = basic_settings(cluster.log_dirs(broker_id), store)
     settings["broker"] = {"bootstrap_servers": cluster.bootstrap_of(broker_id)}
     if isinstance(cluster, ZookeeperCluster):
@@ -64,10 +66,10 @@ def beside(
 
 
 class Sidecar:
-    """`sidetier run` with these settings; leaving the context kills what still runs.
+    """`sidetier run` with these settings; leaving the context kills a running process.
 
-    `launcher` stands before the program on the command line (`setpriv ...`, `unshare ...`);
-    `program` takes its place, for a sidecar that is tampered with.
+    `launcher` is a prefix of the command line (`setpriv ...`, `unshare ...`). `program` replaces
+    the program, for a modified sidecar.
     """
 
     def __init__(
@@ -96,22 +98,22 @@ class Sidecar:
         self.process.kill()
 
     def start(self) -> None:
-        """Start it, and return once it works; raises ServerDiedError with its log's tail."""
+        """Start it, and return once it is ready; ServerDiedError with the log's tail if it ends."""
         self.start_unchecked()
         self.process.wait_until(lambda: bool(self.seen("daemon.started")), START_SECONDS)
 
     def start_unchecked(self) -> None:
-        """Start it, and return at once: it may refuse."""
+        """Start it, and return at once. It may refuse to start."""
         self._start = self._log.stat().st_size if self._log.exists() else 0
         self.process.start()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM, and return the exit code."""
         self.process.terminate()
         return self.exit_code()
 
     def exit_code(self) -> int:
-        """Wait for the end that it comes to by itself."""
+        """Wait until it ends by itself, and return the exit code."""
         try:
             code = self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -120,38 +122,38 @@ class Sidecar:
         return code
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self.process.pause()
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.process.resume()
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process id."""
         return self.process.pid
 
-    # -- its log ----------------------------------------------------------------------------------
+    # -- log ---------------------------------------------------------------------------------------
 
     @property
     def text(self) -> str:
-        """All that it has said since it was started last."""
+        """Its output since the last start."""
         with self._log.open("rb") as log:
             log.seek(self._start)
             return log.read().decode()
 
     def events(self) -> list[Event]:
-        """The lines of its log since it was started last; whatever is no JSON is left out."""
+        """Return its log events since the last start, without lines that are not JSON."""
         lines = (line for line in self.text.splitlines() if line.startswith("{"))
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def seen(self, name: str, **values: object) -> list[Event]:
-        """The events of this name that have these values."""
+        """Return the events of this name with these values."""
         return [
             event
             for event in self.events()
@@ -159,7 +161,7 @@ class Sidecar:
         ]
 
     def wait_for_event(self, name: str, timeout: float = 60.0, **values: object) -> Event:
-        """The first such event, once it is there."""
+        """Wait for the first such event, and return it."""
 
         def first() -> Event | None:
             return next(iter(self.seen(name, **values)), None)
@@ -169,43 +171,43 @@ class Sidecar:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.process.log_tail()}") from None
 
-    # -- its pages --------------------------------------------------------------------------------
+    # -- HTTP pages --------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where its pages are."""
+        """Base URL of its pages."""
         return str(self.seen("daemon.started")[-1]["url"])
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of one of its pages."""
+        """Return status and body of a page."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=_HTTP_SECONDS) as answer:  # noqa: S310 - our own
+            with urllib.request.urlopen(self.url + path, timeout=_HTTP_SECONDS) as answer:  # noqa: S310 - a local URL
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
     def is_ready(self) -> bool:
-        """What `/readyz` says."""
+        """Return whether `/readyz` answers that it is ready."""
         return self.get("/readyz")[0] == 200
 
     def wait_until_ready(self, timeout: float = START_SECONDS) -> None:
-        """Until `/readyz` says yes."""
+        """Wait until it is ready."""
         wait_until(self.is_ready, timeout, "/readyz")
 
     def partitions(self, topic: str | None = None) -> list[dict[str, Any]]:
-        """The rows of `/api/partitions`."""
+        """Return the rows of `/api/partitions`."""
         _, body = self.get("/api/partitions" + (f"?topic={topic}" if topic else ""))
         rows: list[dict[str, Any]] = json.loads(body)["partitions"]
         return rows
 
     def partition(self, topic: str, partition: int = 0) -> dict[str, Any] | None:
-        """One row of `/api/partitions`; None while the partition is not led here."""
+        """Return one row of `/api/partitions`; None if the partition is not led here."""
         rows = [row for row in self.partitions(topic) if row["partition"] == partition]
         return rows[0] if rows else None
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels; 0 where there is none."""
+        """Return the sum of a metric's samples with these labels; 0 without samples."""
         _, text = self.get("/metrics")
         return sum(
             sample.value

@@ -1,4 +1,4 @@
-"""A disk that is full, until somebody makes room."""
+"""A disk that is full until the test frees room."""
 
 import os
 import resource
@@ -15,15 +15,15 @@ _BLOCK = 4096
 
 
 class SmallDisk(Protocol):
-    """A store's root, and what stands before the sidecar's program."""
+    """A store's root on a full disk, and a command prefix for the sidecar."""
 
     root: Path
     launcher: list[str]
     refusal: str
-    """What the system says when there is no room."""
+    """Error text of the system when there is no room."""
 
     def make_room(self, sidecar: Sidecar) -> None:
-        """From now on there is enough."""
+        """Provide enough room from now on."""
         ...
 
 
@@ -42,7 +42,7 @@ class Tmpfs:
 
 @dataclass
 class FileSizeLimit:
-    """Where nothing may be mounted: files cannot grow beyond a limit of the process."""
+    """A limit of file size, for hosts where mounts are not allowed."""
 
     root: Path
     launcher: list[str]
@@ -55,7 +55,7 @@ class FileSizeLimit:
 
 @contextmanager
 def tmpfs(directory: Path, room: int) -> Iterator[SmallDisk]:
-    """8 MiB, of which `room` bytes are free."""
+    """Mount a tmpfs of 8 MiB with `room` free bytes."""
     directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(directory)], check=True)
     try:
@@ -74,12 +74,12 @@ def _fill(ballast: Path, room: int) -> None:
 
 @contextmanager
 def file_size_limit(directory: Path, room: int) -> Iterator[SmallDisk]:
-    """No file may have more than `room` bytes."""
+    """Limit every file to `room` bytes."""
     yield FileSizeLimit(directory / "store", ["prlimit", f"--fsize={room}:unlimited"])
 
 
 def can_mount(directory: Path) -> bool:
-    """Whether this process may mount a file system."""
+    """Return whether this process may mount a file system."""
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory)]
     if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
         return False

@@ -1,4 +1,4 @@
-"""Spark sessions for tests: one process for each version, with an environment of its own."""
+"""Spark sessions for tests: one process for each version, in its own environment."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ START_SECONDS = 120.0 + STALL_SECONDS
 CALL_SECONDS = 400.0 + STALL_SECONDS
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""For one that lives a minute: it compiles once, and quickly."""
+"""JVM flags for a short life: compile once, and quickly."""
 
 SETTINGS = {
     "spark.master": "local[2,2]",  # a task may fail once
@@ -40,7 +40,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of Spark: the Python of its environment, and its own Kafka source."""
+    """A version of Spark: the Python of its environment, and its Kafka source."""
 
     name: str
     python: Path
@@ -55,7 +55,7 @@ SPARK_35 = Version("3.5.3", ROOT / ".venv-spark35" / "bin" / "python", KAFKA_3_5
 
 
 class SparkCallError(AssertionError):
-    """What was called has raised; `kind` is the name of its class."""
+    """The called function raised an error; `kind` is the name of its class."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class SparkCallError(AssertionError):
 
 
 class SparkDriver:
-    """A session in a process of its own. What it calls stands in modules of the tests."""
+    """A session in a separate process. It calls functions in modules of the tests."""
 
     def __init__(self, version: Version, process: ManagedProcess, lines: Any) -> None:  # noqa: ANN401 -- a file over a socket
         self.version = version
@@ -71,7 +71,7 @@ class SparkDriver:
         self._lines = lines
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:  # noqa: ANN401 -- JSON
-        """Call a function of a module with the session; SparkCallError where it raises."""
+        """Call a function of a module with the session; SparkCallError if it raises."""
         name = f"{function.__module__}:{function.__name__}"
         self._lines.write(json.dumps({"call": name, "with": arguments}) + "\n")
         self._lines.flush()
@@ -81,13 +81,13 @@ class SparkDriver:
         line = self._lines.readline()
         if not line:
             raise AssertionError(f"the driver has ended\n{self.process.log_tail(60)}")
-        told = json.loads(line)
-        if "raised" in told:
-            raise SparkCallError(told["raised"], told["kind"])
-        return told["returned"]
+        response = json.loads(line)
+        if "raised" in response:
+            raise SparkCallError(response["raised"], response["kind"])
+        return response["returned"]
 
     def log(self) -> str:
-        """All that the driver, its JVM and its workers have written."""
+        """Return the output of the driver, its JVM and its workers."""
         return self.process.command.log.read_text(errors="replace")
 
 
@@ -98,10 +98,10 @@ def spark_driver(
     settings: Mapping[str, str] | None = None,
     *distributions: Distribution,
 ) -> Iterator[SparkDriver]:
-    """A session, and its end: no process outlives the block."""
+    """Yield a session; no process outlives the block."""
     if not version.python.is_file():
         raise AssertionError(f"{version.python} is missing: `make setup-spark35` makes it")
-    given = {
+    session_settings = {
         **SETTINGS,
         "spark.jars": spark_jars(version.kafka, *distributions),
         "spark.local.dir": str(directory / "local"),
@@ -110,10 +110,10 @@ def spark_driver(
     }
     with _listening() as (listener, address):
         program = [str(version.python), "-m", "tests.harness.spark_driver"]
-        arguments = [*program, address, json.dumps(given)]
+        arguments = [*program, address, json.dumps(session_settings)]
         environment = environment_of(version)
         log = directory / "driver.log"
-        # One that is killed leaves directories of Spark's where it was started.
+        # A killed session leaves Spark's directories in its working directory.
         command = Command(f"Spark {version}", arguments, log, environment, directory)
         process = ManagedProcess(command)
         try:
@@ -135,7 +135,7 @@ def spark_driver(
 
 
 def quiet_spark(directory: Path) -> dict[str, str]:
-    """An environment in which a program that makes a session of its own takes these settings."""
+    """Return environment variables that give these settings to a program's own Spark session."""
     settings = {**SETTINGS, "spark.local.dir": str(directory / "local")}
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = shlex.join([*words, "pyspark-shell"])
@@ -153,7 +153,7 @@ def environment_of(version: Version) -> dict[str, str]:
 
 @contextmanager
 def _listening() -> Iterator[tuple[socket.socket, str]]:
-    """The path of a socket must be short, so it does not lie in the test's own directory."""
+    """Open a socket outside the test's directory, because the path of a socket must be short."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         address = f"{folder}/driver"
         listener.bind(address)

@@ -1,4 +1,4 @@
-"""For `spark_driver`: what the command line does on a session that is there. No pytest here."""
+"""Functions for `spark_driver`: the command line on an existing session. No pytest here."""
 
 from pyspark.sql import SparkSession
 
@@ -6,6 +6,6 @@ from sidetier.cli.main import run
 
 
 def command_line(spark: SparkSession, line: list[str]) -> int:
-    """A command in the driver's process; the exit code."""
+    """Run a command in the driver's process, and return the exit code."""
     del spark
     return run(line)

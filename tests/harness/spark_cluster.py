@@ -1,8 +1,8 @@
-"""A standalone cluster of Spark: a master, and workers that are on hosts of their own for it.
+"""A standalone Spark cluster: a master, and workers on separate hosts from Spark's view.
 
-Spark never runs a speculative attempt on a host where the task was run before, so
-`local-cluster[...]`, whose workers all have one host, has none; nor has `local[...]`. Here one
-worker lives at 127.0.0.1, one at 127.0.0.2 and so on, with a core each.
+Spark never starts a speculative attempt on a host that runs or ran the task. So
+`local-cluster[...]`, whose workers share a host, has no speculative attempts, and neither has
+`local[...]`. Here one worker uses 127.0.0.1, one 127.0.0.2 and so on, with one core each.
 """
 
 import json
@@ -28,8 +28,9 @@ from tests.harness.spark import (
 
 TWO_HOSTS = (HOST, "127.0.0.2")
 THREE_HOSTS = (*TWO_HOSTS, "127.0.0.3")
-"""The killed attempt and the one that follows it may have had two hosts: the speculative attempt
-needs a third."""
+"""A killed attempt and its successor may occupy two hosts, so the speculative attempt needs a
+third.
+"""
 EXECUTOR_MEMORY = "512m"
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -39,8 +40,9 @@ SPECULATION = {
     "spark.speculation.quantile": "0.3",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.minTaskRuntime": "500ms",
-    "spark.speculation.efficiency.enabled": "false",  # or a task is to have told how fast it is
-    "spark.speculation.task.duration.threshold": "4s",  # where a stage has one task only
+    # otherwise a task must have reported its speed
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.speculation.task.duration.threshold": "4s",  # for a stage with only one task
 }
 
 
@@ -48,7 +50,7 @@ SPECULATION = {
 def spark_cluster(
     version: Version, directory: Path, hosts: Sequence[str] = TWO_HOSTS
 ) -> Iterator[dict[str, str]]:
-    """Run a cluster; yields what a session needs to run on it, and to tell of its tasks."""
+    """Run a cluster, and yield the session settings to run on it and to log its task events."""
     events = directory / "events"
     events.mkdir(parents=True)
     master = f"spark://{HOST}:{free_port()}"
@@ -76,7 +78,7 @@ def spark_cluster(
 
 @contextmanager
 def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str]]]:
-    """A driver on a cluster that speculates, also beside an attempt that follows a killed one."""
+    """Yield a driver on a cluster that speculates, even while a killed attempt is repeated."""
     with spark_cluster(SPARK_4, directory, THREE_HOSTS) as at:
         settings = at | SPECULATION
         with spark_driver(SPARK_4, directory / "driver", settings) as driver:
@@ -84,11 +86,11 @@ def speculating(directory: Path) -> Iterator[tuple[SparkDriver, Mapping[str, str
 
 
 def speculative_attempts(settings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What Spark's event log says of each speculative attempt that has ended, killed ones too."""
+    """Return Spark's event of each finished speculative attempt, killed ones included."""
     [log] = Path(settings["spark.eventLog.dir"].removeprefix("file://")).iterdir()
     lines = log.read_text().splitlines()
     ended = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
-    return [one for one in ended if one["Task Info"]["Speculative"]]
+    return [task_end for task_end in ended if task_end["Task Info"]["Speculative"]]
 
 
 def _is_registered(worker: ManagedProcess) -> bool:
@@ -121,11 +123,11 @@ def _daemon(
 
 
 def kill_executors(settings: Mapping[str, str]) -> int:
-    """Kill every executor of the cluster with SIGKILL; how many. Its workers start others."""
+    """Kill every executor with SIGKILL, and return their number. The workers start new ones."""
     directory = Path(settings["spark.eventLog.dir"].removeprefix("file://")).parent
     killed = 0
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
+        with suppress(OSError):  # it has ended meanwhile, or belongs to another user
             is_ours = (process / "cwd").resolve().is_relative_to(directory)
             if is_ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)
@@ -134,7 +136,7 @@ def kill_executors(settings: Mapping[str, str]) -> int:
 
 
 def executor_logs(settings: Mapping[str, str]) -> str:
-    """All that executors and their Python workers have written."""
+    """Return the output of executors and their Python workers."""
     directory = Path(settings["spark.eventLog.dir"].removeprefix("file://")).parent
     logs = directory.glob("work-*/app-*/*/stderr")
     return "".join(log.read_text(errors="replace") for log in sorted(logs))

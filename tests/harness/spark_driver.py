@@ -1,8 +1,8 @@
-"""The program that holds a Spark session for tests: one JVM for the session, in either environment.
+"""Program that holds a Spark session for tests: one JVM for the session, in either environment.
 
-It takes JSON lines from a Unix socket, `{"call": "module:function", "with": {...}}`, calls the
+It reads JSON lines from a Unix socket, `{"call": "module:function", "with": {...}}`, calls the
 function with the session, and answers with `{"returned": ...}` or `{"raised": ..., "kind": ...}`.
-Start it with the path of the socket and the session's settings as JSON.
+Its arguments are the path of the socket and the session's settings as JSON.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def answer(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
         return {
             "returned": getattr(importlib.import_module(module), function)(spark, **request["with"])
         }
-    except Exception as error:  # noqa: BLE001 -- whatever it is, the test is told
+    except Exception as error:  # noqa: BLE001 -- the test gets every error
         return {"raised": str(error), "kind": type(error).__name__}
 
 

@@ -1,4 +1,4 @@
-"""What tests let a driver do with its session; `spark_driver` calls these. No pytest here."""
+"""Functions that tests call in a driver through `spark_driver`. No pytest here."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from sidetier.spark import ReadReport, read, register
 
@@ -20,7 +20,7 @@ Options = dict[str, str]
 
 
 def frame(spark: SparkSession, face: str, options: Options, report: ReadReport | None) -> DataFrame:
-    """The same read by either face: `read`, or `format`."""
+    """Return the same read through either interface: `read` or `format`."""
     if face == "read":
         return read(spark, options, report=report)
     register(spark)
@@ -28,56 +28,59 @@ def frame(spark: SparkSession, face: str, options: Options, report: ReadReport |
 
 
 def rows(spark: SparkSession, face: str, options: Options, fail_once: bool = False) -> list[Json]:  # noqa: FBT001, FBT002
-    """All rows, by topic, partition and offset."""
-    found = frame(spark, face, options, None)
+    """Return all rows, by topic, partition and offset."""
+    data_frame = frame(spark, face, options, None)
     if fail_once:
-        found = found.mapInArrow(fails_at_first, found.schema)
-    return sorted(map(plain, found.collect()), key=place)
+        data_frame = data_frame.mapInArrow(fails_at_first, data_frame.schema)
+    return sorted(map(plain, data_frame.collect()), key=place)
 
 
 def counts(spark: SparkSession, face: str, options: Options) -> Json:
-    """What is read with a report, and the tasks that read it."""
+    """Return counts of a read with a report, and its number of tasks."""
     report = ReadReport(spark) if face == "read" else None
-    found = frame(spark, face, options, report)
-    told: Json = {
-        "rows": found.count(),
-        "tasks": found.rdd.getNumPartitions(),
-        "columns": found.columns,
+    data_frame = frame(spark, face, options, report)
+    result: Json = {
+        "rows": data_frame.count(),
+        "tasks": data_frame.rdd.getNumPartitions(),
+        "columns": data_frame.columns,
     }
     if report is not None:
-        told["line"] = report.line()
-        told["missing"] = [[one.tp.topic, one.range.start, one.range.end] for one in report.missing]
-    return told
+        result["line"] = report.line()
+        result["missing"] = [
+            [missing_range.tp.topic, missing_range.range.start, missing_range.range.end]
+            for missing_range in report.missing
+        ]
+    return result
 
 
 def schemas(spark: SparkSession, face: str, options: Options) -> Json:
-    """Our schema, and that of Spark's own source with the same options."""
+    """Return Sidetier's schema, and the schema of Spark's Kafka source with the same options."""
     kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
     for name, value in options.items():
         if not name.startswith("tiered."):
             kafka = kafka.option(name, value)
-    ours = frame(spark, face, options, None)
-    return {"ours": ours.schema.jsonValue(), "kafka": kafka.load().schema.jsonValue()}
+    archived = frame(spark, face, options, None)
+    return {"ours": archived.schema.jsonValue(), "kafka": kafka.load().schema.jsonValue()}
 
 
 def chosen(spark: SparkSession, options: Options, ddl: str) -> list[Json]:
-    """Rows of a schema that the user gives."""
+    """Return rows of a schema that the user gives."""
     register(spark)
-    found = spark.read.format("sidetier").schema(ddl).options(**options).load()
-    return [row.asDict() for row in found.orderBy("offset").collect()]
+    data_frame = spark.read.format("sidetier").schema(ddl).options(**options).load()
+    return [row.asDict() for row in data_frame.orderBy("offset").collect()]
 
 
 def explained(spark: SparkSession, face: str, options: Options) -> str:
-    """Every plan of a read, as `explain(extended=True)` prints it."""
+    """Return every plan of a read, as `explain(extended=True)` prints it."""
     query = frame(spark, face, options, None)._jdf.queryExecution()
     return str(query.toString())
 
 
 def by_minute(spark: SparkSession, face: str, options: Options) -> list[Json]:
-    """How many records there are of each minute."""
+    """Return the number of records per minute."""
     minute = F.date_trunc("minute", "timestamp").alias("minute")
-    found = frame(spark, face, options, None).groupBy(minute).count().orderBy("minute")
-    return [{"minute": str(row[0]), "count": row[1]} for row in found.collect()]
+    data_frame = frame(spark, face, options, None).groupBy(minute).count().orderBy("minute")
+    return [{"minute": str(row[0]), "count": row[1]} for row in data_frame.collect()]
 
 
 def stream(
@@ -87,8 +90,9 @@ def stream(
     output: str,
     until: Json | None = None,
 ) -> list[Json]:
-    """Run a stream over what is there (`availableNow`), or until it stands where it is told to.
-    Each batch becomes a file of its offsets. Returns the offsets at which batches have ended.
+    """Run a stream over the present data (`availableNow`), or until it reaches the offsets `until`.
+
+    Each batch becomes a file of its offsets. Returns the end offsets of the batches.
     """
     register(spark)
     query = _writing(spark, options, checkpoint, output, once=until is None)
@@ -102,7 +106,7 @@ def stream(
 def die_in_batch(
     spark: SparkSession, options: Options, checkpoint: str, output: str, number: int
 ) -> None:
-    """Run a stream whose driver is killed after it has written this batch, before it commits."""
+    """Run a stream whose driver is killed after it has written this batch, before the commit."""
     register(spark)
     query = _writing(spark, options, checkpoint, output, once=False, die_in=number)
     query.awaitTermination()
@@ -135,22 +139,24 @@ def _writing(
 
 
 def _ends(query: Any) -> list[Json]:  # noqa: ANN401
-    progress = [one if isinstance(one, dict) else one.jsonValue for one in query.recentProgress]
-    found = [one["sources"][0]["endOffset"] for one in progress]
-    return [json.loads(one) if isinstance(one, str) else one for one in found]
+    progress = [
+        entry if isinstance(entry, dict) else entry.jsonValue for entry in query.recentProgress
+    ]
+    end_offsets = [entry["sources"][0]["endOffset"] for entry in progress]
+    return [json.loads(entry) if isinstance(entry, str) else entry for entry in end_offsets]
 
 
 def plain(row: Row) -> Json:
-    """A row as `expected.*.jsonl` has it, but the leader epoch."""
-    found: Json = row.asDict(recursive=True)
-    return {name: _plain(value) for name, value in found.items()}
+    """Return a row in the form of `expected.*.jsonl`, without the leader epoch."""
+    fields: Json = row.asDict(recursive=True)
+    return {name: _plain(value) for name, value in fields.items()}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, bytearray | bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, list):
-        return [[one["key"], _plain(one["value"])] for one in value]
+        return [[header["key"], _plain(header["value"])] for header in value]
     if hasattr(value, "timestamp"):
         return round(value.timestamp() * 1000)
     return value
@@ -161,7 +167,7 @@ def place(row: Json) -> tuple[str, int, int]:
 
 
 def fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Some tasks, in the middle of their rows, and not when they are tried again."""
+    """Fail in the middle of the rows of some tasks, at the first attempt only."""
     context = TaskContext.get()
     assert context is not None
     fails = context.partitionId() % 16 == 0 and context.attemptNumber() == 0
@@ -172,7 +178,7 @@ def fails_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def through_catalog(spark: SparkSession, options: Options, location: str) -> Json:
-    """The same offsets of a table in Spark's catalog, whole and with an option of the query."""
+    """Return the offsets of a table in Spark's catalog, whole and with a query option."""
     register(spark)
     listed = ", ".join(f"'{name}' = '{value}'" for name, value in options.items())
     spark.sql(

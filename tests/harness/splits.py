@@ -1,4 +1,4 @@
-"""Plans of made archives, and splits read as tasks read them."""
+"""Plans of handmade archives, and splits read as tasks read them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from tests.harness.made_archive import LAYOUT, TP, access_to
 
 @dataclass(slots=True)
 class Ranges:
-    """The bytes that were asked for, by the ends of their keys."""
+    """The requested byte ranges, by key suffix."""
 
     asked: list[tuple[str, int, int | None]] = field(default_factory=list)
 
@@ -30,7 +30,7 @@ class Ranges:
 
 
 class CountingStorage(FakeStorage):
-    """Remembers which bytes were asked for."""
+    """A store that records the requested byte ranges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class CountingStorage(FakeStorage):
         return super().get_object_input_stream(key, start, end, condition=condition)
 
     def forget(self) -> None:
-        """From here on."""
+        """Forget the requests so far."""
         del self.requests[:]
         self.ranges.asked.clear()
 
@@ -57,16 +57,16 @@ def plan_of(
     store: RemoteStorage,
     *tps: TopicPartition,
     layout: ArchiveLayout = LAYOUT,
-    **request: Any,  # noqa: ANN401  that of ReadRequest
+    **request: Any,  # noqa: ANN401  fields of ReadRequest
 ) -> Plan:
-    """Of these partitions, or the made archive's."""
+    """Plan a read of these partitions, or of the handmade archive's."""
     with Planner(access_to(store, layout), threads=2) as planner:
         return planner.plan(ReadRequest(Assigned(tps or (TP,)), **request))
 
 
 @dataclass(slots=True)
 class Told:
-    """What a task has handed out, and what it was missing."""
+    """The batches that a task returned, and the ranges that it reported as missing."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
@@ -81,11 +81,13 @@ def read_splits(
     splits: Iterable[Split],
     *,
     layout: ArchiveLayout = LAYOUT,
-    **how: Any,  # noqa: ANN401  that of ReadOptions
+    **how: Any,  # noqa: ANN401  fields of ReadOptions
 ) -> Told:
-    """One after the other."""
-    told = Told()
+    """Read the splits one after the other."""
+    result = Told()
     for split in splits:
         options = ReadOptions(**how)
-        told.batches += read_split(access_to(store, layout), split, options, told.missing.append)
-    return told
+        result.batches += read_split(
+            access_to(store, layout), split, options, result.missing.append
+        )
+    return result

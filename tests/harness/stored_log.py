@@ -1,24 +1,25 @@
-"""A second, independent reading of stored `.log` files: whole record batches, and their records.
+"""A second, independent reader of stored `.log` files: whole record batches and their records.
 
-Shares no code with what is tested. Only uncompressed batches: the tests produce no others.
+It shares no code with the tested reader. It reads uncompressed batches only, which is all that the
+tests produce.
 """
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from awscrt.checksums import crc32c  # type: ignore[import-untyped]  # ships no types
+from awscrt.checksums import crc32c  # type: ignore[import-untyped]  # it has no type stubs
 
 _HEADER = struct.Struct(">qiiBIhiqqqhii")
 
 
 class UnreadableLogError(AssertionError):
-    """What is stored is not whole, sound record batches."""
+    """The stored bytes are not a sequence of complete, valid record batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """One batch: the offsets that it covers, the epoch of its leader, and its records' bytes."""
+    """One batch: its offset range, the leader epoch, and the bytes of its records."""
 
     base_offset: int
     next_offset: int
@@ -30,14 +31,14 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a producer sent, and what must come back."""
+    """A record that a producer sent and that a reader must return."""
 
     key: bytes | None
     value: bytes | None
 
 
 def read_batches(data: bytes, name: str) -> Iterator[StoredBatch]:
-    """Every batch of a `.log`, in order; raises UnreadableLogError, also for a cut tail."""
+    """Yield every batch of a `.log`, in order; UnreadableLogError for damage or a cut tail."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEADER.size:
@@ -56,7 +57,7 @@ def read_batches(data: bytes, name: str) -> Iterator[StoredBatch]:
 
 
 def read_records(data: bytes, name: str) -> Iterator[tuple[int, Record]]:
-    """Offset and record of everything in a `.log` but control batches."""
+    """Yield offset and record of everything in a `.log` except control batches."""
     for batch in read_batches(data, name):
         if batch.attributes & 0x07:
             raise UnreadableLogError(f"{name}: a compressed batch at offset {batch.base_offset}")

@@ -1,4 +1,4 @@
-"""Every store there is, ready for a test that must hold for all of them."""
+"""Every kind of store, for tests that must hold for all of them."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -42,13 +42,13 @@ class Subject:
 
     storage: RemoteStorage
     left_over: Callable[[], list[str]]
-    """What unfinished or failed writes have left, by the store's own means of looking."""
+    """Lists the remains of unfinished or failed writes, through the store's own API."""
     fences: bool = True
-    """Of several writers under one If-Match only one can win."""
+    """Whether only one of several writers with the same If-Match can succeed."""
     fences_parts: bool = True
-    """Of several uploads in parts under one condition only one can win."""
+    """Whether only one of several uploads in parts with the same condition can succeed."""
     refused: str = ""
-    """Characters that keys may not have."""
+    """Characters that keys may not contain."""
 
 
 def fake_subject() -> Subject:
@@ -67,23 +67,23 @@ def memory_subject() -> Subject:
 
 
 def hdfs_subject(cluster: HdfsCluster) -> Subject:
-    """A directory of its own, with a look at what lies below the reserved one."""
+    """Create a separate directory, with a listing of files below the reserved one."""
     client = Client(cluster.url)
     root = f"/{uuid.uuid4().hex}"
 
     def left() -> list[str]:
-        found = []
+        rows = []
         for own in ("new", "swaps"):
             with suppress(FileNotFoundError):
-                found += list(client.list_status(f"{root}/{PREFIX}/_sidetier-store/{own}", True))  # noqa: FBT003
-        return [row.path for row in found]
+                rows += list(client.list_status(f"{root}/{PREFIX}/_sidetier-store/{own}", True))  # noqa: FBT003
+        return [row.path for row in rows]
 
     store = HdfsStorage(f"{cluster.url}{root}/{PREFIX}")
     return Subject(store, left, refused=":")
 
 
 def object_subject(clients: ObjectClients) -> Subject:
-    """Google Cloud Storage or Azure, with a look at what lies below the reserved prefix."""
+    """Create a store on Google Cloud Storage or Azure, with a listing below the reserved prefix."""
 
     def left() -> list[str]:
         return [
@@ -108,7 +108,7 @@ def azure_subject(container: AzureContainer) -> Subject:
 
 @contextmanager
 def moto_server() -> Iterator[S3Settings]:
-    """How to reach a moto server in this process, which neither checks nor keeps checksums."""
+    """Yield settings for a moto server in this process, which ignores checksums."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -127,7 +127,7 @@ def moto_server() -> Iterator[S3Settings]:
 
 
 def moto_subject(settings: S3Settings) -> Subject:
-    """A new bucket on it. moto checks a condition and writes in two steps."""
+    """Create a bucket on moto, which checks a condition and writes in two separate steps."""
     client = make_client(settings, AttemptDeadline())
     bucket = f"bucket-{uuid.uuid4().hex[:8]}"
     client.create_bucket(Bucket=bucket)
@@ -135,7 +135,7 @@ def moto_subject(settings: S3Settings) -> Subject:
 
 
 def s3_settings(bucket: S3Bucket, authority: Path | None = None) -> S3Settings:
-    """How to reach a bucket on a server of the sandbox."""
+    """Return the settings of a bucket on a sandbox server."""
     server = bucket.server
     return S3Settings(
         endpoint_url=server.endpoint_url,

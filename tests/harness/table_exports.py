@@ -1,4 +1,4 @@
-"""Exports into tables by drivers that can be killed, and what a consumer read of the same."""
+"""Table exports by drivers that can be killed, and what a consumer read of the same data."""
 
 import json
 import random
@@ -34,7 +34,7 @@ Offsets = dict[str, dict[str, int]]
 
 @dataclass
 class GrowingArchive:
-    """The closed segments of some of the fixtures; how far they are readable can be changed."""
+    """The closed segments of some fixtures, of which a test chooses how much is readable."""
 
     root: Path
     directories: tuple[str, ...]
@@ -42,12 +42,12 @@ class GrowingArchive:
 
     @property
     def config(self) -> Path:
-        """A sidecar's configuration."""
+        """Path of a sidecar's configuration."""
         return self.root / "sidetier.yaml"
 
     @property
     def topics(self) -> list[str]:
-        return [one.rpartition("-")[0] for one in self.directories]
+        return [directory.rpartition("-")[0] for directory in self.directories]
 
     def create(self) -> "GrowingArchive":
         (self.root / "logs").mkdir(parents=True)
@@ -65,7 +65,7 @@ class GrowingArchive:
         return self
 
     def end_at(self, fraction: float) -> None:
-        """Let the watermark of each partition stand at this part of its segments."""
+        """Set each partition's archive end after this fraction of its segments."""
         store = open_plain(StorageEndpoint(f"file://{self.root}/store"))
         for directory, segments in self.segments.items():
             topic, _, partition = directory.rpartition("-")
@@ -75,42 +75,46 @@ class GrowingArchive:
         store.close()
 
     def size(self, since: Offsets, until: Offsets) -> int:
-        """How many bytes of its segments lie between these next offsets of all partitions."""
+        """Return the bytes of the segments between these next offsets of all partitions."""
         return sum(self._size_of(directory, since, until) for directory in sorted(self.directories))
 
     def _size_of(self, directory: str, since: Offsets, until: Offsets) -> int:
         topic, _, partition = directory.rpartition("-")
         first = since.get(topic, {}).get(partition, 0)
         end = until.get(topic, {}).get(partition, 0)
-        logs = [one.read(FileKind.LOG) for one in self.segments[directory]]
+        logs = [entry.read(FileKind.LOG) for entry in self.segments[directory]]
         batches = (header for log in logs for _, header in walk_headers(pread_of(log), len(log)))
         return sum(
-            one.length for one in batches if first < one.next_offset and one.base_offset < end
+            entry.length
+            for entry in batches
+            if first < entry.next_offset and entry.base_offset < end
         )
 
 
 def iceberg_catalog(warehouse: Path | str, name: str = "lake") -> dict[str, str]:
-    """Settings of a session for a catalog whose tables are directories."""
+    """Return session settings for a catalog with its tables in directories."""
     prefix = f"spark.sql.catalog.{name}"
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         f"{prefix}.type": "hadoop",
-        f"{prefix}.cache-enabled": "false",  # the tests look at what others write
+        f"{prefix}.cache-enabled": "false",  # the tests read what other processes write
         f"{prefix}.warehouse": str(warehouse),
     }
 
 
 def ends_of(rows: list[Row]) -> Offsets:
-    """The offset behind the last record of each partition."""
-    found: Offsets = {}
+    """Return the offset after the last record of each partition."""
+    offsets: Offsets = {}
     for row in rows:
-        found.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
-    return found
+        offsets.setdefault(row["topic"], {})[str(row["partition"])] = row["offset"] + 1
+    return offsets
 
 
 def consumed(archive: GrowingArchive, offsets: Offsets) -> list[Row]:
-    """What a consumer read, committed, of its partitions below these offsets, in order."""
-    return [row for one in sorted(archive.directories) for row in _consumed(one, offsets)]
+    """Return what a read-committed consumer read below these offsets, in order."""
+    return [
+        row for directory in sorted(archive.directories) for row in _consumed(directory, offsets)
+    ]
 
 
 def _consumed(directory: str, offsets: Offsets) -> Iterator[Row]:
@@ -127,26 +131,26 @@ def _consumed(directory: str, offsets: Offsets) -> Iterator[Row]:
                 "offset": row["offset"],
                 "timestamp": row["timestamp"],
                 "timestampType": ("CreateTime", "LogAppendTime").index(row["timestamp_type"]),
-                "headers": row["headers"] or None,  # as Spark's Kafka source has it
+                "headers": row["headers"] or None,  # as in Spark's Kafka source
             }
 
 
 @dataclass(frozen=True)
 class Said:
-    """How an export has ended, and what it has said."""
+    """Exit code and output of an export."""
 
     code: int
     text: str
 
 
 def exported(driver: SparkDriver, arguments: Iterable[str], **faults: object) -> Said:
-    """How an export in a driver's session has ended."""
-    told = driver.call(table_jobs.export, arguments=list(arguments), **faults)
-    return Said(told["code"], told["said"])
+    """Run an export in a driver's session, and return its outcome."""
+    result = driver.call(table_jobs.export, arguments=list(arguments), **faults)
+    return Said(result["code"], result["said"])
 
 
 class Drivers:
-    """Drivers of one version, one after the other; the next one takes the place of a killed one."""
+    """Successive drivers of one version; a new one replaces a killed one."""
 
     def __init__(
         self, version: Version, root: Path, settings: Mapping[str, str], *jars: Distribution
@@ -158,7 +162,7 @@ class Drivers:
 
     @property
     def driver(self) -> SparkDriver:
-        """The one that runs; started by who first asks."""
+        """The running driver; the first access starts it."""
         if self._driver is None:
             self._driver = self._now.enter_context(self._start())
         return self._driver
@@ -171,15 +175,15 @@ class Drivers:
         return exported(self.driver, arguments, **faults)
 
     def dies(self, arguments: Iterable[str], die: Mapping[str, object] | None = None) -> None:
-        """An export that must be killed meanwhile; without `die`, by something else."""
-        said: Said | None = None
+        """Run an export that must be killed meanwhile, through `die` or in another way."""
+        outcome: Said | None = None
         with suppress(AssertionError, ConnectionError):
-            said = self.export(arguments, die=die)
+            outcome = self.export(arguments, die=die)
         self.stop()
-        assert said is None, f"the driver lives: {said}"
+        assert outcome is None, f"the driver lives: {outcome}"
 
     def die_at_any_moment(self, arguments: Sequence[str], times: int, seconds: float) -> None:
-        """Begin to export so often, with a driver that is killed within so many seconds."""
+        """Start `times` exports, with drivers that are killed at a random time within `seconds`."""
         moments = random.Random(6)
         for _ in range(times):
             with suppress(AssertionError, ConnectionError):

@@ -1,4 +1,4 @@
-"""What tests of exports into tables let a driver do with its session. No pytest here."""
+"""Functions for tests of table exports that a driver calls with its session. No pytest here."""
 
 import os
 import signal
@@ -44,25 +44,25 @@ def export(
     arguments: list[str],
     die: Json | None = None,
     hold: str | None = None,
-    fail_once: bool = False,  # noqa: FBT001, FBT002 - a name of JSON
+    fail_once: bool = False,  # noqa: FBT001, FBT002 - set by name, from JSON
 ) -> Json:
-    """`sidetier export` with these arguments in this session: its exit code, and what it says.
+    """Run `sidetier export` with these arguments in this session, and return exit code and output.
 
     Args:
-        spark: the session.
-        arguments: of the command line.
-        die: kill the driver with its Java `in` so many seconds, after a `step`, or as soon as there
-            is a new `file` below a `directory`.
-        hold: publish a snapshot, of a table that was looked at before, once this file is there;
-            `<name>.reached` tells when it could be.
-        fail_once: let every task fail at first.
+        spark: The session.
+        arguments: Arguments after `export`.
+        die: When to kill the driver with its Java process: after `in` seconds, after a `step`, or
+            on a new `file` below a `directory`.
+        hold: File that must exist before a snapshot of a table, read earlier, is published.
+            `<name>.reached` shows when it could be published.
+        fail_once: Let the first attempt of every task fail.
     """
 
     @contextmanager
     def kept(*_: object) -> Iterator[SparkSession]:
         yield spark
 
-    said = StringIO()
+    errors = StringIO()
     with ExitStack() as stack:
         stack.enter_context(patch.object(table_session, "spark_session", kept))
         if fail_once:
@@ -72,33 +72,35 @@ def export(
             stack.enter_context(_held(Path(hold)))
         if die is not None:
             _die_at(die)
-        stack.enter_context(redirect_stderr(said))
+        stack.enter_context(redirect_stderr(errors))
         # The fixtures end in an open transaction, with markers years newer than its records.
         code = run(["export", *arguments, "--transaction-timeout", "99999h"])
-    return {"code": code, "said": said.getvalue()}
+    return {"code": code, "said": errors.getvalue()}
 
 
 def rows(spark: SparkSession, form: str, table: str) -> list[Json]:
-    """A table's rows by topic, partition and offset, without Hudi's own columns."""
+    """Return a table's rows by topic, partition and offset, without Hudi's own columns."""
     loaded = spark.read.format(form).load(table)
-    kept = loaded.select(*(one for one in loaded.columns if not one.startswith("_hoodie")))
-    return sorted(map(plain, kept.collect()), key=place)
+    selected = loaded.select(
+        *(column for column in loaded.columns if not column.startswith("_hoodie"))
+    )
+    return sorted(map(plain, selected.collect()), key=place)
 
 
 def sql(spark: SparkSession, text: str) -> list[Json]:
-    """What a statement answers."""
+    """Return the result of a statement."""
     return [row.asDict(recursive=True) for row in spark.sql(text).collect()]
 
 
 def set_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
-    """Settings of Hadoop's file systems that are opened from now on."""
+    """Set options of Hadoop file systems that are opened from now on."""
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in settings.items():
         configuration.set(name, value)
 
 
 def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str]) -> None:
-    """A commit without rows into an Iceberg table, which says what it is told to."""
+    """Commit without rows to an Iceberg table, with these snapshot properties."""
     writer = spark.table(table).limit(0).writeTo(table)
     for name, value in properties.items():
         writer = writer.option(f"snapshot-property.{name}", value)
@@ -108,18 +110,19 @@ def append_nothing(spark: SparkSession, table: str, properties: Mapping[str, str
 def commit_news_of_many(
     spark: SparkSession, form: str, table: str, partitions: int, names: list[str], every: int
 ) -> list[Json]:
-    """A commit by each of these names into a table of so many Kafka partitions, with news of the
-    first of them. What the table says before and after each. An Iceberg table is given by name, a
-    Hudi table by its directory.
+    """Commit once under each name to a table of `partitions` Kafka partitions.
+
+    Each commit changes the offset of the first partition only. Returns the table's progress before
+    and after each commit. An Iceberg table is given by name, a Hudi table by its directory.
     """
     with ExitStack() as stack:
-        found: Table
+        opened: Table
         if form == "hudi":
             lease = Lease(LocalStorage(Path(table).parent), "_sidetier/many.lease")
-            found = stack.enter_context(HudiTable(spark, _hudi_options(table), lease))
+            opened = stack.enter_context(HudiTable(spark, _hudi_options(table), lease))
         else:
-            found = IcebergTable(spark, IcebergOptions(table))
-        return _commit_news(spark, found, partitions, names, every)
+            opened = IcebergTable(spark, IcebergOptions(table))
+        return _commit_news(spark, opened, partitions, names, every)
 
 
 def _hudi_options(directory: str) -> HudiOptions:
@@ -139,14 +142,14 @@ def _commit_news(
 ) -> list[Json]:
     first = TopicPartition("orders", 0)
     epochs = epoch_history_of([(3, 0), (5, 100)])
-    said: list[Json] = []
+    progress_rows: list[Json] = []
     for name in names:
         last = table.progress()
-        said.append(_said_of(last))
+        progress_rows.append(_said_of(last))
         tps = [TopicPartition("orders", at) for at in range(partitions)]
         before = dict(last.offsets) if last is not None else dict.fromkeys(tps, Offset(1000))
         tail = Tail({}, {"orders": "id-1"}, dict.fromkeys(tps, epochs))
-        made = Progress(
+        progress = Progress(
             "prod-a",
             IsolationLevel.READ_COMMITTED,
             before | {first: Offset(before[first] + 1)},
@@ -154,9 +157,9 @@ def _commit_news(
             name,
             tail,
         )
-        table.write(spark.range(1), following(made, last, every), 120)
-    said.append(_said_of(table.progress()))
-    return said
+        table.write(spark.range(1), following(progress, last, every), 120)
+    progress_rows.append(_said_of(table.progress()))
+    return progress_rows
 
 
 def _said_of(progress: Progress | None) -> Json:
@@ -175,14 +178,14 @@ def _said_of(progress: Progress | None) -> Json:
 def append_nothing_to_path(
     spark: SparkSession, form: str, path: str, options: Mapping[str, str]
 ) -> None:
-    """The same into a table that is named by its path."""
+    """Commit without rows to a table that is named by its path."""
     loaded = spark.read.format(form).load(path)
-    kept = [one for one in loaded.columns if not one.startswith("_hoodie")]
-    loaded.limit(0).select(kept).write.format(form).mode("append").options(**options).save(path)
+    columns = [column for column in loaded.columns if not column.startswith("_hoodie")]
+    loaded.limit(0).select(columns).write.format(form).mode("append").options(**options).save(path)
 
 
 def broker_plan(spark: SparkSession, topic: str, properties: dict[str, str]) -> str:
-    """What Spark shows, at most, of a read of a broker's records."""
+    """Return the most detailed plan that Spark shows for a read of a broker's records."""
     columns = value_columns(ValueOptions(), flat=False)
     source = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)
     span = OffsetRange(Offset(0), Offset(1))
@@ -192,11 +195,11 @@ def broker_plan(spark: SparkSession, topic: str, properties: dict[str, str]) -> 
 
 def _failing(real: Callable[..., Frames]) -> Callable[..., Frames]:
     def frames(*given: object, **named: object) -> Frames:
-        made = real(*given, **named)
+        built = real(*given, **named)
 
         def frame(plan: Plan) -> DataFrame:
-            found = made(plan)
-            return found.mapInArrow(_fails_at_first, found.schema)
+            data_frame = built(plan)
+            return data_frame.mapInArrow(_fails_at_first, data_frame.schema)
 
         return frame
 
@@ -223,7 +226,7 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def _die(*_: object) -> None:
-    """The whole driver at once: Python, and the Java beside it."""
+    """Kill the whole driver at once: Python and its Java process."""
     os.killpg(0, signal.SIGKILL)
 
 
@@ -249,13 +252,13 @@ def _die_after(owner: type, method: str) -> None:
 
 
 def _die_on_new_file(directory: Path, pattern: str) -> None:
-    known = set(directory.glob(pattern))
+    existing = set(directory.glob(pattern))
     never = threading.Event()
 
     def is_new() -> bool:
         try:
-            return not set(directory.glob(pattern)) <= known
-        except FileNotFoundError:  # a directory went away while it was looked into
+            return not set(directory.glob(pattern)) <= existing
+        except FileNotFoundError:  # a directory was removed during the listing
             return False
 
     def look() -> None:

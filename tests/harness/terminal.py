@@ -1,10 +1,10 @@
-"""A terminal that keeps what is written to it."""
+"""A terminal that stores its output."""
 
 import io
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

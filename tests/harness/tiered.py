@@ -25,7 +25,7 @@ OTHER = TopicPartition("t", 1)
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A consumer, and what it stands on."""
+    """A consumer and its fakes."""
 
     consumer: TieredConsumer
     kafka: FakeKafka
@@ -34,19 +34,19 @@ class Tiered:
     registry: CollectorRegistry
 
     def read(self, polls: int = 40) -> list[int]:
-        """Offsets that so many polls hand out; an error fails."""
+        """Return the offsets from this number of polls; an error fails the test."""
         return [int(message.offset() or 0) for message in self.messages(polls)]
 
     def messages(self, polls: int = 40) -> list[Message]:
-        """What so many polls hand out; an error fails."""
-        found = [self.consumer.poll(0.05) for _ in range(polls)]
-        messages = [message for message in found if message is not None]
+        """Return the messages from this number of polls; an error fails the test."""
+        results = [self.consumer.poll(0.05) for _ in range(polls)]
+        messages = [message for message in results if message is not None]
         errors = [str(message.error()) for message in messages if message.error() is not None]
         assert not errors
         return messages
 
     def error(self, polls: int = 400) -> Message:
-        """The first error of so many polls."""
+        """Return the first error within this number of polls."""
         for _ in range(polls):
             message = self.consumer.poll(0.5)
             if message is not None and message.error() is not None:
@@ -54,7 +54,7 @@ class Tiered:
         raise AssertionError("no error came")
 
     def count(self, name: str, **labels: str) -> float:
-        """A counter of the metrics."""
+        """Return the value of a metric's counter."""
         value = self.registry.get_sample_value(f"sidetier_consumer_{name}", labels)
         return 0.0 if value is None else value
 
@@ -67,7 +67,7 @@ def tiered(
     broker: bool = True,
     pool: Executor | None = None,
 ) -> Tiered:
-    """A consumer in this mode; `config` is laid over what it needs."""
+    """Create a consumer in this mode; `config` overrides the minimal settings."""
     registry = CollectorRegistry()
     settings = read_settings(
         {
@@ -90,7 +90,7 @@ def tiered(
 
 
 def at(offset: int, tp: TopicPartition = TP) -> KafkaTopicPartition:
-    """A place in confluent-kafka's terms."""
+    """Return a position in confluent-kafka's type."""
     return KafkaTopicPartition(tp.topic, tp.partition, offset)
 
 
@@ -101,7 +101,7 @@ def world_of(
     store: tuple[int, int] = (0, 0),
     tp: TopicPartition = TP,
 ) -> World:
-    """One partition with a record at every offset."""
+    """Return a world with one partition and a record at every offset."""
     world = World()
     log = world.log(tp)
     log.produce(end)

@@ -1,4 +1,4 @@
-"""What tests do to topics of a real cluster, by name; each function waits until it is done."""
+"""Operations on topics of a real cluster, by name; each returns once it has taken effect."""
 
 import subprocess
 import sys
@@ -25,9 +25,9 @@ TIMEOUT_SECONDS = 60.0
 
 
 def admin_of(bootstrap: str) -> AdminClient:
-    """An admin client that keeps librdkafka's complaints about stopped brokers to itself.
+    """Return an admin client that does not log errors about stopped brokers.
 
-    It must be kept while a future of it is waited for: with it goes what it asked for.
+    Keep a reference while a future of it is pending: its requests end with the client.
     """
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
@@ -41,10 +41,10 @@ def create_topic(
     assignment: Sequence[Sequence[int]] | None = None,
     configs: Mapping[str, object] | None = None,
 ) -> None:
-    """Create a topic and wait until every partition has a leader.
+    """Create a topic, and wait until every partition has a leader.
 
-    `assignment` names the replicas of each partition, the preferred leader first, and takes the
-    place of `partitions` and `replicas`.
+    `assignment` lists the replicas of each partition, the preferred leader first, and replaces
+    `partitions` and `replicas`.
     """
     settings = {key: str(value) for key, value in (configs or {}).items()}
     if assignment is None:
@@ -59,7 +59,7 @@ def create_topic(
 
 
 def alter_topic(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
-    """Set configs of a topic; others stay."""
+    """Set configs of a topic; other configs stay."""
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in configs.items()
@@ -88,7 +88,7 @@ def add_partitions(bootstrap: str, topic: str, total: int) -> None:
 
 
 def leader_of(bootstrap: str, topic: str, partition: int) -> int | None:
-    """The broker that leads the partition now; None where there is none, or no such partition."""
+    """Return the broker that leads the partition; None without a leader or partition."""
     described = admin_of(bootstrap).list_topics(topic, timeout=TIMEOUT_SECONDS).topics.get(topic)
     if described is None or partition not in described.partitions:
         return None
@@ -97,10 +97,10 @@ def leader_of(bootstrap: str, topic: str, partition: int) -> int | None:
 
 
 def move_leader(bootstrap: str, topic: str, partition: int, broker_id: int) -> None:
-    """Make a replica the leader: it becomes the preferred one, and then a preferred election."""
+    """Make a replica the leader: first the preferred one, and then by a preferred election."""
     replicas = _replicas(bootstrap, topic, partition)
-    others = [replica for replica in replicas if replica != broker_id]
-    reassign(bootstrap, topic, partition, [broker_id, *others])
+    other_replicas = [replica for replica in replicas if replica != broker_id]
+    reassign(bootstrap, topic, partition, [broker_id, *other_replicas])
     elect_preferred_leader(bootstrap, topic, partition)
     wait_until(
         lambda: leader_of(bootstrap, topic, partition) == broker_id,
@@ -110,18 +110,18 @@ def move_leader(bootstrap: str, topic: str, partition: int, broker_id: int) -> N
 
 
 def elect_preferred_leader(bootstrap: str, topic: str, partition: int) -> None:
-    """A preferred election; that the preferred replica leads already is no error."""
+    """Run a preferred election. It is no error if the preferred replica leads already."""
     wanted = TopicPartition(topic, partition)
     admin = admin_of(bootstrap)
     elected = admin.elect_leaders(ElectionType.PREFERRED, [wanted])
-    found = elected.result(TIMEOUT_SECONDS)[wanted]
-    error = found.args[0] if isinstance(found, KafkaException) else found
+    result = elected.result(TIMEOUT_SECONDS)[wanted]
+    error = result.args[0] if isinstance(result, KafkaException) else result
     if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
         raise KafkaException(error)
 
 
 def reassign(bootstrap: str, topic: str, partition: int, replicas: Sequence[int]) -> None:
-    """Give the partition other replicas, the preferred leader first, and wait for all in sync."""
+    """Assign other replicas, the preferred leader first, and wait until all are in sync."""
     line = [sys.executable, "-P", reassigning.__file__, bootstrap, topic, str(partition)]
     line.append(",".join(map(str, replicas)))
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=180)
@@ -152,12 +152,12 @@ def produce(
     partition: int = 0,
     settings: Mapping[str, object] | None = None,
 ) -> int:
-    """Produce the records to one partition and wait until all are acknowledged; their number.
+    """Produce the records to one partition, wait for all acknowledgements, and return their number.
 
     `settings` go to the producer, such as `compression.type`, `acks` or `batch.num.messages`.
 
     Raises:
-        KafkaException: a record was not delivered.
+        KafkaException: A record was not delivered.
     """
     failures: list[KafkaError] = []
     producer = Producer(
@@ -175,7 +175,7 @@ def produce(
 
 
 def watermark_offsets(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int]:
-    """The log start offset and the high watermark."""
+    """Return the log start offset and the high watermark."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "harness", "log_level": 0})
     try:
         low, high = consumer.get_watermark_offsets(

@@ -1,4 +1,4 @@
-"""Waiting for a condition under a deadline: the one place where tests let time pass."""
+"""Waits for a condition with a deadline: the only module in which tests let time pass."""
 
 from collections.abc import Callable
 from threading import Event
@@ -16,10 +16,10 @@ _never = Event()
 def wait_until(
     condition: Callable[[], object], timeout: float, what: str, every: float = POLL_SECONDS
 ) -> None:
-    """Ask `condition` until it says yes; AssertionError after `timeout` seconds.
+    """Poll `condition` until it is true; AssertionError after `timeout` seconds.
 
-    It is asked every 20 ms, or `every` so many seconds where asking is dear. `what` ends the
-    sentence "timed out after 5 s waiting for ...".
+    The interval is 20 ms, or `every` seconds for an expensive condition. `what` completes the
+    message "timed out after 5 s waiting for ...".
     """
     wait_for(lambda: condition() or None, timeout, what, every)
 
@@ -27,7 +27,7 @@ def wait_until(
 def wait_for(
     probe: Callable[[], _Value | None], timeout: float, what: str, every: float = POLL_SECONDS
 ) -> _Value:
-    """Ask `probe` until it returns something other than None, and return that.
+    """Poll `probe` until it returns something other than None, and return that.
 
     In CI the deadline is `STALL_SECONDS` later.
     """
@@ -42,7 +42,7 @@ def wait_for(
 
 
 def holds_for(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Ask `condition` every 20 ms for so long; AssertionError as soon as it says no."""
+    """Poll `condition` every 20 ms for `seconds`; AssertionError as soon as it is false."""
     deadline = monotonic() + seconds
     while monotonic() < deadline:
         assert condition(), f"no longer: {what}"

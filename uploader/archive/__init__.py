@@ -1,1 +1,1 @@
-"""A partition's archive on the store: read, prepared, committed, its gaps recorded."""
+"""The archive of a partition on the store: reading, preparing, committing, recording gaps."""

@@ -1,7 +1,8 @@
-"""Segments that are stored above the watermark already: an earlier life's, or another leader's.
+"""Adopt segments that are stored above `offset.wm`, by an earlier run or another leader.
 
-A kill between the `.log` and the watermark leaves them. They were verified before they were sent,
-as every object here, and a `.log` is never replaced: the archive goes on over them.
+A kill between the `.log` and `offset.wm` leaves them. They were verified before they were sent, as
+every stored segment, and a sidecar's `.log` is never replaced by an upload. So the archive
+continues with them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,30 +35,33 @@ from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.state.segment import StoredSegment
 
 ReadEpochHistory = Callable[[], EpochHistory]
-"""The epoch history of this broker's log, read when it is needed."""
+"""Reads the epoch history of this broker's log when it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OurLog:
-    """What a stored segment must fit: the leader's log by its epoch history (None: not looked at),
-    and its topic id (None: not known).
+    """The leader's log, for the comparison with stored segments.
+
+    Attributes:
+        epoch_history: Reads the leader epochs of the log; None skips their comparison.
+        topic_id: Kafka's topic id; None where it is not known, and is not compared.
     """
 
     epoch_history: ReadEpochHistory | None = None
     topic_id: str | None = None
 
     def check(self, head: ObjectHead, end: Offset) -> None:
-        """Look at the head of a stored `.log` of ours that ends there.
+        """Check the metadata of a `.log` that a sidecar stored and that ends at `end`, exclusive.
 
         Raises:
-            AnotherTopicError: it belongs to another topic of this name.
-            DivergedError: the leader's log does not hold it.
+            AnotherTopicError: the segment belongs to another topic of this name.
+            DivergedError: the leader's log does not hold the segment.
         """
         self.check_topic(head)
         check_epoch_history(head, end, self.epoch_history)
 
     def check_topic(self, head: ObjectHead) -> None:
-        """Raises AnotherTopicError, whatever the epochs say: each topic has its own."""
+        """Raise AnotherTopicError if the topic id differs. Each topic has its own leader epochs."""
         theirs = head.metadata.get(TOPIC_ID_KEY)
         if theirs is not None and self.topic_id is not None and theirs != self.topic_id:
             raise AnotherTopicError(
@@ -68,25 +72,25 @@ class OurLog:
 
 @dataclass(frozen=True, slots=True)
 class WholeSegment:
-    """A base offset whose three files are stored, with their rows."""
+    """A stored segment with `.log`, `.index` and `.timeindex`, from a listing."""
 
     base_offset: BaseOffset
     files: dict[FileKind, ObjectSummary]
 
     @property
     def log(self) -> ObjectSummary:
-        """The row of the `.log`."""
+        """The `.log` in the listing."""
         return self.files[FileKind.LOG]
 
     def ending_at(self, next_offset: Offset, epoch_history: EpochHistory) -> StoredSegment:
-        """As a segment that may be committed; nothing was sent for it."""
+        """Return it as a segment that can be committed, with 0 bytes sent."""
         return StoredSegment(
             self.base_offset, next_offset, self.log.modified_ms, self.log.size, 0, epoch_history
         )
 
 
 def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[WholeSegment]:
-    """What is whole in a listing, by rising base offset."""
+    """Return the whole segments in a listing, by rising base offset."""
     return [
         WholeSegment(base, files)
         for base, files in files_by_base(rows, prefix)
@@ -101,12 +105,20 @@ def follow_on(
     leader_epoch: LeaderEpoch,
     ours: OurLog,
 ) -> list[StoredSegment]:
-    """The segments of ours that continue an archive from `start` on without a gap.
+    """Return the segments that continue an archive from `start` without a gap.
 
-    A request for each that may; what a later leader wrote is left to him.
+    Segments of Pinterest's uploader are skipped. The search ends at a segment that a later leader
+    wrote: that leader commits it. Makes one request for each segment that may be adopted.
+
+    Args:
+        store: The store.
+        whole: The whole segments above `offset.wm`, by rising base offset.
+        start: The archive end offset.
+        leader_epoch: Leader epoch of this broker.
+        ours: The leader's log.
 
     Raises:
-        DivergedError: the leader's log does not hold one of them.
+        DivergedError: the leader's log does not hold the first of them.
     """
     chosen: list[StoredSegment] = []
     for segment in whole:
@@ -124,7 +136,7 @@ def follow_on(
             ours.check(head, end)
         except DivergedError:
             if chosen:
-                break  # those before it are committed first
+                break  # commit the segments before it first; the next check raises
             raise
         chosen.append(
             segment.ending_at(end, _epoch_history_of(head, segment.base_offset, ours.epoch_history))
@@ -136,7 +148,7 @@ def follow_on(
 def check_epoch_history(
     head: ObjectHead, end: Offset, epoch_history: ReadEpochHistory | None
 ) -> None:
-    """Raise DivergedError where the leader's log does not hold a stored `.log` of ours."""
+    """Raise DivergedError where the leader's log does not hold a `.log` that a sidecar stored."""
     epoch = noted_epoch(head, LEADER_EPOCH_KEY)
     if epoch_history is not None and epoch != UNKNOWN_EPOCH:
         check_stored_segment(head.key, epoch, end, epoch_history())
@@ -150,11 +162,12 @@ def stored_within(
     watermark: Watermark | None,
     ours: OurLog,
 ) -> Iterator[StoredSegment]:
-    """The segments above the watermark that hold offsets of the gap, by rising base, whose three
-    objects are there and belong together.
+    """Yield the segments above `offset.wm` that hold offsets of the gap, by rising base offset.
+
+    Only segments whose three objects are stored and belong together are returned.
 
     Raises:
-        DivergedError: the leader's log tells another history there.
+        DivergedError: the leader's log has another history there.
     """
     prefix = layout.partition_prefix(tp)
     start = layout.object_key(tp, watermark.base_offset, FileKind.TXNINDEX) if watermark else ""
@@ -181,13 +194,13 @@ def _up_to(rows: Iterable[ObjectSummary], prefix: str, end: Offset) -> Iterator[
 
 
 def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSegment]:
-    """Those that follow on `start` without a gap; none when the first begins above it."""
+    """Return the segments that follow `start` without a gap; none if the first begins above it."""
     chosen: list[StoredSegment] = []
     for segment in stored:
         if segment.base_offset > start:
             break
         if segment.next_offset <= start:
-            continue  # an overlap that adds nothing
+            continue  # every offset of it is archived
         chosen.append(segment)
         start = segment.next_offset
     return chosen
@@ -196,7 +209,7 @@ def contiguous(stored: Sequence[StoredSegment], start: Offset) -> list[StoredSeg
 def _epoch_history_of(
     head: ObjectHead, base: BaseOffset, epoch_history: ReadEpochHistory | None
 ) -> EpochHistory:
-    """What the log knows where it reaches so far back, or else what is noted with the segment."""
+    """Return the log's epoch history if it covers the segment, else the one in its metadata."""
     local = epoch_history() if epoch_history is not None else NO_EPOCHS
     if local.epoch_at(base) is not None:
         return local
@@ -204,8 +217,10 @@ def _epoch_history_of(
 
 
 def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHead) -> bool:
-    """A sidecar's `.log` has indexes that belong to it; Pinterest's, if all three are
-    Pinterest's.
+    """Return whether the indexes belong to the `.log`.
+
+    A sidecar's `.log` always has its own indexes (see `conditional_put`). For a `.log` of
+    Pinterest's uploader, no index may be a sidecar's.
     """
     if noted_next_offset(log) is not None:
         return True

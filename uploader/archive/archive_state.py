@@ -1,4 +1,4 @@
-"""What is known of a partition's archive, and in whose name it is written."""
+"""The sidecar's knowledge of a partition's archive, and the leader that it writes for."""
 
 from dataclasses import dataclass, replace
 
@@ -9,14 +9,20 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """What is known of a partition's archive.
+    """What the sidecar knows of a partition's archive.
 
-    `next_offset` is where the archive goes on, None before its start is known. `present` are the
-    keys above the watermark, None until somebody has looked. `claimed` when we have written the
-    watermark ourselves since it was read. `start` is where an archive without a watermark is to
-    begin; where that is `recorded`, it begins nowhere else. `kept_start` is the start that is on
-    the store because records were gone before the first watermark. `epoch_history` is the
-    stored one, None until it has been read.
+    Attributes:
+        watermark: The content of `offset.wm`; None if the object does not exist.
+        etag: Etag of `offset.wm`; None if the object does not exist.
+        next_offset: Archive end offset, exclusive. None until the archive's start is known.
+        present: Keys above `offset.wm`; None until the sidecar has listed them.
+        claimed: Whether this sidecar has written `offset.wm` since it read it.
+        start: First offset of an archive that has no `offset.wm` yet.
+        recorded: Whether `start` is recorded on the store by `offset_reset: latest`. Such an
+            archive never begins at another offset.
+        kept_start: The start that is recorded on the store because the broker deleted records
+            before the first `offset.wm` was written.
+        epoch_history: The stored leader epochs; None until the sidecar has read them.
     """
 
     watermark: Watermark | None = None
@@ -31,31 +37,31 @@ class ArchiveState:
 
     @property
     def is_pinterest(self) -> bool:
-        """Pinterest's uploader wrote the watermark: it has to be taken over first."""
+        """Whether Pinterest's uploader wrote `offset.wm`, so that a takeover must come first."""
         return self.watermark is not None and self.watermark.next_offset is None
 
     @property
     def start_is_kept(self) -> bool:
-        """Whether a restart begins at the same offset, though the log begins later by then."""
+        """Whether a restart begins at the same offset even if the log start has moved by then."""
         if self.watermark is not None or self.recorded:
             return True
         return self.kept_start is not None and self.kept_start == self.start
 
     def beginning_with_log(self, log_start: Offset) -> "ArchiveState":
-        """The archive of a partition that has none yet, to begin with the log; where records were
-        gone before the first watermark, with those.
+        """Return the state of a new archive that begins at the log start, or at `kept_start` where
+        that is lower.
         """
         kept = log_start if self.kept_start is None else self.kept_start
         return self.beginning_at(min(log_start, kept))
 
     def beginning_at(self, start: Offset, *, recorded: bool = False) -> "ArchiveState":
-        """The archive of a partition that has none yet, to begin here."""
+        """Return the state of a new archive that begins at `start`."""
         return replace(self, next_offset=start, start=start, recorded=recorded)
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """In whose name an archive is written."""
+    """The leader that an archive is written for: broker, leader epoch and topic id."""
 
     broker_id: BrokerId
     leader_epoch: LeaderEpoch

@@ -1,8 +1,9 @@
-"""A partition's archive: read it, and move its watermark over what has been stored.
+"""Read a partition's archive, and advance its `offset.wm` over the stored segments.
 
 Order of a commit: `leader-epoch-checkpoint` where it changes, `_metadata`, then `offset.wm`. A kill
-between them leaves epochs that the next commit does not believe, or entries for segments that are
-stored already: it finds them there. Of a gap: `leader-epoch-checkpoint`, the record, `offset.wm`.
+in between leaves epochs that the next commit ignores, or `_metadata` entries of stored segments
+that the next commit finds in place. Order of a gap: `leader-epoch-checkpoint`, the gap record,
+`offset.wm`.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,10 +51,14 @@ log: Final = structlog.get_logger()
 
 
 class ArchiveWriter:
-    """Reads and commits the archives of one store; every method makes requests.
+    """Reads and commits the archives of one store. Every method makes requests.
 
-    `admit` is called before an archive is read: it raises where this store must not be written to.
-    `long_archives` is told of commits.
+    Args:
+        store: The store.
+        layout: The keys on it.
+        cache: Holds the `_metadata` objects that were written last.
+        admit: Called before an archive is read; raises where this store must not be written to.
+        long_archives: Gets each committed archive; None where no chapters are written.
     """
 
     def __init__(
@@ -74,23 +79,29 @@ class ArchiveWriter:
         self._long_archives = long_archives
 
     def admit(self) -> None:
-        """Ask whether the store may be written to, until it has been answered once.
+        """Check that the store may be written to. After one success no further check is made.
 
         Raises:
-            ConfigurationError: it may not.
+            ConfigurationError: the store must not be written to.
         """
         self._admit()
 
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> ArchiveState:
-        """The watermark, in one request; where there is none, the record of a start, in at most
-        another.
-        Where Pinterest's uploader wrote it, without a next offset, that is derived from the segment
-        it names, in more requests, or left unknown.
+        """Read `offset.wm` in one request, and where there is none, the start record in at most one
+        more.
+
+        An `offset.wm` of Pinterest's uploader has no archive end offset.
+
+        Args:
+            tp: The partition.
+            leader: The leader that the archive is read for.
+            derive: Derive a missing archive end offset from the segment that `offset.wm` names,
+                with further requests. Otherwise it stays unknown.
 
         Raises:
-            StandDownError: a later leader has written it.
-            RecreatedError: it belongs to another topic of the same name.
-            MalformedObjectError: it does not parse.
+            StandDownError: a later leader has written `offset.wm`.
+            RecreatedError: the archive belongs to another topic of the same name.
+            MalformedObjectError: `offset.wm` does not parse.
             ConfigurationError: the store must not be written to.
         """
         self._admit()
@@ -107,14 +118,20 @@ class ArchiveWriter:
     def take_over(
         self, tp: TopicPartition, archive: ArchiveState, leader: Leader, local: LocalLog
     ) -> tuple[ArchiveState, TakeoverReport]:
-        """Make an archive of Pinterest's ours: from then on the watermark has our second line, and
-        no gap lies below it that is not recorded. Where nothing whole is stored that this log does
-        not hold itself, or that a watermark names, ours begins anew.
+        """Take over an archive of Pinterest's uploader.
+
+        Afterwards `offset.wm` has Sidetier's second line, and every gap below the archive end
+        offset is recorded. Where the takeover accepts no stored segment, the archive begins anew.
+
+        Returns:
+            The archive, and the report of the takeover.
 
         Raises:
-            OperatorNeededError: what is stored is not of this broker's log, or Pinterest's uploader
-                is still running.
-            ArchiveConflictError: another sidecar took it over meanwhile.
+            OperatorNeededError: the stored segments are not of this broker's log, or Pinterest's
+                uploader is still running.
+            DivergedError: the stored segments reach beyond this broker's log, or contradict it and
+                must not be moved.
+            ArchiveConflictError: another sidecar took the archive over meanwhile.
         """
         takeover = Takeover(
             self._store,
@@ -135,23 +152,33 @@ class ArchiveWriter:
         return self._watermarks.move(tp, archive, report.last, report.next_offset, leader), report
 
     def start_of(self, tp: TopicPartition, here: Offset, leader: Leader) -> Offset:
-        """Where the archive of a partition without a watermark begins: recorded once for a topic.
+        """Record once where the archive of a partition without `offset.wm` begins.
 
-        Only `offset_reset: latest` asks: what it leaves out must stay left out after a restart.
+        Only `offset_reset: latest` needs this: the records that it leaves out must stay left out
+        after a restart.
+
+        Args:
+            tp: The partition.
+            here: The start to record where none is recorded.
+            leader: The leader that the archive is written for.
+
+        Returns:
+            The start that is recorded on the store.
 
         Raises:
-            ArchiveConflictError: another sidecar has recorded its own meanwhile.
+            ArchiveConflictError: another sidecar has recorded its own start meanwhile.
         """
         return settle_start(self._store, self._layout, tp, here, leader.topic_id)
 
     def keep_start(
         self, tp: TopicPartition, archive: ArchiveState, start: Offset, leader: Leader
     ) -> ArchiveState:
-        """Record where the archive begins, though the log begins later by now and there is no
-        watermark yet. Where a lower start is recorded, the archive begins there.
+        """Record the start of an archive without `offset.wm` after the log start has moved past it.
+
+        Where a lower start is recorded, the archive begins there.
 
         Raises:
-            ArchiveConflictError: another sidecar has recorded its own meanwhile.
+            ArchiveConflictError: another sidecar has recorded its own start meanwhile.
         """
         kept = keep_earliest_start(self._store, self._layout, tp, start, leader.topic_id)
         return replace(archive, kept_start=kept).beginning_at(kept)
@@ -165,17 +192,25 @@ class ArchiveWriter:
         *,
         unmarked: bool = False,
     ) -> ArchiveState:
-        """Look once at what lies above the watermark, and read `_metadata`: uploads may begin.
+        """List the objects above `offset.wm` once, and read `_metadata`. Uploads may begin then.
 
-        Segments that are there already and continue the archive are committed: an earlier life's,
-        or another leader's, with whatever bases he had; a `.log` is never replaced. An archive
-        without a watermark begins with the first of them, though our own log may begin later.
-        Pinterest's are `unmarked` without one: known then, and compared before they are replaced.
+        Stored segments that continue the archive are committed. An earlier run of this sidecar or
+        another leader has stored them, possibly with other base offsets; a `.log` is never
+        replaced. An archive without `offset.wm` begins with the first of them, even if the log on
+        this broker begins later.
+
+        Args:
+            tp: The partition.
+            archive: The archive as it was read.
+            leader: The leader that the archive is written for.
+            epoch_history: Reads the leader epochs of this broker's log; None skips the comparison.
+            unmarked: Accept that Pinterest's uploader has stored segments without an `offset.wm`.
+                Uploads compare them before they replace them.
 
         Raises:
-            UnmarkedPinterestError: Pinterest's uploader has stored segments, but there is no
-            watermark of its.
-            DivergedError: one of them is not of this broker's log, which `epoch_history` tells.
+            UnmarkedPinterestError: Pinterest's uploader has stored segments without an
+                `offset.wm`, and `unmarked` is not set.
+            DivergedError: one of the segments is not of this broker's log.
             ArchiveConflictError: as `commit`.
         """
         after, start = archive.watermark, ""
@@ -190,19 +225,21 @@ class ArchiveWriter:
         archive = self._begin_with(archive, whole)
         if whole and archive.next_offset is not None:
             ours = OurLog(epoch_history, leader.topic_id)
-            found = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, ours)
-            if found:
-                archive = self.commit(tp, archive, found, leader)
+            adopted = follow_on(self._store, whole, archive.next_offset, leader.leader_epoch, ours)
+            if adopted:
+                archive = self.commit(tp, archive, adopted, leader)
         return replace(archive, present=frozenset(row.key for row in rows))
 
     def compare(
         self, tp: TopicPartition, archive: ArchiveState, local: EpochHistory
     ) -> ArchiveState:
-        """Look whether the leaders that this broker's log names have written what is stored, in a
-        request that the first commit would make; before anything is sent.
+        """Check that the leader epochs of this broker's log have written the stored records.
+
+        The check comes before the first upload. It reads the stored epoch history, which the first
+        commit then need not read.
 
         Raises:
-            ForkBelowError: others have.
+            DivergenceBelowError: other leader epochs have written them.
             MalformedObjectError: the stored epoch history does not parse.
         """
         if archive.watermark is None or archive.next_offset is None:
@@ -215,10 +252,13 @@ class ArchiveWriter:
     def _look_at_unmarked(
         self, tp: TopicPartition, rows: Sequence[ObjectSummary], prefix: str, leader: Leader
     ) -> None:
-        """A request for each `.log` up to the first of Pinterest's; as a rule there are none.
+        """Read the head of each stored `.log` up to the first of Pinterest's uploader.
 
-        What a deleted topic of the same name has left, that never had a watermark, is named in
-        `_metadata` no more: readers would take it for records of this one.
+        As a rule there are none. Segments of a deleted topic of the same name lose their entries in
+        `_metadata`: readers would take them for segments of this topic.
+
+        Raises:
+            UnmarkedPinterestError: Pinterest's uploader has stored a segment.
         """
         others = set()
         for row in rows:
@@ -243,7 +283,7 @@ class ArchiveWriter:
             )
 
     def _begin_with(self, archive: ArchiveState, whole: Sequence[WholeSegment]) -> ArchiveState:
-        """Where a leader before us has stored what has left our log since, it belongs to us too."""
+        """Begin the archive at an earlier leader's first segment if that is below our log start."""
         if archive.watermark is not None or archive.start is None or archive.recorded:
             return archive
         if not whole or whole[0].base_offset >= archive.start:
@@ -253,7 +293,7 @@ class ArchiveWriter:
         return archive.beginning_at(Offset(whole[0].base_offset))
 
     def _covered(self, tp: TopicPartition, watermark: Watermark | None) -> list[ObjectSummary]:
-        """The `.log` files up to the watermark."""
+        """Return the committed `.log` objects."""
         if watermark is None:
             return []
         prefix = self._layout.partition_prefix(tp)
@@ -267,12 +307,18 @@ class ArchiveWriter:
         stored: Sequence[StoredSegment],
         leader: Leader,
     ) -> ArchiveState:
-        """Move the watermark over segments that follow on it without a gap.
+        """Advance `offset.wm` over segments that follow the archive end offset without a gap.
+
+        Args:
+            tp: The partition.
+            archive: The archive as it was read or committed last.
+            stored: The segments, by rising base offset; at least one.
+            leader: The leader that the archive is written for.
 
         Raises:
-            StandDownError: a later leader has moved it; nothing of ours is there.
-            ArchiveConflictError: somebody moved it since it was read: read it again; or archive and
-                segments tell different histories.
+            StandDownError: a later leader has written `offset.wm`.
+            ArchiveConflictError: another sidecar has written `offset.wm` since it was read: read it
+                again; or archive and segments have different histories.
         """
         new = archive.watermark is None
         epoch_history = self._epoch_histories.below(archive.watermark).cover(
@@ -300,7 +346,10 @@ class ArchiveWriter:
         return archive
 
     def _expect_no_lower_start(self, tp: TopicPartition, start: Offset, leader: Leader) -> None:
-        """What lies below the start of the first watermark is no part of the archive any more."""
+        """Raise ArchiveConflictError if a start below `start` is recorded.
+
+        The first `offset.wm` fixes the start: segments below it would not belong to the archive.
+        """
         kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
         if kept is not None and kept < start:
             raise ArchiveConflictError(
@@ -317,9 +366,16 @@ class ArchiveWriter:
         local: ReadEpochHistory | None,
         leader: Leader,
     ) -> ArchiveState:
-        """Have the stored epoch history name those who wrote what is in a gap, before that is
-        recorded: epochs of a commit that never came through may be noted there. Nothing without
-        `local`.
+        """Store the leader epochs of the records in a gap, before the gap is recorded.
+
+        The stored epoch history may have epochs there from a commit that never completed.
+
+        Args:
+            tp: The partition.
+            archive: The archive as it was read or committed last.
+            gap: The gap.
+            local: Reads the leader epochs of this broker's log; None changes nothing.
+            leader: The leader that the archive is written for.
 
         Raises:
             ArchiveConflictError: as `commit`.
@@ -340,18 +396,23 @@ class ArchiveWriter:
         leader: Leader,
         epoch_history: ReadEpochHistory | None = None,
     ) -> ArchiveState:
-        """Move over records that are gone from the disk: over the segments that are stored already
-        and continue the archive (another base offset in the watermark tells), or else, recorded on
-        the store, over the gap up to the first such segment.
+        """Advance `offset.wm` over records that the broker has deleted.
 
-        The record says whether the log is known to continue the archive behind the gap. Where the
-        log start has passed the beginning of a leader epoch that this sidecar has not seen begin,
-        an unclean election may have replaced what is archived, and nothing tells any more.
+        Where stored segments continue the archive, they are committed instead; the caller sees a
+        new base offset in `offset.wm` then. Otherwise the gap up to the first stored segment is
+        recorded on the store.
 
-        A kill between record and watermark finds the same gap again, and its record in place.
+        The record says whether the log is known to continue the archive behind the gap
+        (`archive_below`). It may not be: if the log start has passed the start of a leader epoch
+        that this sidecar has not seen begin, an unclean election may have replaced archived
+        records.
+
+        A kill between the record and `offset.wm` leaves the record. The next start finds the same
+        gap again, and its record in place.
 
         Raises:
-            DivergedError: what is stored in the gap is of another history than the leader's.
+            DivergedError: a segment stored in the gap has another history than the leader's log.
+            ArchiveConflictError: as `commit`.
         """
         ours = OurLog(epoch_history, leader.topic_id)
         stored = list(stored_within(self._store, self._layout, tp, gap, archive.watermark, ours))
@@ -370,7 +431,8 @@ class ArchiveWriter:
             archive_below=self._archive_below(tp, archive, gap, epoch_history),
         )
         if archive.watermark is None:
-            # Another sidecar may have stored what follows, without a watermark: look once more.
+            # Another sidecar may have stored the segments behind the gap without committing them,
+            # so `present` is unset to list the store again.
             return replace(archive, next_offset=gap.end, present=None)
         return self._watermarks.move(tp, archive, archive.watermark.base_offset, gap.end, leader)
 
@@ -393,6 +455,6 @@ class ArchiveWriter:
 
 
 def _is_committed(key: str, prefix: str, watermark: Watermark) -> bool:
-    """The key is of a `.log` that the watermark covers."""
+    """Return whether the key is of a `.log` up to the base offset in `offset.wm`."""
     parsed = parse_object_key(key, prefix)
     return parsed is not None and parsed[0] <= watermark.base_offset and parsed[1] is FileKind.LOG

@@ -1,16 +1,17 @@
-"""The stored `leader-epoch-checkpoint`: which leader epoch wrote which of the stored offsets.
+"""The stored `leader-epoch-checkpoint`: which leader epoch wrote which archived offsets.
 
-Kafka's own text. It is written before the watermark moves over records of an epoch that it does not
-name yet, and otherwise not at all: for a new partition once, with If-None-Match, and for an archive
-that exists it is read when it is first needed. It is merged, and never shortened at its front:
-retention drops rows from the broker's own file, the archive still holds the records. An epoch that
-begins at or above the archive's next offset is left for the commit that stores a record of it: its
-start may not be committed yet.
+The object has Kafka's own text format. It is written only before `offset.wm` advances over records
+of an epoch that it does not have yet: for a new partition once, with If-None-Match. For an existing
+archive it is read when it is first needed. New epochs are merged into it, and its first rows are
+never dropped: retention drops rows from the broker's own file, but the archive still holds the
+records. An epoch that begins at or above the archive end offset is left for the commit that stores
+a record of it, because its start may not be committed yet.
 
-A kill between this write and the watermark leaves epochs above the watermark; the next commit does
-not believe them, and writes what it knows itself. Of two who commit at once one moves the
-watermark, and the other may have written last here: the watermark notes the checksum of what it was
-moved with, and where that is another, it is written anew from what the stored segments note.
+A kill between this write and `offset.wm` leaves epochs above the archive end offset. The next
+commit ignores them, and writes the epochs that it knows itself. If two sidecars commit at once, one
+writes `offset.wm`, and the other may have written this object last. So `offset.wm` has the checksum
+of the epoch history that it was written with. Where the stored one differs, it is written anew from
+the metadata of the stored segments.
 """
 
 from collections.abc import Sequence
@@ -41,8 +42,9 @@ NOT_STORED: Final = StoredEpochHistory()
 
 
 class EpochHistoryFile:
-    """The stored epoch histories of one store; of an archive with this `watermark`, where one is
-    given.
+    """Reads and writes the stored epoch histories of one store.
+
+    With a `watermark`, it reads the epoch history that this `offset.wm` was written with.
     """
 
     def __init__(
@@ -52,38 +54,40 @@ class EpochHistoryFile:
         self._layout = layout
         self._watermark = watermark
         self._asked: dict[TopicPartition, tuple[str | None, Watermark]] = {}
-        """What is stored beside a watermark that notes another one, by its etag, since the segments
-        were asked: they are asked once, not at each look until the next commit.
+        """Etag of the stored epoch history, and the `offset.wm`, for which the segments' metadata
+        was read. It is read once, not again before the next commit.
         """
 
     def below(self, watermark: Watermark | None) -> "EpochHistoryFile":
-        """The same for whoever has read this watermark: what is stored must be what it notes."""
+        """Return a reader for an archive with this `offset.wm`, whose checksum must match."""
         same = EpochHistoryFile(self._store, self._layout, watermark)
         same._asked = self._asked
         return same
 
     def read(self, tp: TopicPartition) -> StoredEpochHistory:
-        """What is stored, in one request; written anew where it is not the watermark's.
+        """Read the stored epoch history in one request.
+
+        Where it does not match the checksum in `offset.wm`, it is written anew first.
 
         Raises:
-            ArchiveConflictError: it was not, and another has written it meanwhile.
+            ArchiveConflictError: another sidecar has written it meanwhile.
             MalformedObjectError: it does not parse.
         """
-        known, watermark = read_epoch_history(self._store, self._layout, tp), self._watermark
-        if watermark is None or known.etag is None or is_noted(watermark, known.epoch_history):
-            return known
-        if self._asked.get(tp) == (known.etag, watermark):
-            return known
-        told = noted_epoch_history(self._store, self._layout, tp, watermark, known.epoch_history)
-        written = self._write_anew(tp, known, told, watermark.next_offset or Offset(0))
+        stored, watermark = read_epoch_history(self._store, self._layout, tp), self._watermark
+        if watermark is None or stored.etag is None or is_noted(watermark, stored.epoch_history):
+            return stored
+        if self._asked.get(tp) == (stored.etag, watermark):
+            return stored
+        noted = noted_epoch_history(self._store, self._layout, tp, watermark, stored.epoch_history)
+        written = self._write_anew(tp, stored, noted, watermark.next_offset or Offset(0))
         self._asked[tp] = (written.etag, watermark)
         return written
 
     def _write_anew(
         self, tp: TopicPartition, known: StoredEpochHistory, told: EpochHistory, end: Offset
     ) -> StoredEpochHistory:
-        """What segments have told of the offsets below `end`; whoever goes on there keeps what he
-        has written.
+        """Store the epochs of the segments below `end`. Later epochs at or above `end` stay: they
+        are those of a sidecar that is ahead.
         """
         wanted = _with_later(told.up_to(end), known.epoch_history, end)
         if wanted == known.epoch_history or known.etag is None:
@@ -98,22 +102,26 @@ class EpochHistoryFile:
     def compare(
         self, tp: TopicPartition, committed: Offset, local: EpochHistory
     ) -> StoredEpochHistory:
-        """What is stored, in one request, once it is known to be of one history with a leader's log
-        below the next offset `committed`.
+        """Read the stored epoch history in one request, and compare it with a leader's log.
+
+        Args:
+            tp: The partition.
+            committed: Archive end offset; epochs at or above it are not compared.
+            local: The leader epochs of the log.
 
         Raises:
-            DivergenceBelowError: it is not.
-            MalformedObjectError: it does not parse.
+            DivergenceBelowError: archive and log have different histories.
+            MalformedObjectError: the stored epoch history does not parse.
         """
-        known = self.read(tp)
-        found = contradiction(known.epoch_history, local, committed)
-        if found is not None:
-            found = contradiction(known.epoch_history, local, committed, self._gaps(tp))
-        if found is not None:
+        stored = self.read(tp)
+        mismatch = contradiction(stored.epoch_history, local, committed)
+        if mismatch is not None:
+            mismatch = contradiction(stored.epoch_history, local, committed, self._gaps(tp))
+        if mismatch is not None:
             raise _divergence_below(
-                self._layout.epoch_checkpoint_key(tp), ContradictionError(found)
+                self._layout.epoch_checkpoint_key(tp), ContradictionError(mismatch)
             )
-        return known
+        return stored
 
     def cover(
         self,
@@ -123,15 +131,25 @@ class EpochHistoryFile:
         segments: Sequence[StoredSegment],
         leader_epoch: LeaderEpoch | None = None,
     ) -> StoredEpochHistory:
-        """Have it name the epochs of these segments, which follow on the next offset `committed`;
-        `known` is what was stored when it was last looked at, None to read it first. What a later
-        leader than that of `leader_epoch` has written is left as it is.
+        """Store the leader epochs of segments, before they are committed.
+
+        Args:
+            tp: The partition.
+            known: The stored epoch history when it was last read or written; None reads it first.
+            committed: Archive end offset, which the segments follow.
+            segments: The segments, by rising base offset.
+            leader_epoch: Leader epoch of this broker. Epochs of a later leader are never replaced.
+                None skips that check.
+
+        Returns:
+            The stored epoch history, with the epochs of the segments.
 
         Raises:
-            DivergenceBelowError: another leader wrote in the log what is stored.
-            ArchiveConflictError: a later leader goes on from `committed`, too; or archive and
-                segments tell different histories otherwise, or others kept changing it.
-            MalformedObjectError: what is stored does not parse.
+            DivergenceBelowError: archived records are of other leader epochs than in the log.
+            ArchiveConflictError: a later leader continues from `committed`, too; or archive and
+                segments have different histories otherwise; or other sidecars kept changing the
+                object.
+            MalformedObjectError: the stored epoch history does not parse.
         """
         key = self._layout.epoch_checkpoint_key(tp)
         gaps: Sequence[OffsetRange] | None = None
@@ -143,7 +161,7 @@ class EpochHistoryFile:
             except ArchiveConflictError:
                 if gaps is not None:
                     raise
-                # It may be the knowledge that is old; or it speaks of records that are in a gap.
+                # `known` may be outdated, or the contradicting records may be in a recorded gap.
                 known, gaps = None, self._gaps(tp)
                 continue
             if wanted == known.epoch_history:
@@ -151,11 +169,11 @@ class EpochHistoryFile:
             try:
                 return write_epoch_history(self._store, key, wanted, known.etag)
             except PreconditionFailedError:
-                known = None  # another writer, or an earlier attempt of ours whose answer was lost
+                known = None  # another writer, or our own attempt whose answer was lost
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _gaps(self, tp: TopicPartition) -> list[OffsetRange]:
-        """In one request. What is in a gap leaves no trace in the stored epoch history."""
+        """List the recorded gaps in one request. The epochs of their records need not be stored."""
         return recorded_gaps(self._store, self._layout, [tp])[tp]
 
 
@@ -172,8 +190,10 @@ def _require_latest(
     segments: Sequence[StoredSegment],
     leader_epoch: LeaderEpoch | None,
 ) -> None:
-    """What begins where our segments go is of a commit that never came through, unless one is ahead
-    of us: its entries would be missing for good, for it knows them to be written.
+    """Raise ArchiveConflictError if a later leader has stored epochs where our segments go.
+
+    An epoch there is as a rule left by a commit that never completed, and may be replaced. But a
+    later leader would not write its epochs again, because it remembers that they are stored.
     """
     if leader_epoch is None:
         return

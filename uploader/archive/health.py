@@ -1,4 +1,4 @@
-"""Do the stores answer? Judged by what the daemon's own requests come to."""
+"""Whether the stores answer, judged by the results of the daemon's own requests."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -11,12 +11,16 @@ if TYPE_CHECKING:
 
 
 _OUTAGE_FAILURES: Final = 3
-"""So many requests in a row that fail are no busy moment of the store."""
+"""Failed requests in a row that count as an outage; fewer are a busy store."""
 
 
 class StoreHealth:
-    """`reason` is why the store cannot be used now; None while it can. Any success clears it.
-    `outages` counts how often it has come back after several failures in a row.
+    """Health of one store.
+
+    Attributes:
+        reason: Why the store cannot be used now; None while it can. Any success clears it.
+        outages: How often the store has recovered after at least `_OUTAGE_FAILURES` failures in a
+            row.
     """
 
     def __init__(self) -> None:
@@ -25,33 +29,33 @@ class StoreHealth:
         self._failures = 0
 
     def succeeded(self) -> None:
-        """A request was answered as it should be."""
+        """Note that a request has succeeded."""
         self.reason = None
         self.outages += self._failures >= _OUTAGE_FAILURES
         self._failures = 0
 
     def failed(self, error: Exception) -> None:
-        """A request failed; a refusal that concerns one object alone says nothing of the store."""
+        """Note that a request has failed. A refusal of one object means that the store answers."""
         if isinstance(error, TransientStorageError | AccessDeniedError):
             self.reason = str(error)
             self._failures += 1
         elif isinstance(error, StorageError):
-            self.reason = None  # it has answered
+            self.reason = None  # the store has answered
 
 
 class StoresHealth:
-    """Of every store that was ever asked: one that answers does not hide another that is away."""
+    """Health of every store in use. A store that answers does not hide one that does not."""
 
     def __init__(self, place_of: PlaceOf) -> None:
         self._place_of = place_of
         self._known: dict[StoreGate, StoreHealth] = {}
 
     def of(self, tp: TopicPartition) -> StoreHealth:
-        """Of the store of a partition."""
+        """Return the health of a partition's store."""
         return self._known.setdefault(self._place_of(tp.topic).gate, StoreHealth())
 
     @property
     def reason(self) -> str | None:
-        """Why one of them cannot be used now, the one that was asked first before others."""
+        """Why a store cannot be used now: of several, the one that was asked first."""
         reasons = (health.reason for health in self._known.values())
         return next((reason for reason in reasons if reason is not None), None)

@@ -1,14 +1,17 @@
-"""Reading an archive, and asking whether it and the leader's log are one history.
+"""Read an archive, and check that it has the same history as the leader's log.
 
-Where they are not, nothing is written, and what is stored is set aside or left, by configuration:
+Where it does not, the sidecar writes nothing. The configuration decides about the stored objects:
 
-- a fork (an unclean election): `uploader.on_divergence`, quarantine or halt;
+- a divergence (after an unclean election): `uploader.on_divergence`, quarantine or halt;
 - another topic of the same name: `uploader.on_recreated`, halt or retire.
 
-A false alarm must move nothing. So a fork must be seen twice, some time apart and the same, in the
-epoch that the cluster's metadata tells, by a log whose checkpoint ends with that epoch; a broker
-must have named that epoch as the leader's since it was first seen; and the stored batches must
-contradict the log.
+A false alarm must not move objects. The sidecar quarantines only if all of these hold:
+
+- it has seen the same divergence twice, at least `CONFIRM_SECONDS` apart;
+- the leader epoch comes from the cluster's metadata, and the log's `leader-epoch-checkpoint` ends
+  with that epoch;
+- a broker that was asked after the first sighting has named that epoch as the leader's;
+- the stored batches contradict the log.
 """
 
 import os
@@ -61,24 +64,32 @@ from sidetier.uploader.watching.disk import read_text
 log: Final = structlog.get_logger()
 
 CONFIRM_SECONDS: Final = 2.0
-"""A fork must still be the same so long after it was first seen."""
+"""Seconds after which a divergence must still be the same to count as confirmed."""
 _ROUNDS: Final = 4
 _NO_EPOCH: Final = LeaderEpoch(-1)
 _TAKEN_PLACE: Final = "another topic of this name has taken its place"
 
 
 Moving = Callable[[TopicPartition, str | None], None]
-"""Hears, on the thread that does it, what of a partition's archive is being set aside, and None
-when that has come to an end.
+"""Called with a description of the objects of a partition that are being moved, and with None when
+the move has ended. The call is made on the thread that moves them.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryCheck:
-    """A led partition as it is now. `told` when the leader epoch is the cluster's own word, and
-    `named_at` when the broker was asked that said so last, in monotonic seconds;
-    `uploading` while segments of it are under way; `read` is how its archive is read; `epochs` are
-    the leader epochs of its log that the sidecar remembers.
+    """A led partition at the time of the check.
+
+    Attributes:
+        topic_partition: The partition.
+        leader: This broker as the partition's leader.
+        directory: The partition's directory; None where it is not known.
+        active: Base offset of the active segment; None where it is not known.
+        told: Whether the leader epoch comes from the cluster's metadata.
+        named_at: When a broker was last asked that named this leader epoch, in monotonic seconds.
+        uploading: Whether segments of the partition are being uploaded.
+        read: Reads the archive.
+        epochs: The leader epochs of the log that the sidecar remembers.
     """
 
     topic_partition: TopicPartition
@@ -94,7 +105,7 @@ class HistoryCheck:
 
 @dataclass(frozen=True, slots=True)
 class _FirstLook:
-    """When a fork was first seen, in which epoch, and where at the latest."""
+    """First sighting of a divergence: its time, evidence, and highest possible offset."""
 
     seen: float
     evidence: tuple[LeaderEpoch, LeaderEpoch, str]
@@ -102,7 +113,7 @@ class _FirstLook:
 
 
 class Histories:
-    """Reads archives for the deciding thread's requests; each partition on one thread at a time."""
+    """Reads and checks archives for requests. Each partition is on one thread at a time."""
 
     def __init__(
         self,
@@ -121,26 +132,32 @@ class Histories:
         self._moving = moving
         self._first: dict[TopicPartition, _FirstLook] = {}
         self._closer: dict[TopicPartition, _FirstLook] = {}
-        """Of what the watermark does not tell; a reading of that, without a fork, is no news."""
+        """Divergences that `offset.wm` does not show. A `load` without a divergence leaves them in
+        place, because it compares `offset.wm` only.
+        """
 
     def doubt(self, look: HistoryCheck, epoch_history: EpochHistory) -> str | None:
-        """Why nothing may be moved of an archive that Pinterest's uploader has filled, though it
-        contradicts the log; None where the cluster's own leader shows it.
+        """Return why no object of an archive of Pinterest's uploader may be moved although it
+        contradicts the log; None where the log is proven to be the leader's.
         """
         if self._on_divergence == "halt":
             return "uploader.on_divergence is halt"
-        told = look.leader.leader_epoch if look.told else _NO_EPOCH
-        return why_unproven(_NO_EPOCH, told, LocalHistory(epoch_history, None))
+        leader_epoch = look.leader.leader_epoch if look.told else _NO_EPOCH
+        return why_unproven(_NO_EPOCH, leader_epoch, LocalHistory(epoch_history, None))
 
     def load(self, place: Place, look: HistoryCheck) -> ArchiveState:
-        """The archive, of one history with the log; what had to be set aside has been.
+        """Read the archive, after a quarantine or retirement of objects that do not fit the log.
 
-        One request where nothing is amiss.
+        Makes one request where archive and log agree.
+
+        Returns:
+            The archive, with the same history as the log.
 
         Raises:
-            DivergedError: they have parted, and it is not proven yet or not to be mended.
-            RecreatedError: it belongs to another topic of the same name.
-            ArchiveConflictError: another sidecar is at work.
+            DivergedError: archive and log have diverged, and this is not proven yet, or the
+                configuration forbids a quarantine.
+            RecreatedError: the archive belongs to another topic of the same name.
+            ArchiveConflictError: another sidecar is writing the archive.
             SegmentGoneError: the partition's directory is gone.
         """
         for _ in range(_ROUNDS):
@@ -183,8 +200,10 @@ class Histories:
     def _look_closer(
         self, place: Place, tp: TopicPartition, archive: ArchiveState, local: LocalHistory
     ) -> Offset | None:
-        """By the last stored record's own epoch: a sidecar that had not heard of a later leader may
-        have stored what that one wrote, and then the watermark's epoch is too low.
+        """Find the divergence by the leader epoch of the last stored record.
+
+        A sidecar that did not know of a later leader may have stored records of that leader. Then
+        the leader epoch in `offset.wm` is too low.
         """
         watermark = archive.watermark
         if watermark is None or archive.next_offset is None:
@@ -196,11 +215,18 @@ class Histories:
     def strayed(
         self, place: Place, look: HistoryCheck, archive: ArchiveState, error: DivergedError
     ) -> ArchiveState:
-        """A closer look than at the watermark has found what is not of this log: segments above it,
-        or what is stored below it. Set that aside, if it is proven, and read the archive anew.
+        """Quarantine stored records that are not in this log, if that is proven, and read the
+        archive again.
+
+        Args:
+            place: Where the archive is.
+            look: The partition at the time of the check.
+            archive: The archive as it was read.
+            error: What a check beyond `offset.wm` has found: orphan segments above it, or a
+                contradiction in the leader epochs below it.
 
         Raises:
-            DivergedError: it is not proven yet, or not to be mended.
+            DivergedError: it is not proven yet, or the configuration forbids a quarantine.
         """
         if look.directory is None or archive.next_offset is None:
             raise error
@@ -209,12 +235,19 @@ class Histories:
         if isinstance(error, OrphanSegmentError):
             written = error.leader_epoch
         elif isinstance(error, DivergenceBelowError):
-            found = error.found
-            latest = min(latest, found.offset)
-            written = found.newest if found.newest > look.leader.leader_epoch else found.archived
-            # A segment may have told it: the log start has moved on, and with it the checkpoint.
-            told = EpochHistory(((found.local, found.offset),))
-            local = replace(local, epoch_history=with_earlier_epochs(local.epoch_history, told))
+            contradiction = error.found
+            latest = min(latest, contradiction.offset)
+            written = (
+                contradiction.newest
+                if contradiction.newest > look.leader.leader_epoch
+                else contradiction.archived
+            )
+            # The epoch may come from a segment's batches: the broker drops it from the checkpoint
+            # when the log start moves.
+            first_epoch = EpochHistory(((contradiction.local, contradiction.offset),))
+            local = replace(
+                local, epoch_history=with_earlier_epochs(local.epoch_history, first_epoch)
+            )
         parting = SuspectedDivergence(
             look.topic_partition,
             archive,
@@ -228,10 +261,10 @@ class Histories:
         return self.load(place, look)
 
     def fits(self, tp: TopicPartition) -> None:
-        """A closer look has found nothing: what was suspected before is forgotten."""
+        """Forget the suspected divergence: the check beyond `offset.wm` found none."""
         self._closer.pop(tp, None)
 
-    # -- a fork -----------------------------------------------------------------------------------
+    # -- divergence -------------------------------------------------------------------------------
 
     def _part(
         self,
@@ -241,8 +274,14 @@ class Histories:
         looks: dict[TopicPartition, _FirstLook],
         written: LeaderEpoch | None = None,
     ) -> None:
-        """Quarantine, or raise why not (yet). `written` is the epoch of what is stored, by default
-        that of the watermark.
+        """Quarantine, or raise the reason why not (yet).
+
+        Args:
+            place: Where the archive is.
+            parting: The suspected divergence.
+            look: The partition at the time of the check.
+            looks: The earlier sightings to compare with; an unproven one is removed from it.
+            written: Leader epoch of the stored records; None takes the one in `offset.wm`.
         """
         if self._on_divergence == "halt":
             raise DivergedError(
@@ -251,8 +290,8 @@ class Histories:
             )
         watermark = parting.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
-        told = look.leader.leader_epoch if look.told else _NO_EPOCH
-        doubt = why_unproven(epoch if written is None else written, told, parting.local)
+        leader_epoch = look.leader.leader_epoch if look.told else _NO_EPOCH
+        doubt = why_unproven(epoch if written is None else written, leader_epoch, parting.local)
         if doubt is not None:
             looks.pop(look.topic_partition, None)
             raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
@@ -269,11 +308,20 @@ class Histories:
         looks: dict[TopicPartition, _FirstLook],
         told: tuple[LeaderEpoch, str],
     ) -> Offset:
-        """Where they have parted at the latest, once that was seen twice, by a leader that a broker
-        has named in between. `told` is what the archive tells: the watermark's epoch, and why.
+        """Return the highest possible offset of a divergence that has been seen twice, after a
+        broker has confirmed the leader in between.
 
-        Where the leader's epoch starts is no part of the evidence: retention moves it.
+        Args:
+            look: The partition at the time of the check.
+            parting: The suspected divergence.
+            looks: The earlier sightings to compare with.
+            told: The archive's part of the evidence: the leader epoch in `offset.wm`, and the
+                reason.
+
+        Raises:
+            DivergenceSuspectedError: the divergence is not confirmed yet.
         """
+        # The start of the leader's epoch is not part of the evidence: retention moves it.
         evidence = (look.leader.leader_epoch, *told)
         first = looks.get(look.topic_partition)
         if first is None or first.evidence != evidence:
@@ -299,21 +347,21 @@ class Histories:
     def _quarantine(
         self, shop: MoveContext, plan: MovePlan, archive: ArchiveState, look: HistoryCheck
     ) -> None:
-        told = {
+        log_fields = {
             "topic": look.topic_partition.topic,
             "partition": look.topic_partition.partition,
             "fork_offset": plan.next_offset,
             "next_offset": archive.next_offset,
             "leader_epoch": look.leader.leader_epoch,
         }
-        log.error("archive.forked", reason=plan.reason, **told)
-        what = f"what the cluster has thrown away, from offset {plan.next_offset} on"
-        with self._told(look.topic_partition, f"{what}, is being moved to {plan.target}"):
+        log.error("archive.forked", reason=plan.reason, **log_fields)
+        moved_objects = f"what the cluster has thrown away, from offset {plan.next_offset} on"
+        with self._told(look.topic_partition, f"{moved_objects}, is being moved to {plan.target}"):
             done = quarantine(shop, plan, archive, look.leader)
         self._first.pop(look.topic_partition, None)
         self._closer.pop(look.topic_partition, None)
         self._metrics.quarantine()
-        log.error("archive.quarantined", target=done.target, **told)
+        log.error("archive.quarantined", target=done.target, **log_fields)
 
     @contextmanager
     def _told(self, tp: TopicPartition, what: str) -> Iterator[None]:
@@ -326,7 +374,7 @@ class Histories:
     def _finish(
         self, place: Place, look: HistoryCheck, archive: ArchiveState, pending: str
     ) -> None:
-        """A move that was begun is finished before anything else."""
+        """Finish a move that an earlier attempt has begun."""
         shop = MoveContext(place.store, place.layout)
         plan = read_pending_plan(place.store, pending)
         if plan.kind is MoveKind.RETIRE:
@@ -363,9 +411,11 @@ class Histories:
             return look.read(place.archive_writer, look.topic_partition, look.leader)
 
     def _is_newer(self, place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
-        """Whether our topic was created after the archive was written last, by the store's clock: a
-        broker that has not heard that its topic is gone must not retire the archive of the topic
-        that came after.
+        """Return whether our topic was created after the last write to `offset.wm`, by the store's
+        clock.
+
+        A broker that does not know yet that its topic was deleted must not retire the archive of
+        the topic that replaced it.
         """
         created = _created_ms(look)
         if created is None:
@@ -392,8 +442,10 @@ def _carry_on(shop: MoveContext, plan: MovePlan, archive: ArchiveState) -> MoveP
 
 
 def _is_being_retired(place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
-    """Whether a retirement of that archive was begun and not finished. It has written the watermark
-    itself, after our topic was created: the times say nothing any more.
+    """Return whether a retirement of that archive was begun and not finished.
+
+    The retirement has written `offset.wm` after our topic was created, so the time of `offset.wm`
+    proves nothing.
     """
     pending = error.mark.watermark.pending
     if pending is None or not look.told:
@@ -402,8 +454,10 @@ def _is_being_retired(place: Place, look: HistoryCheck, error: RecreatedError) -
 
 
 def _created_ms(look: HistoryCheck) -> int | None:
-    """When our topic was created, in ms since 1970 by this machine's clock: the broker writes
-    `partition.metadata` once. None where that is not known, or not the cluster's own word.
+    """Return when our topic was created, in ms since 1970 by this machine's clock.
+
+    This is the time of `partition.metadata`, which the broker writes once. None where the time is
+    not known, or the leader epoch does not come from the cluster's metadata.
     """
     if look.directory is None or not look.told:
         return None
@@ -418,12 +472,12 @@ def _created_ms(look: HistoryCheck) -> int | None:
 def store_clock_ahead_ms(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, wall: Callable[[], float]
 ) -> int:
-    """By how many ms the store's clock is ahead of this machine's, at least; negative where it is
+    """Measure by how many ms the store's clock is ahead of this machine's; negative where it is
     behind.
 
-    Writes a small object and asks when the store says that it was written. The result is too low
-    by the time that the store took for its answer, at most. A kill in between leaves the object,
-    which nobody reads and the next measurement replaces.
+    Writes a small object and reads its modification time. The result is a lower bound: it is too
+    low by at most the time that the store took for its answer. A kill in between leaves the object.
+    No code reads it, and the next measurement replaces it.
     """
     key = layout.clock_key(tp)
     store.put_object(key, BytesBody(b"{}"))

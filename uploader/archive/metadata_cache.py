@@ -1,4 +1,4 @@
-"""The `_metadata` of partitions: what Pinterest's consumer needs to see a segment at all."""
+"""The `_metadata` objects of partitions: Pinterest's consumer sees only the segments in them."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,12 +26,12 @@ _TRIES: Final = 5
 
 
 _LOOK_EVERY: Final = 1000
-"""Entries between two looks for segments that are gone, such as by a lifecycle rule."""
+"""Entries between two checks for segments that were deleted, such as by a lifecycle rule."""
 
 
 class _Version(NamedTuple):
-    """An object's bytes and etag, and how many entries were left at the last look for segments that
-    are gone.
+    """Bytes and etag of an object (None: not stored yet), and its number of entries after the last
+    check for deleted segments.
     """
 
     data: bytes
@@ -43,7 +43,7 @@ _ABSENT: Final = _Version(b"", None)
 
 
 class MetadataCache:
-    """Encoded `_metadata` of the partitions written last, bounded in bytes; safe among threads."""
+    """Encoded `_metadata` of the partitions used last. Bounded in bytes; thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -52,7 +52,7 @@ class MetadataCache:
         self._versions: OrderedDict[TopicPartition, _Version] = OrderedDict()
 
     def get(self, tp: TopicPartition) -> _Version | None:
-        """The version known, or None."""
+        """Return the cached version; None where there is none."""
         with self._lock:
             version = self._versions.get(tp)
             if version is not None:
@@ -60,7 +60,7 @@ class MetadataCache:
             return version
 
     def put(self, tp: TopicPartition, version: _Version | None) -> None:
-        """Remember a version, or forget it; the ones not used for the longest time go first."""
+        """Cache a version, or drop it (None). Evicts the versions that were used least recently."""
         with self._lock:
             old = self._versions.pop(tp, None)
             self._bytes -= len(old.data) if old else 0
@@ -73,7 +73,7 @@ class MetadataCache:
 
 
 class MetadataEditor:
-    """Adds segments to `_metadata` under a condition, and repairs it after a lost race."""
+    """Changes `_metadata` with conditional puts, and tries again after a lost race."""
 
     def __init__(self, store: RemoteStorage, layout: ArchiveLayout, cache: MetadataCache) -> None:
         self._store = store
@@ -81,18 +81,23 @@ class MetadataEditor:
         self._cache = cache
 
     def load(self, tp: TopicPartition, *, there: bool) -> None:
-        """Read it if a listing has shown it, so that `add` need not; that there is none is
-        remembered too. Another may write it meanwhile: our condition is refused then, and `add`
-        reads.
+        """Read `_metadata` into the cache, so that `add` need not read it.
+
+        If another sidecar writes it meanwhile, the store refuses the conditional put of `add`,
+        which then reads it again.
+
+        Args:
+            tp: The partition.
+            there: Whether a listing has shown the object. Its absence is cached, too.
         """
         self._cache.put(tp, (self._read(tp) if there else None) or _ABSENT)
 
     def entries(self, tp: TopicPartition) -> int | None:
-        """How many segments it named when it was written or read last; None where that is not
-        known. No request.
+        """Return the number of entries when it was read or written last; None where that is not
+        known. Makes no request.
         """
-        known = self._cache.get(tp)
-        return None if known is None else count_entries(known.data)
+        cached = self._cache.get(tp)
+        return None if cached is None else count_entries(cached.data)
 
     def add(
         self,
@@ -100,17 +105,23 @@ class MetadataEditor:
         segments: Sequence[tuple[BaseOffset, int]],
         stored: Callable[[], Iterable[ObjectSummary]],
     ) -> None:
-        """Name these stored segments (base offset, time in ms), also when others write at once.
+        """Add entries for stored segments, also while other sidecars write the object.
 
-        Where there is none yet, it begins with the `.log` files that `stored` lists. Entries are
-        added at the end without reading the others. At each thousandth one, and where a quarter has
-        been added since the last time, segments that are not stored any more lose theirs.
+        Entries are appended without decoding the others. After every 1,000 entries, if the number
+        has grown by a quarter since the last check, the entries of segments that are not stored any
+        more are removed.
+
+        Args:
+            tp: The partition.
+            segments: Base offset of each segment, and its time in ms since 1970.
+            stored: Lists the committed `.log` objects; a new `_metadata` begins with their entries.
 
         Raises:
-            ArchiveConflictError: others kept winning; the same call can succeed later.
+            ArchiveConflictError: other sidecars changed it each time; the same call can succeed
+                later.
         """
-        known = self._cache.get(tp) or self._read(tp) or _ABSENT
-        version = self._begin(tp, stored()) if known is _ABSENT else known
+        cached = self._cache.get(tp) or self._read(tp) or _ABSENT
+        version = self._begin(tp, stored()) if cached is _ABSENT else cached
         key = self._layout.metadata_key(tp)
 
         def change(version: _Version) -> _Version:
@@ -128,11 +139,13 @@ class MetadataEditor:
     def rewrite(
         self, tp: TopicPartition, change: Callable[[PartitionMetadata], PartitionMetadata]
     ) -> None:
-        """Change what is there now, an empty one where there is none, also when others write.
+        """Change the stored `_metadata`, also while other sidecars write it. Where there is none,
+        `change` gets an empty one.
 
         Raises:
-            ArchiveConflictError: others kept winning; the same call can succeed later.
-            MalformedObjectError: what is there does not parse.
+            ArchiveConflictError: other sidecars changed it each time; the same call can succeed
+                later.
+            MalformedObjectError: the stored object does not parse.
         """
         key = self._layout.metadata_key(tp)
 
@@ -168,18 +181,18 @@ class MetadataEditor:
 
     def _read(self, tp: TopicPartition) -> _Version | None:
         try:
-            found = self._store.get_object(self._layout.metadata_key(tp))
+            answer = self._store.get_object(self._layout.metadata_key(tp))
         except ObjectNotFoundError:
             return None
-        return _Version(found.data, found.head.etag)
+        return _Version(answer.data, answer.head.etag)
 
     def _begin(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> _Version:
-        found = self._bases(tp, logs).items()
-        data = encode_metadata(PartitionMetadata(tp).with_segments(found))
-        return _Version(data, None, len(found))
+        entries = self._bases(tp, logs).items()
+        data = encode_metadata(PartitionMetadata(tp).with_segments(entries))
+        return _Version(data, None, len(entries))
 
     def _bases(self, tp: TopicPartition, logs: Iterable[ObjectSummary]) -> dict[BaseOffset, int]:
-        """Base offset and time in ms of each `.log`."""
+        """Return the time of each `.log` in ms since 1970, by its base offset."""
         prefix = self._layout.partition_prefix(tp)
         return {
             parsed[0]: log.modified_ms
@@ -199,7 +212,10 @@ def _is_due_for_a_look(before: _Version, after: _Version) -> bool:
 
 
 def _without_gone(version: _Version, key: str, stored: Collection[BaseOffset]) -> _Version:
-    """Entries above the last of the `stored` segments are of segments that nobody has listed."""
+    """Remove the entries of segments that are not stored any more.
+
+    Entries above the last of the `stored` segments stay: the listing does not cover them.
+    """
     if not stored:
         return version
     last = max(stored)

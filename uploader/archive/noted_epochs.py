@@ -1,8 +1,9 @@
-"""The epoch history of what is stored, from the notes of the stored segments themselves.
+"""The epoch history of the stored segments, from the metadata of their `.log` objects.
 
-Whoever commits writes `leader-epoch-checkpoint` before the watermark. Of two who go on from one
-watermark only one moves it, and the other's epoch history may be what stands there in the end. The
-watermark notes which one it was moved with; where that is another, the segments tell.
+A commit writes `leader-epoch-checkpoint` before `offset.wm`. If two sidecars commit over the same
+`offset.wm`, only one of them writes it, but the other may have written `leader-epoch-checkpoint`
+last. `offset.wm` has the checksum of the epoch history that it was written with. Where the stored
+one differs, it is rebuilt from the segments.
 """
 
 from bisect import bisect_right
@@ -25,8 +26,8 @@ from sidetier.uploader.archive.takeover.scan import at_once
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """What a segment of the archive notes: its runs of batches of one epoch, its last epoch and its
-    next offset.
+    """The metadata of a stored `.log`: its runs of batches of one leader epoch, its last leader
+    epoch, and its end offset, exclusive.
     """
 
     runs: tuple[Entry, ...]
@@ -41,22 +42,34 @@ def noted_epoch_history(
     watermark: Watermark,
     beside: EpochHistory,
 ) -> EpochHistory:
-    """The epoch history below the watermark's next offset, in a request for each segment and a
-    listing.
+    """Rebuild the epoch history below the archive end offset, from a listing and the head of each
+    segment.
 
-    What is stored `beside` is believed below the first segment that notes its epochs: what was
-    taken over from Pinterest's uploader has no such notes; and all of it where a later one notes
-    nothing. Of one that notes its last epoch alone it is believed where it ends with that. What
-    `_metadata` does not name, or lies over earlier segments, tells nothing. Where what was told is
-    not what the watermark was moved with, and no segment contradicts what is stored, that stands: a
-    later leader may know better where the first epoch began.
+    Segments without an entry in `_metadata` are ignored, and so are the offsets of a segment that
+    earlier segments have. The stored epoch history (`beside`) is used in these cases:
+
+    - below the first segment whose metadata has leader epochs: segments of Pinterest's uploader
+      have none;
+    - for a segment whose metadata has only its last leader epoch, if `beside` ends with that epoch
+      there;
+    - as a whole, if a later segment has no leader epochs at all;
+    - as a whole, if the rebuilt one does not match the checksum in `offset.wm` either, and no
+      segment contradicts `beside`: a later leader may have stored a better start of the first
+      epoch.
+
+    Args:
+        store: The store.
+        layout: The keys on it.
+        tp: The partition.
+        watermark: The content of `offset.wm`.
+        beside: The stored epoch history.
     """
     segments = list(_noted(store, layout, tp, watermark))
-    told = _told(segments, beside)
-    if checksum_below(told, watermark.next_offset or 0) == watermark.epoch_history:
-        return told
-    agree = all(beside.violation(one.runs, one.end) is None for one in segments)
-    return beside if agree else told
+    rebuilt = _told(segments, beside)
+    if checksum_below(rebuilt, watermark.next_offset or 0) == watermark.epoch_history:
+        return rebuilt
+    agree = all(beside.violation(segment.runs, segment.end) is None for segment in segments)
+    return beside if agree else rebuilt
 
 
 def _told(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
@@ -80,24 +93,25 @@ def _told(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
 
 
 def _guessed(segment: _Noted, start: Offset, beside: EpochHistory) -> tuple[Entry, ...]:
-    """The runs of a segment from `start` on that notes its last epoch alone: it has too many, or
-    was cut at a fork by an earlier version.
+    """Return the runs of a segment whose metadata has only its last leader epoch, from `start` on.
+
+    Such a segment has too many runs for the metadata, or an earlier version cut it in a quarantine.
     """
-    told = beside.up_to(segment.end).entries
-    if not told or told[-1][0] != segment.last:
+    entries = beside.up_to(segment.end).entries
+    if not entries or entries[-1][0] != segment.last:
         return ((segment.last, start),)
-    return tuple((epoch, max(first, start)) for epoch, first in told[_at(told, start) :])
+    return tuple((epoch, max(first, start)) for epoch, first in entries[_at(entries, start) :])
 
 
 def _at(told: Sequence[Entry], start: Offset) -> int:
-    """Which of the entries tells the epoch of `start`; the first one where none does."""
+    """Return the index of the entry that covers `start`; 0 where none does."""
     return max(bisect_right(told, start, key=itemgetter(1)) - 1, 0)
 
 
 def _noted(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, watermark: Watermark
 ) -> Iterator[_Noted]:
-    """By rising base offset; many segments are asked side by side."""
+    """Yield the metadata of the segments by rising base offset, read in parallel if many."""
     prefix = layout.partition_prefix(tp)
     named = readable_names(store, layout.metadata_key(tp))
     start = watermark.start_offset or 0

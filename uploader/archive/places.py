@@ -1,4 +1,4 @@
-"""Where a topic's archive lives, as the daemon sees it."""
+"""Where a topic is archived: the store and its parts for the daemon."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from sidetier.uploader.running.sharing import StoreGate
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A store, how keys are made on it, the keeper of the archives there, and its gate."""
+    """A store, its key layout, the writer of the archives on it, and its gate."""
 
     store: RemoteStorage
     layout: ArchiveLayout
@@ -20,4 +20,4 @@ class Place:
 
 
 PlaceOf = Callable[[str], Place]
-"""The place of a topic."""
+"""Returns the place of a topic, by its name."""

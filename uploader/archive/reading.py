@@ -1,4 +1,4 @@
-"""Reading an archive in the leader's name: Pinterest's archive is taken over first."""
+"""Read an archive for the leader. An archive of Pinterest's uploader is taken over first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,14 +13,20 @@ ReadArchive = Callable[[ArchiveWriter, TopicPartition, Leader], ArchiveState]
 
 
 def read_only(archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader) -> ArchiveState:
-    """As it is; of Pinterest's the next offset is not known. Raises as `ArchiveWriter.load`."""
+    """Read the archive without changing it. Raises as `ArchiveWriter.load`.
+
+    The archive end offset is None where Pinterest's uploader wrote `offset.wm`.
+    """
     return archive_writer.load(tp, leader, derive=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TakingOver:
-    """Reads, and takes over where that is needed; `local` looks at this broker's log then, and
-    `reports` tells afterwards what was found.
+    """Reads an archive, and takes it over where Pinterest's uploader wrote `offset.wm`.
+
+    Attributes:
+        local: Returns this broker's log for the comparison; called only for a takeover.
+        reports: The reports of the takeovers that were made.
     """
 
     local: Callable[[], LocalLog]
@@ -29,7 +35,10 @@ class TakingOver:
     def __call__(
         self, archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader
     ) -> ArchiveState:
-        """Raises as `ArchiveWriter.load` and `take_over`, and what `local` raises."""
+        """Read the archive, and take it over where needed.
+
+        Raises as `ArchiveWriter.load` and `take_over`, and what `local` raises.
+        """
         archive = read_only(archive_writer, tp, leader)
         if not archive.is_pinterest:
             return archive

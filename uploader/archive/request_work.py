@@ -1,4 +1,4 @@
-"""What each request of a partition does at the store."""
+"""The work of each kind of request of a partition at the store."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState
 
 NamedAt = Callable[[TopicPartition, LeaderEpoch], float]
-"""When the broker was asked that named this as the partition's leader in this epoch last, in
+"""Returns when a broker was last asked that named this epoch as that of the partition's leader, in
 monotonic seconds.
 """
 
@@ -33,12 +33,13 @@ monotonic seconds.
 def check_same_epoch_history(
     watermark: Watermark, next_offset: Offset, directory: str, epoch_history: EpochHistory
 ) -> None:
-    """Compare the archive with the `epoch_history` of a follower's log in `directory`. A log that
-    ends below the archive's next offset has not diverged: a follower may be behind.
+    """Compare the archive with the `epoch_history` of a follower's log in `directory`.
+
+    A log that ends below the archive end offset has not diverged: a follower may be behind.
 
     Raises:
-        DivergedCopyError: a later epoch of this copy starts below what is stored, or a part of the
-            archive is being moved away.
+        DivergedCopyError: a later leader epoch of this log starts below the archive end offset, or
+            a part of the archive is being moved.
     """
     if watermark.pending is not None:
         raise DivergedCopyError(
@@ -55,8 +56,11 @@ def check_same_epoch_history(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`run` makes the requests, on a thread of its own, and returns what the archive is then. What
-    it has taken over from Pinterest's uploader is in `takeovers`, also where it has failed.
+    """The work of one request.
+
+    Attributes:
+        run: Makes the requests to the store, on a worker thread, and returns the archive.
+        takeovers: Reports of the takeovers that `run` has made, also where it then fails.
     """
 
     run: Callable[[], ArchiveState]
@@ -64,7 +68,7 @@ class Work:
 
 
 class RequestWork:
-    """What each request does at the store, for the partition as it is when its turn comes."""
+    """Builds the work of each request from the partition's state when its turn comes."""
 
     def __init__(self, broker_id: BrokerId, named_at: NamedAt, histories: Histories) -> None:
         self._broker_id = broker_id
@@ -72,7 +76,7 @@ class RequestWork:
         self._histories = histories
 
     def of(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
-        """None where there is nothing to do."""
+        """Return the work of a request; None where there is nothing to do."""
         match asked.request:
             case Request.LOAD:
                 return self._load(partition, place)
@@ -107,7 +111,7 @@ class RequestWork:
         return Work(work, read.reports)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
-        """A look at the log, made only where Pinterest's archive has to be compared with it."""
+        """Return a function that reads the log. It is called only for a takeover."""
         directory, active, config = partition.directory, partition.active, partition.config
         epochs = partition.epochs
         sparse = partition.is_sparse
@@ -140,18 +144,18 @@ class RequestWork:
         )
 
     def _record_start(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
-        tp, archive, here = partition.topic_partition, asked.archive, partition.first_active
+        tp, archive, active_base = partition.topic_partition, asked.archive, partition.first_active
         if archive is None:
             return None
         start, leader, archive_writer = archive.start, self._leader(partition), place.archive_writer
         if archive.next_offset is not None and start is not None:
             return Work(lambda: archive_writer.keep_start(tp, archive, start, leader))
-        if here is None:
+        if active_base is None:
             return None
 
         def work() -> ArchiveState:
             return archive.beginning_at(
-                archive_writer.start_of(tp, Offset(here), leader), recorded=True
+                archive_writer.start_of(tp, Offset(active_base), leader), recorded=True
             )
 
         return Work(work)
@@ -215,8 +219,10 @@ def _epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
 def _comparison(
     partition: Partition, archive_writer: ArchiveWriter
 ) -> Callable[[ArchiveState], ArchiveState]:
-    """A look whether the archive's epoch history agrees, epoch by epoch, with that of the leader's
-    log. A follower's may lag behind, and compaction may have removed an epoch's first records.
+    """Return a function that compares the epoch histories of the archive and of the leader's log.
+
+    It compares nothing for a follower, whose log may be behind, and for a compacted log, where the
+    first records of an epoch may be gone.
     """
     epoch_history, tp = _whole_epoch_history_of(partition), partition.topic_partition
     if epoch_history is None:

@@ -1,4 +1,4 @@
-"""The line of partitions' small requests: which goes first, and one at a time for each of them."""
+"""The queue of the partitions' small requests: their order, and one at a time per partition."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from sidetier.uploader.state.partition import Happened, Partition
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What waits for a thread at one store, in order of arrival."""
+    """The requests to one store that wait for a thread, in order of arrival."""
 
     urgent: OrderedDict[TopicPartition, tuple[Partition, Request]] = field(
         default_factory=OrderedDict
@@ -36,7 +36,7 @@ class _Line:
 
 
 class Requests:
-    """Makes each partition's requests one at a time; commits go before everything else."""
+    """Makes each partition's requests one at a time. Commits and gap records go first."""
 
     def __init__(
         self,
@@ -57,26 +57,30 @@ class Requests:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a thread, and those under way."""
+        """Number of requests that wait for a thread or are under way."""
         waiting = sum(len(line.urgent) + len(line.others) for line in self._lines.values())
         return waiting + self._pool.busy
 
     def partition_on(self, thread: int) -> TopicPartition | None:
-        """The partition for which the worker thread with this identifier makes a request now."""
+        """Return the partition that the worker thread with this identifier makes a request for."""
         return self._pool.partition_on(thread)
 
     def ask(self, partition: Partition, request: Request) -> None:
-        """Have this request made as soon as a thread is free."""
+        """Queue a request until a thread is free.
+
+        Ignored while a request of the partition hangs. Once the daemon stops, everything but
+        commits and gap records is ignored.
+        """
         urgent = request in {Request.COMMIT, Request.GAP}
         if partition.unanswered is not None or (self._commits_only and not urgent):
             return
         line = self._lines.setdefault(self._gate_of(partition), _Line())
         partition.begin_request(request)
-        wanted = line.urgent if urgent else line.others
-        wanted[partition.topic_partition] = (partition, request)
+        queue = line.urgent if urgent else line.others
+        queue[partition.topic_partition] = (partition, request)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition has passed into other hands: what waits for a thread is not wanted."""
+        """Drop the waiting requests of a partition that another broker leads now."""
         for line in self._lines.values():
             for wanted in (line.urgent, line.others):
                 partition, _ = wanted.pop(tp, (None, None))
@@ -84,7 +88,7 @@ class Requests:
                     partition.end_request()
 
     def commits_only(self) -> None:
-        """The daemon stops: what is stored may still be committed, nothing new begins."""
+        """Accept only commits and gap records from now on, and drop all other waiting requests."""
         self._commits_only = True
         for line in self._lines.values():
             line.others.clear()
@@ -104,7 +108,7 @@ class Requests:
                 self._start(partition, request)
 
     def _next(self) -> OrderedDict[TopicPartition, tuple[Partition, Request]] | None:
-        """Where the next one is taken from, among the stores that have room for it."""
+        """Return the queue of the next request, among the stores that have a thread for it."""
         lines = self._lines.items()
         urgent = ((gate, line.urgent) for gate, line in lines)
         others = ((gate, line.others) for gate, line in lines)
@@ -119,7 +123,7 @@ class Requests:
     def _start(self, partition: Partition, request: Request) -> None:
         try:
             self._begin(partition, request)
-        except Exception as error:  # noqa: BLE001 - it belongs to this partition's request
+        except Exception as error:  # noqa: BLE001 - reported to the partition
             begun = Asked(request, partition.generation, partition.follows, partition.archive)
             self._failed(partition, RequestFailed(begun, error))
 

@@ -1,5 +1,5 @@
-"""Reads every 5 minutes what others have recorded on the store: unresolved gaps and quarantines of
-the led topics, and the last restore drill.
+"""Read from the store every 5 minutes: unacknowledged gaps and quarantines of the led topics, and
+the last restore drill.
 """
 
 from collections import Counter
@@ -20,19 +20,26 @@ from sidetier.uploader.archive.places import Place, PlaceOf
 from sidetier.uploader.running.workers import Job, WorkerPool
 
 _OF_TAKEOVERS: Final = "peer"
-"""What a takeover has moved out of the way was never part of the archive."""
+"""Folder of segments that a takeover has moved. They were never part of the archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """Per partition: records in gaps, and how many quarantines."""
+    """Gaps and quarantines that no operator has acknowledged.
+
+    Attributes:
+        gap_records: Number of offsets in gaps, by partition.
+        quarantines: Number of quarantines, by partition.
+    """
 
     gap_records: Mapping[TopicPartition, int] = field(default_factory=dict)
     quarantines: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def read_unresolved(store: RemoteStorage, layout: ArchiveLayout) -> Unresolved:
-    """Those of the whole cluster: three listings, and one for each quarantined partition.
+    """Read the gaps and quarantines of the whole cluster.
+
+    Makes three listings, and one more for each partition with a quarantine.
 
     Raises:
         StorageError: as the port says.
@@ -66,26 +73,26 @@ def _partition_of(prefix: str) -> TopicPartition | None:
 log: Final = structlog.get_logger()
 
 FIRST_SECONDS: Final = 30.0
-"""After the start: watermarks are read first."""
+"""Seconds from the start to the first reading: the `offset.wm` objects are read first."""
 _AGAIN_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecords:
-    """What was read; `drill` is None where there was no drill, or its record does not parse."""
+    """The result of a reading. `drill` is None if there was no drill, or its record is damaged."""
 
     unresolved: Unresolved
     drill: DrillRecord | None
 
 
 class UnresolvedReader:
-    """One reading at a time, over the stores of all led topics.
+    """Reads the stores of all led topics, one reading at a time.
 
     Args:
-        place_of: Where a topic is archived.
-        default_place: Where records of the whole cluster are; None where they are not read.
-        pool: Has a worker of its own: a store that hangs holds up nothing else.
-        learned: Called on the daemon's thread with what was read.
+        place_of: Returns where a topic is archived.
+        default_place: Where the cluster's drill record is; None where it is not read.
+        pool: A pool of its own, so that a store that hangs holds up no other work.
+        learned: Called on the daemon's thread with the result.
         now: Monotonic seconds.
         metrics: Counts failures.
     """
@@ -108,7 +115,7 @@ class UnresolvedReader:
         self._next = now() + FIRST_SECONDS
 
     def read_if_due(self, topics: Iterable[str]) -> None:
-        """Start a reading where it is time for one; after a failure the next one comes in time."""
+        """Start a reading if it is due. A failed one is repeated after the usual interval."""
         if self._now() < self._next or not self._pool.free:
             return
         places = {id(place.store): place for place in map(self._place_of, set(topics))}
@@ -131,10 +138,10 @@ class UnresolvedReader:
 
 
 def _read(places: Iterable[Place]) -> Unresolved:
-    found = [read_unresolved(place.store, place.layout) for place in places]
+    results = [read_unresolved(place.store, place.layout) for place in places]
     return Unresolved(
-        {tp: records for one in found for tp, records in one.gap_records.items()},
-        {tp: number for one in found for tp, number in one.quarantines.items()},
+        {tp: records for result in results for tp, records in result.gap_records.items()},
+        {tp: number for result in results for tp, number in result.quarantines.items()},
     )
 
 

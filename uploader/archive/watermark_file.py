@@ -1,6 +1,7 @@
-"""Reads and moves `offset.wm` in the name of a leader.
+"""Read and write `offset.wm` for a leader.
 
-A write replaces the version that was read, and no other: of two sidecars, the store refuses one.
+A write is a conditional put over the version that was read: of two sidecars that write at once, the
+store refuses one.
 """
 
 from dataclasses import replace
@@ -22,22 +23,25 @@ from sidetier.uploader.errors import PinterestUploaderRunningError, RecreatedErr
 
 
 class WatermarkFile:
-    """Reads and moves the watermarks of one store."""
+    """Reads and writes the `offset.wm` objects of one store."""
 
     def __init__(self, store: RemoteStorage, layout: ArchiveLayout) -> None:
         self._store = store
         self._layout = layout
         self._ours: set[TopicPartition] = set()
-        """Partitions whose watermark had our second line when it was read or written last."""
+        """Partitions whose `offset.wm` had our second line when it was read or written last."""
 
     def read(self, tp: TopicPartition, leader: Leader) -> ArchiveState:
-        """In one request; of Pinterest's the next offset is not known.
+        """Read `offset.wm` in one request.
+
+        Returns:
+            The archive, with `next_offset` None where Pinterest's uploader wrote `offset.wm`. An
+            empty state where there is no `offset.wm`.
 
         Raises:
             StandDownError: a later leader has written it.
             RecreatedError: it belongs to another topic of the same name.
-            PinterestUploaderRunningError: it was ours, and Pinterest's uploader has written over
-            it.
+            PinterestUploaderRunningError: it was ours, and Pinterest's uploader has overwritten it.
             MalformedObjectError: it does not parse.
         """
         key = self._layout.watermark_key(tp)
@@ -59,11 +63,19 @@ class WatermarkFile:
         next_offset: Offset,
         leader: Leader,
     ) -> ArchiveState:
-        """Move it to the segment with this base offset; the archive goes on at `next_offset`.
+        """Write `offset.wm` anew.
+
+        Args:
+            tp: The partition.
+            archive: The archive as it was read; its etag is the condition of the put.
+            base: Base offset of the last archived segment.
+            next_offset: The new archive end offset, exclusive.
+            leader: The leader that the archive is written for.
 
         Raises:
-            StandDownError: a later leader has moved it.
-            ArchiveConflictError: somebody moved it since it was read.
+            StandDownError: a later leader has written it.
+            RecreatedError: it belongs to another topic of the same name now.
+            ArchiveConflictError: another process has written or deleted it since it was read.
         """
         beside = archive.epoch_history
         watermark = Watermark(
@@ -89,7 +101,7 @@ class WatermarkFile:
 def _refusal(
     key: str, stored: StoredWatermark | None, ours: Watermark, leader: Leader
 ) -> ArchiveConflictError:
-    """The error that says who has written the watermark; raises as `_check_writer`."""
+    """Return the error that names the writer of `offset.wm`; raises as `_check_writer`."""
     if stored is None:
         return ArchiveConflictError(
             f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "

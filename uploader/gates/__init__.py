@@ -1,1 +1,1 @@
-"""What may be archived: committed, of a topic that is wanted, of one history with the archive."""
+"""Conditions for archiving: committed records, an allowed topic, the archive's history."""

@@ -1,9 +1,9 @@
-"""Which part of a log Kafka's cleaner has been over: offsets may be missing anywhere in it.
+"""Find out which part of a log Kafka's cleaner has compacted.
 
-The topic's configuration does not tell: a topic may have been compacted before its `cleanup.policy`
-was changed to `delete`, and without a broker there is nobody to ask. The broker keeps the first
-offset that it has not cleaned in `cleaner-offset-checkpoint`, for as long as the log exists
-(Kafka's `LogCleanerManager`).
+Offsets may be missing anywhere in that part. The topic's configuration does not show it: a topic
+may have been compacted before its `cleanup.policy` was changed to `delete`, and there may be no
+broker to ask. The broker keeps the first offset that it has not cleaned in
+`cleaner-offset-checkpoint`, as long as the log exists (Kafka's `LogCleanerManager`).
 """
 
 import os
@@ -32,8 +32,8 @@ class CleanerCheckpoints:
 
     Args:
         now: Monotonic seconds.
-        on_checkpoint: Called for each checkpoint that is read, with the reason where it cannot be
-            used.
+        on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
+            where it cannot be used.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CleanerCheckpoints:
         self._known: dict[str, _Checkpoint] = {}
 
     def has_cleaned(self, log_dir: str, tp: TopicPartition, log_start: Offset) -> bool:
-        """Whether the cleaner has been over a part of the log that is still there."""
+        """Return whether the cleaner has compacted a part of the log that still exists."""
         known = self._known.get(log_dir, _Checkpoint())
         if self._now() - known.looked_at >= _LOOK_AGAIN_SECONDS:
             known = self._known[log_dir] = self._read(log_dir, known)

@@ -1,7 +1,8 @@
-"""Has the log that we lead lost what is stored? Then nothing is written before somebody decides.
+"""Find out whether the log of this leader has lost records that are archived.
 
-After an unclean election, or when a topic was created again, the archive and the log tell different
-histories from some offset on. Writing on would mix them.
+After an unclean election, or when a topic was created again, the archive and the log have different
+histories from some offset on. More uploads would mix the two, so nothing is written until the
+divergence is resolved.
 """
 
 import os
@@ -23,26 +24,33 @@ _NO_EPOCH: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class LocalHistory:
-    """What a log tells of itself: its epoch history, and where it ends, None where that lies above
-    everything that was asked about.
+    """The history of a log.
+
+    Attributes:
+        epoch_history: Its leader epochs.
+        log_end: Its log end offset, exclusive; None if that is at or above the archive end offset.
     """
 
     epoch_history: EpochHistory
     log_end: Offset | None = None
 
     def lacks(self, header: BatchHeader) -> bool:
-        """A stored batch is not in this log: another leader wrote there, or the log ends before."""
+        """Return whether this log does not hold a stored batch: another leader wrote there, or the
+        log ends below the batch's end.
+        """
         if self.log_end is not None and header.next_offset > self.log_end:
             return True
         return self.has_another_at(header)
 
     def has_another_at(self, header: BatchHeader) -> bool:
-        """Another leader wrote at an offset of the batch; below the first epoch nothing is known.
-        A log may begin, empty, in the middle of a batch that was thrown away.
+        """Return whether another leader epoch wrote an offset of the batch in this log.
+
+        Both ends of the batch are compared, because an empty log may begin in the middle of a batch
+        that an election discarded. Offsets below the log's first epoch are not compared.
         """
         ends = (header.base_offset, header.next_offset - 1)
-        here = {self.epoch_history.epoch_at(offset) for offset in ends} - {None}
-        return header.leader_epoch >= 0 and bool(here - {header.leader_epoch})
+        local_epochs = {self.epoch_history.epoch_at(offset) for offset in ends} - {None}
+        return header.leader_epoch >= 0 and bool(local_epochs - {header.leader_epoch})
 
 
 def read_history(
@@ -52,14 +60,20 @@ def read_history(
     epochs: RememberedEpochs,
     archived_epoch: LeaderEpoch = UNKNOWN_EPOCH,
 ) -> LocalHistory:
-    """The history in a partition's directory, as far as `next_offset`; `epochs` are those of its
-    log that the sidecar remembers.
+    """Read the history of the log in a partition's directory.
 
-    The end is read before the epoch history: a leader writes its epoch before it appends, so a log
-    that has grown beyond an archive in a new epoch shows that epoch, too. Where delete-records has
-    moved the log start into the first segment, its record batches tell the epochs that the
-    checkpoint has dropped; they are read if the archive is older than the first of those that are
-    known.
+    The log end is read before the epoch history: a leader writes its epoch before it appends, so if
+    the log has grown beyond the archive in a new epoch, the epoch history has that epoch. If
+    delete-records has moved the log start into the first segment, that segment still has batches of
+    epochs that the checkpoint has dropped. They are read if the archive is older than the first
+    known epoch.
+
+    Args:
+        directory: The partition's directory.
+        active: Base offset of the active segment; None where it is not known.
+        next_offset: Archive end offset; the log end is read only if it may be below it.
+        epochs: The leader epochs of the log that the sidecar remembers.
+        archived_epoch: Leader epoch in `offset.wm`.
 
     Raises:
         SegmentGoneError: the partition's directory is gone.
@@ -67,7 +81,7 @@ def read_history(
     """
     end = None
     if active is not None and active < next_offset:
-        # The listing may be behind a roll: then what it calls active ends below the log's end.
+        # The broker may have rolled a new segment since the listing: `active` is not the last then.
         end = log_end_offset(directory, _newest_segment(directory, active))
         end = end if end < next_offset else None
     epoch_history = epochs.read(directory)
@@ -79,8 +93,8 @@ def read_history(
 def _with_first_segment(
     directory: str, next_offset: Offset, epoch_history: EpochHistory
 ) -> EpochHistory:
-    """The epoch history with the epochs of the record batches below its first start that are left
-    in the log's first segment, if that segment begins below the archive's next offset.
+    """Add the epochs of batches in the log's first segment that are below the first known epoch, if
+    that segment begins below the archive end offset.
     """
     base, (epoch, start) = min(_live_segments(directory), default=None), epoch_history.entries[0]
     if base is None or base >= min(start, next_offset):
@@ -106,18 +120,21 @@ def _with_first_segment(
 def latest_divergence(
     watermark: Watermark, next_offset: Offset, local: LocalHistory
 ) -> Offset | None:
-    """Where archive and log have parted at the latest; None where they seem to be one history."""
-    found = [divergence_offset(watermark, next_offset, local.epoch_history), local.log_end]
-    return min((offset for offset in found if offset is not None), default=None)
+    """Return the highest offset at which archive and log can have diverged.
+
+    None where `offset.wm` and the log show no divergence.
+    """
+    offsets = [divergence_offset(watermark, next_offset, local.epoch_history), local.log_end]
+    return min((offset for offset in offsets if offset is not None), default=None)
 
 
 def why_unproven(
     watermark_epoch: LeaderEpoch, leader_epoch: LeaderEpoch, local: LocalHistory
 ) -> str | None:
-    """Why a fork is no ground to move anything yet; None once a new leader's log shows it.
+    """Return why a divergence does not yet allow to move objects; None if this log proves it.
 
-    An election that lost records has made a new epoch, and its leader has written that epoch into
-    the checkpoint. Everything else is a log that is not (yet) the leader's, or a puzzle.
+    An election that lost records has made a new leader epoch, and its leader has written that epoch
+    to its checkpoint. Otherwise the log is not, or not yet, the leader's.
     """
     if leader_epoch == UNKNOWN_EPOCH:
         return "the source of leadership tells no leader epoch: this need not be the leader's log"
@@ -135,10 +152,10 @@ def why_unproven(
 def divergence_offset(
     watermark: Watermark, next_offset: Offset, epoch_history: EpochHistory
 ) -> Offset | None:
-    """Where the log left the history that is stored; None when it did not.
+    """Return the offset at which the log has diverged from the archive; None where it has not.
 
-    All that is stored was written in the watermark's leader epoch or earlier ones. A later epoch
-    that starts below the stored next offset has replaced records that are stored.
+    All archived records were written in the leader epoch of `offset.wm` or earlier. A later epoch
+    of the log that starts below the archive end offset has replaced archived records.
     """
     if watermark.leader_epoch == _NO_EPOCH:
         return None
@@ -149,11 +166,12 @@ def divergence_offset(
 def check_stored_segment(
     key: str, leader_epoch: int, next_offset: Offset, epoch_history: EpochHistory
 ) -> None:
-    """Compare a stored segment, by the epoch of its last batch, with the log of the leader: where
-    the last batch is the leader's, so is everything before it.
+    """Compare the leader epoch of a stored segment's last batch with the leader's log.
+
+    If the log has that batch, it has all batches before it.
 
     Raises:
-        StrayError: the leader's log does not hold that batch.
+        OrphanSegmentError: the leader's log does not hold that batch.
     """
     if leader_epoch == _NO_EPOCH:
         return
@@ -168,22 +186,22 @@ def check_stored_segment(
 
 
 def _newest_segment(directory: str, active: BaseOffset) -> BaseOffset:
-    """The base of the last segment that is there now; at least the one that was seen as active."""
-    return max(_live_segments(directory), default=active)  # where it is gone, its reader says so
+    """Return the base offset of the last segment now; `active` if the directory is gone."""
+    return max(_live_segments(directory), default=active)  # a missing file raises in its reader
 
 
 def _live_segments(directory: str) -> list[BaseOffset]:
-    """The base offsets of the segments in the log; none where the directory is gone."""
-    found = (parse_segment_file_name(name) for name in list_names(directory))
+    """Return the base offsets of the segments in the log; none if the directory is gone."""
+    names = (parse_segment_file_name(name) for name in list_names(directory))
     return [
         name.base_offset
-        for name in found
+        for name in names
         if name is not None and name.kind is FileKind.LOG and not name.deleted
     ]
 
 
 def log_end_offset(directory: str, active: BaseOffset) -> Offset:
-    """The offset after the last whole record batch of the active segment; reads its headers.
+    """Read the headers of the active segment, and return the end of its last whole batch.
 
     Raises:
         OSError: the file is gone.
@@ -203,5 +221,5 @@ def _end(descriptor: int, active: BaseOffset) -> Offset:
         for _, header in walk_headers(lambda at, length: os.pread(descriptor, length, at), size):
             end = header.next_offset
     except DamagedSegmentError:
-        return end  # the broker is in the middle of an append
+        return end  # the broker is appending a batch
     return end

@@ -1,7 +1,7 @@
-"""The gate before every upload: is all of a closed segment committed?
+"""The check before every upload that all records of a closed segment are committed.
 
-Closed does not mean committed: with a stopped follower and acks=1 a leader closes segments far
-above its high watermark, and drops them when it comes back as a follower.
+A closed segment may be uncommitted: with a stopped follower and acks=1, a leader closes segments
+far above the high watermark, and truncates them when it comes back as a follower.
 """
 
 import os
@@ -20,12 +20,12 @@ _LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 class HighWatermarkSource(Protocol):
-    """Asks the brokers (ListOffsets, latest, read-uncommitted: that is the high watermark)."""
+    """Asks the brokers for high watermarks: ListOffsets with latest and read_uncommitted."""
 
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, HighWatermark]:
-        """What could be learned, in one call; partitions that nobody answers for are left out.
+        """Return the high watermarks that brokers have answered; other partitions are left out.
 
         Raises:
             LeadershipUnavailableError: no broker answers.
@@ -33,13 +33,21 @@ class HighWatermarkSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let connections go; may be called twice."""
+        """Close the connections. May be called twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What the gate needs of a closed segment: its next offset, and its file's last write in ns."""
+    """A closed segment.
+
+    Attributes:
+        topic_partition: The partition.
+        log_dir: The log dir that holds it.
+        next_offset: Its end, exclusive.
+        modified_ns: Last write to its `.log`, in ns since 1970.
+        leader_epoch: Leader epoch in which this broker leads.
+    """
 
     topic_partition: TopicPartition
     log_dir: str
@@ -56,11 +64,18 @@ class _Checkpoint:
 
 
 class CommittedGate:
-    """Remembers what is known of high watermarks, from the checkpoint file and from the brokers.
+    """Remembers high watermarks from `replication-offset-checkpoint` and from the brokers.
 
-    The checkpoint counts only when it was written after the segment's last byte: an older one may
-    speak of an epoch history that was truncated since. An answer of a broker counts only in the
-    leader epoch in which we lead: another leader's high watermark says nothing about our bytes.
+    The checkpoint counts only if it was written after the segment's last byte: an older one may be
+    about records that were truncated since. A broker's answer counts only if its leader epoch is
+    that in which this broker leads: another leader's high watermark proves nothing about this log.
+
+    Args:
+        now: Monotonic seconds.
+        use_checkpoint: Whether the checkpoint counts.
+        brokers_tell: Whether there are brokers to ask.
+        on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
+            where it cannot be used.
     """
 
     def __init__(
@@ -71,7 +86,6 @@ class CommittedGate:
         brokers_tell: bool = False,
         on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
     ) -> None:
-        """`on_checkpoint` is told of each checkpoint that is read, and why it cannot be used."""
         self._now = now
         self._on_checkpoint = on_checkpoint
         self._use_checkpoint = use_checkpoint
@@ -81,37 +95,39 @@ class CommittedGate:
         self._asked_at: dict[TopicPartition, float] = {}
 
     def is_committed(self, segment: Closed) -> bool:
-        """The high watermark is known to have reached the segment's next offset."""
+        """Return whether the high watermark is known to have reached the segment's end."""
         answer = self._answers.get(segment.topic_partition)
         if answer is not None and _counts(answer, segment):
             return True
         return self._use_checkpoint and self._checkpoint_covers(segment)
 
     def high_watermark(self, tp: TopicPartition, log_dir: str) -> Offset | None:
-        """The latest that is known, for reports: it may be some seconds old. None: not known."""
+        """Return the last known high watermark, for reports; it may be some seconds old."""
         known = [self._checkpoint(log_dir).offsets or {}]
         known.append({tp: answer.offset for tp, answer in self._answers.items()})
         return max((offsets[tp] for offsets in known if tp in offsets), default=None)
 
     def learn(self, answers: Mapping[TopicPartition, HighWatermark], asked_at: float) -> None:
-        """Take over what brokers said.
+        """Remember answers of brokers.
 
         Args:
             answers: One per partition.
-            asked_at: When the brokers were asked, in monotonic seconds. An answer may be on its way
-                for long: it says what was true at some moment after the question, no more.
+            asked_at: When the brokers were asked, in monotonic seconds. An answer was true at some
+                time after it; the answer's own time is not known.
         """
         self._answers.update(answers)
         self._asked_at.update(dict.fromkeys(answers, asked_at))
 
     def confirms_lead(self, tp: TopicPartition, epoch: LeaderEpoch, since: float) -> bool:
-        """A broker that was asked at that moment or later has named this epoch as that of the
-        partition's leader; or there is no broker to ask, or no epoch to compare.
+        """Return whether a broker that was asked at `since` or later has named this leader epoch.
+
+        `since` is in monotonic seconds. True where there is no broker to ask, or no epoch to
+        compare.
         """
         return self.named_at(tp, epoch) >= since
 
     def named_at(self, tp: TopicPartition, epoch: LeaderEpoch) -> float:
-        """When the broker was asked that named this epoch last as that of the partition's leader.
+        """Return when a broker was last asked that named this epoch as that of the leader.
 
         In monotonic seconds: minus infinity where none has, infinity where there is no broker to
         ask, or no epoch to compare.
@@ -124,7 +140,7 @@ class CommittedGate:
         return self._asked_at[tp]
 
     def forget(self, tp: TopicPartition) -> None:
-        """The lead was lost, or changed hands."""
+        """Forget the answers: the leadership of the partition was lost, or changed."""
         self._answers.pop(tp, None)
         self._asked_at.pop(tp, None)
 
@@ -148,13 +164,13 @@ class CommittedGate:
             if written == known.written_ns:
                 return _Checkpoint(written, known.offsets, self._now())
             offsets = parse_offset_checkpoint(read_text(path), path)
-        except OSError:  # not written yet, or a failing disk: it is read again
+        except OSError:  # not written yet, or a disk error: the next call reads it again
             return _Checkpoint(looked_at=self._now())
         except SegmentError as error:
             self._on_checkpoint(path, error)
             return _Checkpoint(looked_at=self._now())
         self._on_checkpoint(path, None)
-        # The stat came first: a newer file read under an older time only waits once more.
+        # The stat came before the read, so a newer file may get an older time. That only delays.
         return _Checkpoint(written, offsets, self._now())
 
 

@@ -1,4 +1,4 @@
-"""Asks the brokers for high watermarks while closed segments wait for them, and only then."""
+"""Ask the brokers for high watermarks, only while closed segments wait for them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -22,9 +22,9 @@ _SUBJECT: Final = Subject("asking the brokers for high watermarks")
 
 
 class HighWatermarkAsker:
-    """One request at a time, for all partitions that wait."""
+    """Asks for all waiting partitions in one request. One request is under way at a time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
         self,
         source: HighWatermarkSource | None,
         pool: WorkerPool,
@@ -46,7 +46,7 @@ class HighWatermarkAsker:
         """Partitions with a closed segment that is not known to be committed."""
 
     def ask(self) -> None:
-        """Ask for those of `waiting`, unless there is no source, or a question is open."""
+        """Ask for the partitions in `waiting` if there is a source and no request is under way."""
         source, wanted = self._source, list(self.waiting)
         if source is None or not wanted or not self._pool.free or self._now() < self._not_before:
             return
@@ -76,6 +76,6 @@ class HighWatermarkAsker:
         log.warning("high_watermark.unavailable", error=str(error))
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
         if self._source is not None:
             self._source.close()

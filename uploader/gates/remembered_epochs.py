@@ -1,9 +1,9 @@
-"""The leader epochs of a partition's log, for longer than the broker's checkpoint keeps them.
+"""The leader epochs of a partition's log, also those that the broker's checkpoint has dropped.
 
-The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. What it
-drops still tells which leader wrote the archived records, and whether a deleted segment was a part
-of the log: the sidecar reads the file at each listing, and remembers. With a spool it remembers
-over a restart, too.
+The broker drops entries from the front of `leader-epoch-checkpoint` as the log start moves. The
+dropped entries still show which leader wrote the archived records, and whether a deleted segment
+was a part of the log. So the sidecar reads the file at each listing, and remembers its entries.
+With a spool it remembers them over a restart, too.
 """
 
 import os
@@ -33,15 +33,15 @@ class RememberedEpochs:
 
     @property
     def known(self) -> EpochHistory:
-        """What the last call of `read` that found an entry has returned."""
+        """The result of the last `read` that found an entry."""
         return self._known
 
     def read(self, directory: str) -> EpochHistory:
-        """Read the checkpoint in a partition's directory, and remember what it tells.
+        """Read the checkpoint in a partition's directory, and remember its entries.
 
         Returns:
-            The checkpoint's entries, behind those that it has dropped from its front since an
-            earlier call.
+            The entries that the checkpoint has dropped from its front since an earlier call, and
+            behind them its own entries.
 
         Raises:
             SegmentGoneError: the directory is gone, or has no checkpoint.
@@ -50,12 +50,12 @@ class RememberedEpochs:
         """
         with self._lock:  # an older reading must not replace a newer one
             epoch_history = with_earlier_epochs(read_local_epochs(directory), self._known)
-            if epoch_history.entries:  # of an empty log the checkpoint tells nothing
+            if epoch_history.entries:  # the checkpoint of an empty log has no entries
                 self._known = epoch_history
             return epoch_history
 
     def save(self, directory: str) -> None:
-        """Write what is remembered to a directory of the sidecar's own, for its next life.
+        """Write the remembered epochs to a directory of the sidecar, for its next start.
 
         The file is replaced as a whole: a kill leaves the old one or the new one. It is not written
         again while nothing has changed. Raises OSError.
@@ -72,8 +72,9 @@ class RememberedEpochs:
             self._saved = saving
 
     def recall(self, directory: str) -> None:
-        """Remember what an earlier life has saved, as far as it is of the history that the broker's
-        checkpoint tells: nothing of it where `read` has found no entry yet.
+        """Remember the epochs that an earlier run has saved, if they fit the broker's checkpoint.
+
+        Does nothing where `read` has found no entry yet.
 
         Raises:
             SegmentError: the file is damaged.
@@ -88,7 +89,7 @@ class RememberedEpochs:
 
 
 def read_local_epochs(directory: str) -> EpochHistory:
-    """The leader epochs in a partition's checkpoint; raises as `RememberedEpochs.read`."""
+    """Return the leader epochs in a partition's checkpoint. Raises as `RememberedEpochs.read`."""
     path = os.path.join(directory, EPOCH_CHECKPOINT_NAME)
     try:
         return parse_leader_epoch_checkpoint(read_text(path), path)

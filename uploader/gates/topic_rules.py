@@ -1,4 +1,4 @@
-"""Which topics may be archived by their configuration, and how soon the broker deletes."""
+"""Ask for topic configurations: may a topic be archived, and when does the broker delete."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -21,13 +21,13 @@ _SUBJECT: Final = Subject("asking the brokers for topic configurations")
 
 
 class TopicRules:
-    """Asks for the configuration of topics, when one is new and from time to time.
+    """Asks for the configuration of new topics at once, and of all topics every 5 minutes.
 
-    Without a source nothing is known and everything is allowed: whoever archives from the disk
-    alone answers for the choice of topics.
+    Without a source every topic is allowed: an operator who archives from the disk alone is
+    responsible for the choice of topics.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
         self,
         source: TopicConfigSource | None,
         pool: WorkerPool,
@@ -46,25 +46,28 @@ class TopicRules:
         self._refuse_compacted = compacted == "refuse"
         self._known: dict[str, TopicConfig | None] = {}
         self._asked_of: dict[str, str | None] = {}
-        """Topic ids at the question that the answers in `_known` belong to."""
+        """Topic ids when the answers in `_known` were requested."""
         self._next_ask = float("-inf")
         self._not_before = float("-inf")
 
     def is_known(self, topic: str, topic_id: str | None = None) -> bool:
-        """Whether the topic has been asked for and answered; an answer about an earlier topic of
-        the same name says nothing.
+        """Return whether the topic's configuration is known.
+
+        An answer about an earlier topic of the same name does not count.
         """
         if self._source is None:
             return True
         return topic in self._known and topic_id in {None, self._asked_of.get(topic, topic_id)}
 
     def config(self, topic: str) -> TopicConfig:
-        """What is known of the topic; the defaults where nothing is."""
+        """Return the known configuration of the topic, or the defaults."""
         return self._known.get(topic) or TopicConfig()
 
     def refusal(self, topic: str, *, cleaned: bool = False) -> str | None:
-        """Why the topic must not be archived. Where there is nobody to ask, it counts as compacted
-        when the cleaner has been over its log.
+        """Return why the topic must not be archived; None where it may.
+
+        Without a source, the topic counts as compacted if the cleaner has compacted its log
+        (`cleaned`).
         """
         config = self.config(topic)
         if self._source is None and cleaned:
@@ -81,7 +84,7 @@ class TopicRules:
         self.ask(topics)
 
     def ask(self, topics: Mapping[str, str | None]) -> None:
-        """Ask for what is not known, or for everything when that was long ago.
+        """Ask for unknown topics, or for all of them if the last such request was 5 minutes ago.
 
         Args:
             topics: The id of each topic by its name; None where it is not known yet.
@@ -117,8 +120,10 @@ class TopicRules:
             if not self.is_known(topic, ids[topic]) or self._known[topic] != config
         ]
         self._known.update(answers)
-        told = {topic: ids[topic] for topic in answers}
-        self._asked_of.update({topic: one for topic, one in told.items() if one is not None})
+        asked_ids = {topic: ids[topic] for topic in answers}
+        self._asked_of.update(
+            {topic: topic_id for topic, topic_id in asked_ids.items() if topic_id is not None}
+        )
         self._learned(changed)
         self._errors.clear(_SUBJECT)
 
@@ -132,13 +137,13 @@ class TopicRules:
         log.warning("topic.config_unavailable", error=str(error))
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
         if self._source is not None:
             self._source.close()
 
 
 def refusal_of(topic: str, config: TopicConfig, *, refuse_compacted: bool) -> str | None:
-    """Why a topic of this configuration must not be archived; None where it may."""
+    """Return why a topic of this configuration must not be archived; None where it may."""
     if config.native_tiering:
         return (
             f"topic {topic} has remote.storage.enable=true: the broker tiers it itself, and "

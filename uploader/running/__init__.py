@@ -1,1 +1,1 @@
-"""What the daemon runs on: an inbox and timers, threads, a clock."""
+"""The daemon's runtime: inbox and timers, worker threads, clocks."""

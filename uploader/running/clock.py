@@ -1,4 +1,4 @@
-"""The clocks that the daemon reads; tests bring their own."""
+"""The clocks of the daemon. Tests replace them."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`monotonic` in seconds for waiting, `wall` in seconds since 1970 for what people read."""
+    """`monotonic` in seconds, for waiting; `wall` in seconds since 1970, for times in reports."""
 
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
 
-SYSTEM_CLOCK: Final = Clock(time.monotonic, time.time)  # noqa: TID251 - its one home
+SYSTEM_CLOCK: Final = Clock(time.monotonic, time.time)  # noqa: TID251 - the daemon's only use of them

@@ -1,4 +1,4 @@
-"""The daemon's inbox and timers: everything that changes its state happens on one thread."""
+"""The daemon's inbox and timers. Only one thread changes the daemon's state."""
 
 import heapq
 import queue
@@ -12,14 +12,14 @@ _LONGEST_WAIT: Final = 1.0
 
 
 class Inbox:
-    """Outcomes from other threads, run one after another.
+    """Runs outcomes from other threads one after another.
 
-    Its length is bounded by those who write: each worker has one job, the hint board wakes once
-    until it is emptied, and a leadership source delivers a view per change.
+    Its writers limit its length: each worker has one job, the hint board wakes the daemon once
+    until it is emptied, and a leadership source delivers one view per change.
 
     Args:
-        failed: Called with what an outcome raises: it ends neither the outcomes behind it nor the
-            loop.
+        failed: Called with the error of an outcome. The error does not stop the outcomes behind it,
+            nor the loop.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -27,15 +27,15 @@ class Inbox:
         self._queue: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
     def put(self, outcome: Outcome) -> None:
-        """Have this run on the daemon's thread; any thread may call."""
+        """Queue an outcome for the daemon's thread. Any thread may call this."""
         self._queue.put(outcome)
 
     def wake(self) -> None:
-        """Make the daemon look around."""
+        """Wake the daemon for its next step. Any thread may call this."""
         self._queue.put(_nothing)
 
     def run(self, timeout: float) -> None:
-        """Run what is there, and wait for the first of it until the timeout at most."""
+        """Wait for an outcome, `timeout` seconds or 1 s at most; then run all that are queued."""
         try:
             outcome = self._queue.get(timeout=max(0.0, min(timeout, _LONGEST_WAIT)))
         except queue.Empty:
@@ -47,16 +47,16 @@ class Inbox:
     def _handle(self, outcome: Outcome) -> None:
         try:
             outcome()
-        except Exception as error:  # noqa: BLE001 - the outcome of one job is not the loop
+        except Exception as error:  # noqa: BLE001 - one outcome must not end the loop
             self._failed(error)
 
 
 def _nothing() -> None:
-    """The look around is what was wanted."""
+    """Do nothing: the step that follows is the purpose."""
 
 
 class Timers:
-    """When to look at which partition again: the earliest moment that was asked for counts."""
+    """Times at which partitions are to be examined again. The earliest request counts."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -64,21 +64,21 @@ class Timers:
         self._heap: list[tuple[float, TopicPartition]] = []
 
     def at(self, when: float, tp: TopicPartition) -> None:
-        """Look at this partition then, if not earlier."""
+        """Request an examination at `when`, in monotonic seconds, if none is due earlier."""
         if when < self._earliest.get(tp, float("inf")):
             self._earliest[tp] = when
             heapq.heappush(self._heap, (when, tp))
 
     def due(self) -> list[TopicPartition]:
-        """The partitions whose time has come, once each; they are taken out."""
-        found = []
+        """Remove and return the partitions that are due, once each."""
+        due_partitions = []
         while self._heap and self._heap[0][0] <= self._now():
             when, tp = heapq.heappop(self._heap)
             if self._earliest.get(tp) == when:
                 del self._earliest[tp]
-                found.append(tp)
-        return found
+                due_partitions.append(tp)
+        return due_partitions
 
     def next_in(self) -> float:
-        """Seconds until the first is due."""
+        """Return the seconds until the first is due; 1 s if there is none."""
         return self._heap[0][0] - self._now() if self._heap else _LONGEST_WAIT

@@ -1,8 +1,9 @@
-"""Threads that several stores share: one that fails or hangs does not keep the others waiting.
+"""Share a pool's threads among stores, so that a store that fails or hangs does not block others.
 
-A request to a store that is away holds its thread for as long as the retry layer tries, and one to
-a store that hangs until its deadline. So no store may have all threads of a pool; and one that has
-not answered, or does not any more, is asked one thing at a time until it answers.
+A request to an unreachable store keeps its thread as long as the retry layer tries, and a request
+to a store that hangs keeps it until its deadline. So no store may have all threads of a pool. A
+store that has not answered yet, or has stopped answering, gets one request at a time until it
+answers.
 """
 
 import threading
@@ -20,20 +21,20 @@ _LONGEST_HOLD: Final = 10.0
 
 
 def most_for_one(threads: int, stores: int) -> int:
-    """How many of a pool's threads one of so many stores may have at once, at least one.
+    """Return how many of a pool's threads one of several stores may have at once; at least one.
 
-    With two stores each leaves a quarter of the threads to the other.
+    With two stores, each one leaves a quarter of the threads to the other.
     """
     left_to_each = max(1, threads // (2 * stores))
     return max(1, threads - (stores - 1) * left_to_each)
 
 
 class StoreGate:
-    """How much may be asked of one store now; for the daemon's thread alone.
+    """Limits the jobs of one store. Only the daemon's thread uses it.
 
-    It is open while the store answers. Closed, it lets one job in at a time, the probe: at once
-    before the store was ever asked, and after a failed probe 1 s later, doubling to 10 s. A request
-    that hangs closes it as well, until the store answers any other.
+    It is open while the store answers. A closed gate lets in one job at a time, the probe: at once
+    if the store was never asked, otherwise 1 s after a failed probe, doubling to 10 s. A request
+    that hangs also closes it, until the store answers another request.
     """
 
     def __init__(self) -> None:
@@ -44,32 +45,43 @@ class StoreGate:
         self._until = self._closed_at = self._answered_at = float("-inf")
 
     def lets_in(self, now: float, *, alone: bool = False) -> bool:
-        """Whether another job may begin. A store that shares the threads with no other is closed
-        only until its first answer: what fails there has holds of its own, and must not keep what
-        would succeed waiting.
+        """Return whether another job may begin.
+
+        Args:
+            now: Monotonic seconds.
+            alone: Whether no other store shares the threads. Then the gate is closed only until the
+                first answer, or while a request hangs: failed requests have their own backoff, and
+                must not delay others that would succeed.
         """
         if alone and not self._hangs and self._answered_at > float("-inf"):
             return True
         return self._open or (not self._probing and now >= self._until)
 
     def enter(self) -> bool:
-        """A job begins; returns whether it is the probe."""
+        """Note that a job begins, and return whether it is the probe."""
         probes = not self._open
         self._probing = self._probing or probes
         return probes
 
     def leave(self, error: Exception | None, *, began: float, now: float, probe: bool) -> None:
-        """A job that began then has ended; any answer of the store opens, whatever it says."""
+        """Note that a job has ended. Any answer of the store opens the gate, also a refusal.
+
+        Args:
+            error: The error of the job; None if it succeeded.
+            began: When the job began, in monotonic seconds.
+            now: Monotonic seconds.
+            probe: Whether the job was the probe.
+        """
         if probe:
             self._probing = False
         if isinstance(error, TransientStorageError):
             if began >= self._closed_at and began >= self._answered_at:
-                self._close(now)  # what began earlier is no news
+                self._close(now)  # a job that began earlier proves nothing about the store now
         elif error is None or isinstance(error, StorageError | ArchiveError):
             self._answered(now)
 
     def hangs(self) -> None:
-        """A request has not been answered for long. Nothing more is known of those before it."""
+        """Close the gate: a request hangs."""
         self._open, self._hangs = False, True
 
     def _answered(self, now: float) -> None:
@@ -82,7 +94,7 @@ class StoreGate:
 
 
 class SharedPool:
-    """A worker pool of which each store may have a part."""
+    """A worker pool of which each store may use a part of the threads."""
 
     def __init__(self, pool: WorkerPool, now: Callable[[], float]) -> None:
         self._pool = pool
@@ -92,23 +104,23 @@ class SharedPool:
 
     @property
     def busy(self) -> int:
-        """Jobs whose outcome has not been handled yet."""
+        """Number of jobs whose outcome has not been handled yet."""
         return self._pool.busy
 
     def has_room(self, gate: StoreGate) -> bool:
-        """Whether a job of this store may begin now."""
-        under_way = self._under_way[gate]  # a store is known from its first question on
+        """Return whether a job of this store may begin now."""
+        under_way = self._under_way[gate]  # also registers the store, for `len` below
         self._under_way[gate] = under_way
         most = most_for_one(self._pool.free + self._pool.busy, len(self._under_way))
         alone = len(self._under_way) == 1
         return self._pool.free > 0 and under_way < most and gate.lets_in(self._now(), alone=alone)
 
     def partition_on(self, thread: int) -> TopicPartition | None:
-        """The partition for which the worker thread with this identifier works now."""
+        """Return the partition that the worker thread with this identifier works for now."""
         return self._partitions.get(thread)
 
     def submit(self, gate: StoreGate, job: Job[T], tp: TopicPartition) -> None:
-        """Run a job of a partition; ask `has_room` first."""
+        """Run a job of a partition. The caller must check `has_room` first."""
         began, probe = self._now(), gate.enter()
         self._under_way[gate] += 1
 
@@ -125,7 +137,7 @@ class SharedPool:
         def leave(error: Exception | None) -> None:
             nonlocal ended
             if ended:
-                return  # `failed` is called after `done` where that has raised
+                return  # `failed` is also called if `done` has raised
             ended = True
             self._under_way[gate] -= 1
             gate.leave(error, began=began, now=self._now(), probe=probe)

@@ -1,4 +1,4 @@
-"""Threads that make requests; what comes out is handled on the daemon's own thread."""
+"""Threads that make requests. The daemon's own thread handles their results."""
 
 import queue
 import threading
@@ -9,14 +9,14 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 Outcome = Callable[[], None]
-"""What to do, on the daemon's thread, with what came out."""
+"""Handles the result of a job, on the daemon's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
     """`work` runs on a worker; then `done` or `failed` runs on the daemon's thread.
 
-    `failed` also gets what `done` raises: a result that cannot be taken in is a failure.
+    `failed` also gets an error that `done` raises: a result that cannot be handled is a failure.
     """
 
     work: Callable[[], T]
@@ -24,18 +24,21 @@ class Job(Generic[T]):
     failed: Callable[[Exception], None]
 
     def finish(self, result: T) -> None:
-        """Take in the result, on the daemon's thread."""
+        """Handle the result, on the daemon's thread."""
         try:
             self.done(result)
-        except Exception as error:  # noqa: BLE001 - handed to the job's owner, as what `work` raises
+        except Exception as error:  # noqa: BLE001 - handed to the job's owner, as an error of `work`
             self.failed(error)
 
 
 class WorkerPool:
-    """A fixed number of daemon threads, and as many jobs at once: `free` says if one more fits.
+    """A fixed number of daemon threads that run one job each.
 
-    Whoever submits without a free worker is refused (RuntimeError): jobs wait with their owner, in
-    the order that it wants, never in a queue of the pool's.
+    `submit` raises RuntimeError without a free worker, see `free`. Jobs wait at their owner, which
+    decides about their order, and never in the pool.
+
+    Attributes:
+        death: The error that has ended a worker thread; None while all run.
     """
 
     def __init__(self, name: str, size: int, deliver: Callable[[Outcome], None]) -> None:
@@ -53,23 +56,23 @@ class WorkerPool:
 
     @property
     def free(self) -> int:
-        """Workers without a job; only the daemon's thread asks."""
+        """Number of workers without a job. Only the daemon's thread reads it."""
         return self._free
 
     @property
     def busy(self) -> int:
-        """Jobs whose outcome has not been handled yet."""
+        """Number of jobs whose outcome has not been handled yet."""
         return self._size - self._free
 
     def submit(self, job: Job[T]) -> None:
-        """Run a job; only the daemon's thread calls this."""
+        """Run a job. Only the daemon's thread calls this."""
         if self._free <= 0:
             raise RuntimeError("no free worker: ask `free` first")
         self._free -= 1
         self._jobs.put(job)  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """Let idle workers end; busy ones end after their job."""
+        """End idle workers now, and busy ones after their job."""
         for _ in self._threads:
             self._jobs.put(None)
 

@@ -1,1 +1,1 @@
-"""One segment on its way: queued, read and verified, stored so that two leaders cannot hurt it."""
+"""Upload of segments: the queue, reading and verifying, and conditional puts."""

@@ -1,16 +1,16 @@
-"""Writing one file of a segment so that sidecars that all believe they lead cannot hurt it.
+"""Store one file of a segment safely while several sidecars believe that they lead.
 
-Three rules, and no order of requests breaks them, however late one takes effect:
+Three rules hold for any order of requests, however late one takes effect:
 
-- every file is created where none is (If-None-Match);
-- a sidecar's `.log` is never replaced: who finds another one follows on it;
-- another sidecar's index is never replaced by ours, only emptied: an empty one belongs to any log.
-  Where his `.log` is there too, not even that: it may be committed by now.
+- Every file is created with If-None-Match.
+- A sidecar's `.log` is never replaced: a sidecar that finds another one continues behind it.
+- Another sidecar's index is never replaced by ours, only emptied: an empty index fits any log.
+  It is not even emptied if that sidecar's `.log` is stored, which may be committed by now.
 
-Before its `.log` a writer has seen that both indexes are its own or empty, and afterwards they can
-become nothing but empty: so a `.log` and the indexes beside it always belong together. What else
-lies beside it (`.txnindex`, `.snapshot`) is replaced before there is a `.log`: that notes their
-checksums, and who finds another does not believe it.
+Before it stores its `.log`, a writer has seen that both indexes are its own or empty. Afterwards
+they can only become empty. So a `.log` and the indexes beside it always belong together. The other
+files beside it (`.txnindex`, `.snapshot`) are replaced before there is a `.log`. The metadata of
+the `.log` has their checksums, and readers ignore a file with another checksum.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ CHECKSUM_KEY: Final = "sidetier-crc64nvme"
 WRITER_EPOCH_KEY: Final = "sidetier-writer-epoch"
 
 _LOOKS: Final = 3
-"""An index goes from a foreign one to a sidecar's to an empty one, and no further."""
+"""Attempts: an index changes at most from a foreign one to a sidecar's to an empty one."""
 
 
 class Existing(Enum):
-    """What an object that is there already means for the one to be written."""
+    """What to do about an object that is already stored under the key of a new one."""
 
     GOOD = "the same bytes, or an empty index"
     REPLACEABLE = "not a sidecar's, or not believed without its checksum"
@@ -72,25 +72,25 @@ class FileToStore:
 
     @property
     def may_be_empty(self) -> bool:
-        """An empty index says nothing, and so nothing wrong; of no other file is that true."""
+        """Whether an empty file is valid. Only indexes may be empty, and then fit any `.log`."""
         return self.key.endswith((FileKind.INDEX.value, FileKind.TIMEINDEX.value))
 
     @property
     def is_log(self) -> bool:
-        """The `.log` decides what the segment is."""
+        """Whether this is the `.log`."""
         return self.key.endswith(FileKind.LOG.value)
 
     @property
     def log_key(self) -> str:
-        """Where the `.log` of the same segment stands."""
+        """Key of the `.log` of the same segment."""
         return self.key.rpartition(".")[0] + FileKind.LOG.value
 
     def emptied(self) -> "FileToStore":
-        """The same index without an entry."""
+        """Return the same index without entries."""
         return replace(self, body=BytesBody(b""), crc64nvme=crc64nvme(b""))
 
     def all_metadata(self) -> dict[str, str]:
-        """The user metadata with what tells us later whose object it is."""
+        """Return the user metadata with the checksum and the writer's leader epoch."""
         return {
             **self.metadata,
             CHECKSUM_KEY: f"{self.crc64nvme:016x}",
@@ -99,7 +99,7 @@ class FileToStore:
 
 
 def compare(head: ObjectHead, ours: FileToStore) -> Existing:
-    """What is there already, seen from what we want to write. Both lie above the watermark."""
+    """Compare a stored object with the file to be written. Both are above `offset.wm`."""
     if head.size == ours.body.size and _crc64nvme(head) == ours.crc64nvme:
         return Existing.GOOD
     if WRITER_EPOCH_KEY not in head.metadata:
@@ -119,7 +119,7 @@ def _crc64nvme(head: ObjectHead) -> int | None:
 
 
 def _is_of_another_topic(head: ObjectHead, ours: FileToStore) -> bool:
-    """Whether a deleted topic's sidecar has written it late: each topic has its own epochs."""
+    """Return whether a sidecar wrote it for a deleted topic. Each topic has its own epochs."""
     ids = {head.metadata.get(TOPIC_ID_KEY), ours.metadata.get(TOPIC_ID_KEY)}
     return None not in ids and len(ids) > 1
 
@@ -139,27 +139,36 @@ def _number(text: str | None, base: int) -> int | None:
 def store_file(
     store: RemoteStorage, ours: FileToStore, *, may_exist: bool, may_replace: bool = False
 ) -> int:
-    """Store one file above the watermark; returns the bytes that were sent.
+    """Store one file above `offset.wm`.
 
-    `may_exist` asks first what is there, so that an object that has the right bytes already is not
-    sent again. A kill after the write leaves exactly the object that the next start finds here.
-    `may_replace` is for what has been set aside, and for nobody else: the rules above do not hold
-    then, and the caller sees to it that no upload is under way.
+    A kill after the write leaves the whole object, which the next start finds in place.
+
+    Args:
+        store: The store.
+        ours: The file.
+        may_exist: Read the head of the stored object first, and send nothing if it has the same
+            bytes.
+        may_replace: Replace an object of another sidecar. Only for quarantined objects: the rules
+            above do not hold then, and the caller must make sure that no upload is under way.
+
+    Returns:
+        The number of bytes that were sent.
 
     Raises:
-        StoredByAnotherError: another sidecar's `.log` is there; it stays.
-        ArchiveConflictError: a later leader has been here, or somebody writes at the same time.
+        StoredByAnotherError: another sidecar's `.log` is stored; it stays.
+        ArchiveConflictError: a later leader has written the object, or another process writes it
+            at the same time.
         StorageError: as the port says.
     """
-    there = _head(store, ours.key) if may_exist else None
-    if there is None:
+    head = _head(store, ours.key) if may_exist else None
+    if head is None:
         try:
             put_file(store, ours, IfAbsent())
         except PreconditionFailedError:
-            there = store.head_object(ours.key, with_checksum=True)
+            head = store.head_object(ours.key, with_checksum=True)
         else:
             return ours.body.size
-    return _settle(store, ours, there, may_replace=may_replace)
+    return _settle(store, ours, head, may_replace=may_replace)
 
 
 def _settle(
@@ -184,8 +193,9 @@ def _settle(
 
 
 def _check_undecided(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> None:
-    """Raise StoredByAnotherError where the `.log` that another sidecar's file belongs to is stored:
-    it may be committed by now, and then nothing beside it may change.
+    """Raise StoredByAnotherError if another sidecar's file belongs to a stored `.log`.
+
+    That `.log` may be committed by now, and then the files beside it must not change.
     """
     if ours.is_log or WRITER_EPOCH_KEY not in there.metadata:
         return
@@ -198,7 +208,7 @@ def _check_undecided(store: RemoteStorage, ours: FileToStore, there: ObjectHead)
 
 
 def _instead(ours: FileToStore, there: ObjectHead, verdict: Existing) -> FileToStore:
-    """What may take the place of what is there."""
+    """Return the file that may replace the stored object; raises where none may."""
     if verdict is Existing.STAND_DOWN:
         raise ArchiveConflictError(
             f"{ours.key} was written in leader epoch {_writer_epoch(there)}, this broker leads in "
@@ -218,12 +228,12 @@ def _instead(ours: FileToStore, there: ObjectHead, verdict: Existing) -> FileToS
 def put_file(store: RemoteStorage, ours: FileToStore, condition: Condition | None) -> None:
     """Write the file with its metadata and checksum, if the condition holds."""
     checksum = Checksum(ChecksumAlgorithm.CRC64NVME, ours.crc64nvme.to_bytes(8))
-    known = store.capabilities.checksum in {None, ChecksumAlgorithm.CRC64NVME}
+    is_supported = store.capabilities.checksum in {None, ChecksumAlgorithm.CRC64NVME}
     store.put_object(
         ours.key,
         ours.body,
         metadata=ours.all_metadata(),
-        checksum=checksum if known else None,
+        checksum=checksum if is_supported else None,
         condition=condition,
     )
 

@@ -1,10 +1,10 @@
 """The files that only some segments have: `.txnindex` and `.snapshot`.
 
-They never hold a segment: one that cannot be read, or is damaged, is left out, and said. What is
-stored with a segment is noted with its `.log`: the checksum of the file, `none` where the broker
-has none (nothing was aborted; no producer has a state), `missing` where it is not known. A reader
-that finds another file beside the `.log` than the one noted, one of an earlier try for example,
-must not use it.
+They never keep a segment from being stored: a file that cannot be read, or is damaged, is left out
+and reported. The metadata of the `.log` says which file belongs to it: the checksum of the file,
+`none` where the broker has none (no aborted transaction, no producer state), or `missing` where it
+is not known. A reader must not use a file beside the `.log` with another checksum, such as one from
+an earlier attempt.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The offsets of what is stored: from `base` up to, not including, `end`."""
+    """The offsets to be stored: from `base` to `end`, exclusive."""
 
     base: BaseOffset
     end: Offset
@@ -37,7 +37,13 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class OptionalFiles:
-    """Those to be stored, what is noted of each kind, and why others are left out."""
+    """The optional files of a segment.
+
+    Attributes:
+        files: The files to be stored.
+        notes: User metadata of the `.log` about each kind.
+        left_out: The kinds that could not be read, and why.
+    """
 
     files: Mapping[FileKind, VerifiedFile]
     notes: Mapping[str, str]
@@ -47,20 +53,20 @@ class OptionalFiles:
 def optional_files(
     pinned: PinnedSegment, stored: Extent, before_read: Callable[[int], None]
 ) -> OptionalFiles:
-    """What there is of them for a segment, or the slice of one; never raises for their sake."""
+    """Return the optional files of a segment, or of a slice of one. Their errors are not raised."""
     files: dict[FileKind, VerifiedFile] = {}
     notes: dict[str, str] = {}
     left_out = dict(pinned.lacking)
     for kind in OPTIONAL_KINDS:
         try:
-            found = _look(kind, pinned, stored, before_read)
+            file = _look(kind, pinned, stored, before_read)
         except (SegmentError, OSError) as error:
-            left_out[kind], found = str(error), None
-        if found is not None:
-            files[kind] = found
+            left_out[kind], file = str(error), None
+        if file is not None:
+            files[kind] = file
         notes[NOTE_KEYS[kind]] = (
-            f"{found.crc64nvme:016x}"
-            if found is not None
+            f"{file.crc64nvme:016x}"
+            if file is not None
             else MISSING
             if kind in left_out or _is_cut_off(kind, pinned, stored)
             else NONE
@@ -69,7 +75,7 @@ def optional_files(
 
 
 def _is_cut_off(kind: FileKind, pinned: PinnedSegment, stored: Extent) -> bool:
-    """The state of the producers at the start of a slice stands nowhere."""
+    """Return whether it is the snapshot of a slice: no file has the producer state at its start."""
     return kind is FileKind.SNAPSHOT and stored.base != pinned.segment.base_offset
 
 
@@ -88,8 +94,9 @@ def _look(
 def _txn_index(
     descriptor: int, segment: BaseOffset, stored: Extent, before_read: Callable[[int], None]
 ) -> VerifiedFile | None:
-    """The whole of it, or for a slice the entries whose marker lies in the slice: those that end
-    below it concern no record of it.
+    """Return the transaction index; for a slice, its entries with an abort marker in the slice.
+
+    Transactions that end below the slice have no records in it.
     """
     pieces = SummedPieces(descriptor, WHOLE_ABORTED_TXNS_BYTES)
     below = above = 0

@@ -1,4 +1,4 @@
-"""What of a file lies in the page cache, asked of the kernel without reading any of it."""
+"""Ask the kernel which pages of a file are in the page cache, without reading the file."""
 
 import ctypes
 import errno
@@ -9,10 +9,10 @@ from typing import Final
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 _CACHESTAT: Final = 451
-"""The number of the system call on every architecture but Alpha; the C libraries have no name."""
+"""Number of cachestat(2) on all architectures but Alpha. The C libraries have no wrapper."""
 
 CountCached = Callable[[int, range], int]
-"""How many of these pages (by number) of the file behind a descriptor are in the page cache."""
+"""Returns how many of these pages (by number) of the descriptor's file are in the page cache."""
 
 
 class _Range(ctypes.Structure):
@@ -30,15 +30,16 @@ _library: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def count_cached(fd: int, pages: range) -> int:
-    """As `CountCached`, by cachestat(2), which Linux has since 6.5.
+    """Count as `CountCached`, with cachestat(2), which Linux has since 6.5.
 
     Raises:
-        OSError: an older kernel or a filter of system calls does not know it (ENOSYS, EPERM), or
-            the file is of another user and may not be written (EPERM, on newer kernels).
+        OSError: an older kernel does not have it, or a system call filter refuses it (ENOSYS,
+            EPERM); or the file belongs to another user and is not writable (EPERM, on newer
+            kernels).
     """
-    asked = _Range(pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES)
+    byte_range = _Range(pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES)
     counts = _Counts()
-    arguments = ctypes.byref(asked), ctypes.byref(counts), 0
+    arguments = ctypes.byref(byte_range), ctypes.byref(counts), 0
     if _library.syscall(ctypes.c_long(_CACHESTAT), fd, *arguments) != 0:
         number = ctypes.get_errno() or errno.ENOSYS
         raise OSError(number, f"cachestat: {os.strerror(number)}")
@@ -47,10 +48,10 @@ def count_cached(fd: int, pages: range) -> int:
 
 
 def cold_parts(count: CountCached, fd: int, pages: range) -> Iterator[range]:
-    """The parts of `pages` that are not in the cache, in order; a mixed part is halved.
+    """Yield the parts of `pages` that are not in the cache, in order, by bisection.
 
-    Costs one question where all or none is cached, and two for each halving on the way to a border
-    between hot and cold otherwise.
+    Makes one call of `count` where all or none of the pages are cached, otherwise two more for each
+    halving on the way to a border between cached and uncached pages.
     """
     cached = count(fd, pages)
     if cached == 0:
@@ -62,7 +63,7 @@ def cold_parts(count: CountCached, fd: int, pages: range) -> Iterator[range]:
 
 
 def pages_of(position: int, length: int) -> range:
-    """The pages that hold these bytes, also those that they fill in part."""
+    """Return the pages that contain these bytes, also those that they fill in part."""
     if not length:
         return range(0)
     return range(position // PAGE_BYTES, -(-(position + length) // PAGE_BYTES))

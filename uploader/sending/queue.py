@@ -1,4 +1,4 @@
-"""The upload queue: what the broker deletes first goes first, one segment per thread."""
+"""The upload queue: segments that the broker deletes first go first, one per thread."""
 
 import heapq
 from collections.abc import Callable
@@ -31,17 +31,19 @@ class _Entry:
     number: int
     size: int
     modified_ns: int
-    """The last write to the `.log` when its high watermark was looked at."""
+    """Last write to the `.log`, in ns since 1970, when the high watermark was checked for it."""
     partition: Partition = field(compare=False)
     planned: PlannedSegment = field(compare=False)
 
 
 class UploadQueue:
-    """Segments that may go up. It holds at most `max_queued_segments_per_partition` of each
-    partition: the rest stands in the log dir and is found there again.
+    """Committed segments that wait for an upload thread.
+
+    Its callers offer at most `max_queued_segments_per_partition` segments of each partition. The
+    others stay in the log dir, and the next listing finds them again.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
         self,
         uploader: Uploader,
         pool: WorkerPool,
@@ -66,25 +68,25 @@ class UploadQueue:
 
     @property
     def length(self) -> int:
-        """Segments that wait for a thread."""
+        """Number of segments that wait for a thread."""
         return self._length
 
     @property
     def bytes(self) -> int:
-        """Their size."""
+        """Size of the waiting segments, in bytes."""
         return self._bytes
 
     @property
     def busy(self) -> int:
-        """Uploads under way."""
+        """Number of uploads under way."""
         return self._pool.busy
 
     def partition_on(self, thread: int) -> TopicPartition | None:
-        """The partition of which the worker thread with this identifier uploads a segment now."""
+        """Return the partition that the worker thread with this identifier uploads a segment of."""
         return self._pool.partition_on(thread)
 
     def offer(self, partition: Partition, tracked: TrackedSegment, planned: PlannedSegment) -> None:
-        """Queue a committed segment; where it is not pinned, it will be when its turn comes."""
+        """Queue a committed segment. One that is not pinned is pinned when its turn comes."""
         line = self._lines.setdefault(self._gate_of(partition), [])
         tracked.queue(planned, self._now())
         self._length += 1
@@ -101,7 +103,7 @@ class UploadQueue:
         heapq.heappush(line, entry)
 
     def start_some(self) -> None:
-        """Start uploads while threads are free: the most urgent of the stores that have room."""
+        """Start uploads while threads are free, by urgency over all stores that have room."""
         while ready := [
             line for gate, line in self._lines.items() if line and self._pool.has_room(gate)
         ]:
@@ -120,7 +122,7 @@ class UploadQueue:
     def _start(self, tracked: TrackedSegment, entry: _Entry) -> None:
         try:
             self._begin(tracked, entry)
-        except Exception as error:  # noqa: BLE001 - it belongs to this segment
+        except Exception as error:  # noqa: BLE001 - reported to the partition
             self._failed(entry.partition, tracked, error)
 
     def _begin(self, tracked: TrackedSegment, entry: _Entry) -> None:
@@ -154,10 +156,10 @@ class UploadQueue:
     def _pin(
         self, partition: Partition, tracked: TrackedSegment, modified_ns: int
     ) -> "PinnedSegment | None":
-        """The files of a segment that goes up now, opened again where they had to be let go.
+        """Return the open files of a segment that is uploaded next; None if it is put off.
 
-        A file that was written since its high watermark was looked at, at `modified_ns`, goes back
-        to that gate.
+        Files that were closed to free their pin are opened again. A file that was written after
+        `modified_ns`, when the high watermark was checked for it, has to pass that check again.
         """
         tracked.begin_upload()
         if tracked.pinned is None and partition.directory is not None:

@@ -1,4 +1,4 @@
-"""Reading a pinned file without disturbing the broker's page cache, as often as it takes."""
+"""Read a pinned file without displacing the broker's pages from the page cache."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ _NO_NOWAIT: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Which file this is, and in which state: truncation rewrites a file in place."""
+    """Identifies a file and its state: truncation changes a file in place."""
 
     device: int
     inode: int
@@ -31,19 +31,26 @@ class FileIdentity:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileIdentity":
-        """The identity in the answer of stat or fstat."""
+        """Return the identity from a result of stat or fstat."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class ColdPages:
-    """Remembers which parts of a file were not in the page cache before we came.
+    """Reads a file, and remembers which of its pages were not in the page cache before ("cold").
 
-    They are given back at the end, so that an upload of old segments does not push out the pages
-    that the broker's consumers read. The kernel is asked before each read (`count`); where it does
-    not answer, or never finds anything (overlayfs), `preadv2(RWF_NOWAIT)` reads what is hot: less
-    exact, since it has the page brought in that it does not find, and on a fast disk may find it
-    then, and since what follows a cold page in a chunk counts as cold. Read-ahead is off for our
-    descriptor alone, or it would make the next part look hot.
+    `give_back` drops these pages from the cache at the end, so that an upload of old segments does
+    not displace the pages that the broker's consumers read.
+
+    The kernel is asked before each read (`count`). If it does not support that, or never reports a
+    cached page (overlayfs), `preadv2(RWF_NOWAIT)` reads the cached pages instead. That is less
+    exact: it starts to load a missing page, and on a fast disk may then find it; and everything
+    behind a cold page in a chunk counts as cold. Read-ahead is switched off for this descriptor
+    only, because it would load the next pages before they are checked.
+
+    Args:
+        fd: Descriptor of the file.
+        watch: Whether to remember cold pages; otherwise it only reads.
+        count: Asks the kernel.
     """
 
     def __init__(self, fd: int, *, watch: bool = True, count: CountCached = count_cached) -> None:
@@ -56,7 +63,7 @@ class ColdPages:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, view: memoryview, position: int) -> int:
-        """As preadv: the number of bytes read, 0 at the end of the file."""
+        """Read as preadv does: return the number of bytes, 0 at the end of the file."""
         return self._read(view, position)
 
     def _ask_first(self, view: memoryview, position: int) -> int:
@@ -74,7 +81,7 @@ class ColdPages:
         return read
 
     def _check_answers(self) -> None:
-        """What has just been read is in the cache, or this file system's answers are worthless."""
+        """Check that the kernel reports a page just read as cached; else do not ask it again."""
         self._counts = any(self._count(self._fd, part) for part in self._cold)
         if not self._counts:
             self._cold.clear()
@@ -88,7 +95,9 @@ class ColdPages:
         except OSError as error:
             if error.errno not in _NO_NOWAIT:
                 raise
-            self._read = self._read_plainly  # nobody can tell: leave the file's cache alone
+            self._read = (
+                self._read_plainly
+            )  # the kernel cannot tell which pages are cold: drop none
             return self._read_plainly(view, position)
         if hot == len(view):
             return hot
@@ -100,7 +109,7 @@ class ColdPages:
         return os.preadv(self._fd, [view], position)
 
     def _note(self, cold: range) -> None:
-        """These pages were cold; parts that touch become one."""
+        """Remember cold pages, and merge adjacent ranges."""
         if not cold:
             return
         if self._cold and self._cold[-1].stop >= cold.start >= self._cold[-1].start:
@@ -109,7 +118,7 @@ class ColdPages:
         self._cold.append(cold)
 
     def give_back(self) -> int:
-        """Drop the pages that were cold from the cache; returns how many they are."""
+        """Drop the pages that were cold from the page cache, and return their number."""
         for pages in self._cold:
             position, length = pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES
             os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
@@ -125,7 +134,7 @@ def chunks(
     buffer: memoryview,
     before_read: Callable[[int], None] = lambda _: None,
 ) -> Iterator[memoryview]:
-    """A file's bytes from `start` up to `end`, in order; a chunk is only valid until the next."""
+    """Yield a file's bytes from `start` to `end`, exclusive. The next chunk overwrites a chunk."""
     position = start
     while position < end:
         before_read(min(len(buffer), end - position))
@@ -137,7 +146,7 @@ def chunks(
 
 
 class _Stream(io.RawIOBase):
-    """A window over a descriptor that others use at the same time: it has its own position."""
+    """A stream with its own position over a descriptor that other streams use, too."""
 
     def __init__(self, body: "FileBody") -> None:
         self._body = body
@@ -158,7 +167,7 @@ class _Stream(io.RawIOBase):
         return self._position
 
     def take(self, size: int) -> Extent:
-        """As a `FileStream`: what follows, for the kernel to send, or to be read elsewhere."""
+        """Return the next `size` bytes as an extent of the file, as a `FileStream` does."""
         wanted = max(0, min(size, self._body.size - self._position))
         if wanted:
             self._body.before_read(wanted)
@@ -170,7 +179,7 @@ class _Stream(io.RawIOBase):
         left = self._body.size - self._position
         extent = self.take(left if size is None or size < 0 else size)
         data = os.pread(extent.descriptor, extent.size, extent.position)
-        self._position -= extent.size - len(data)  # a file that was cut
+        self._position -= extent.size - len(data)  # the file was truncated
         return data
 
     def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
@@ -183,8 +192,8 @@ class _Stream(io.RawIOBase):
 class FileBody:
     """`size` bytes behind a descriptor, from byte `start` on, as a Body of the storage port.
 
-    `before_read` is called with each read's size: it holds the bandwidth cap, and raises to abandon
-    the upload.
+    `before_read` is called with the size of each read: it enforces the bandwidth cap, and raises to
+    abandon the upload.
     """
 
     fd: int
@@ -193,5 +202,5 @@ class FileBody:
     start: int = 0
 
     def open(self) -> BinaryIO:
-        """A fresh stream; closing it leaves the descriptor open."""
+        """Return a new stream. Closing it leaves the descriptor open."""
         return cast("BinaryIO", _Stream(self))

@@ -9,10 +9,14 @@ _BURST_SECONDS = 0.25
 
 
 class Throttle:
-    """A token bucket. `acquire` blocks its caller until the bytes may flow.
+    """A token bucket.
 
-    `wait(seconds)` is how it blocks: it returns True when the daemon is being stopped, and then
-    `acquire` lets everything through, so that nobody sleeps through a shutdown.
+    Args:
+        bytes_per_second: The cap; None for no cap.
+        now: Monotonic seconds.
+        wait: Blocks for a number of seconds, and returns early when the daemon stops, so that no
+            thread sleeps through a shutdown.
+        waited: Called with the number of seconds before each wait.
     """
 
     def __init__(
@@ -30,7 +34,7 @@ class Throttle:
         self._paid_until = now()
 
     def acquire(self, size: int) -> None:
-        """Wait until `size` more bytes may be read."""
+        """Block until `size` more bytes may be read, or the daemon stops."""
         if self._rate is None:
             return
         with self._lock:
@@ -43,7 +47,7 @@ class Throttle:
 
 
 class AbandonedError(SidetierError):
-    """The daemon stops: the upload under way was given up."""
+    """The daemon stops, and has abandoned the upload."""
 
 
 def capped(
@@ -52,7 +56,7 @@ def capped(
     abandoned: threading.Event,
     waited: Callable[[float], None],
 ) -> Callable[[int], None]:
-    """What holds the cap before a read; it raises AbandonedError once work is given up."""
+    """Return the function to call before each read. It raises AbandonedError after `abandoned`."""
     throttle = Throttle(bytes_per_second, now, abandoned.wait, waited)
 
     def before_read(size: int) -> None:

@@ -1,4 +1,4 @@
-"""Uploading one segment: verify, then indexes, what else there is beside them, then the `.log`."""
+"""Upload one segment: verify it, then store its indexes, its optional files, and its `.log`."""
 
 import threading
 from collections.abc import Callable
@@ -30,13 +30,22 @@ from sidetier.uploader.state.segment import StoredSegment
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a partition's segments go, and in whose name.
+    """Where a partition's segments are stored, and the leader that stores them.
 
-    Of a compacted topic records may be missing anywhere, and the pinned files may be older than
-    what stands under their names now. `directory` is where the partition lies now. An archive that
-    `begins` with this segment may begin within a record batch: its start was settled before
-    the log was truncated there, or by a replica with other segments. `epochs` are the leader epochs
-    of the log.
+    Attributes:
+        store: The store.
+        layout: The keys on it.
+        topic_partition: The partition.
+        writer_epoch: Leader epoch of this broker.
+        broker_id: This broker.
+        compacted: Whether the log was compacted: records may be missing anywhere, and the pinned
+            files may be older than the files that have their names now.
+        directory: The partition's directory now; None where it is not known.
+        topic_id: Kafka's topic id; None where it is not known.
+        begins: Whether the archive begins with this segment. It may then begin within a record
+            batch: its start was recorded before the log was truncated there, or by a replica with
+            other segments.
+        epochs: The leader epochs of the log.
     """
 
     store: RemoteStorage
@@ -53,8 +62,12 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """How segments are read: the cap before each read to send, whether cold pages are given back,
-    and the cap before each read to verify.
+    """How segments are read.
+
+    Attributes:
+        before_read: Bandwidth cap, called with the number of bytes before each read to send.
+        give_back_cold: Drop pages from the page cache that were not in it before.
+        before_walk: Bandwidth cap, called with the number of bytes before each read to verify.
     """
 
     before_read: Callable[[int], None]
@@ -64,7 +77,7 @@ class ReadingRules:
 
 @dataclass(slots=True)
 class Uploader:
-    """Uploads segments; each thread has one chunk of memory, whatever the size of a segment."""
+    """Uploads segments. Each thread uses one chunk of memory, whatever the segment's size."""
 
     rules: ReadingRules
     _local: threading.local = field(default_factory=threading.local)
@@ -80,16 +93,23 @@ class Uploader:
     ) -> StoredSegment:
         """Store one segment's index, time index, optional files and log, in this order.
 
-        A reader that lists the `.log` finds it whole, with its indexes. A kill in between leaves
-        objects above the watermark: the next start compares them, and keeps what is the same.
-        `present` are the keys above the watermark that were there when the archive was read,
-        `committed` is that of `Tracked`.
+        A reader that lists the `.log` finds it complete, with its indexes. A kill in between leaves
+        objects above `offset.wm`: the next start compares them, and keeps those with the same
+        bytes.
+
+        Args:
+            to: Where the segment is stored.
+            pinned: The open files of the segment.
+            planned: The segment, and the offset from which it is to be stored.
+            present: Keys above `offset.wm` that existed when the archive was listed.
+            committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
 
         Raises:
-            SegmentError: the local file is not what it should be.
-            StoredByAnotherError: another sidecar's segment stands there; follow on it.
-            StoredOtherwiseError: the archive ends within a record batch of what has left the log.
-            ArchiveConflictError: another writer is at work.
+            SegmentError: the local file is damaged, has changed, or must not be stored.
+            StoredByAnotherError: another sidecar's segment is stored there: continue behind it.
+            StoredOtherwiseError: the segment has left the log, and the archive ends within one of
+                its record batches.
+            ArchiveConflictError: another process writes the archive.
             StorageError: as the port says.
         """
         pages = ColdPages(pinned.log, watch=self.rules.give_back_cold)
@@ -137,8 +157,10 @@ class Uploader:
 def _check_follows(
     pinned: PinnedSegment, planned: PlannedSegment, verified: VerifiedSegment
 ) -> None:
-    """Of one history all logs have the same record batches, and so the archive ends where one does.
-    What is in the log still is compared by its epoch history.
+    """Check that the archive ends at the end of a record batch.
+
+    Logs of one history have the same record batches. Only a segment that has left the log is
+    checked: for the others, the comparison of the epoch histories is enough.
     """
     has_left = planned.segment.marked_for_deletion or pinned.unlinked()
     if has_left and verified.base_offset < planned.start:
@@ -176,7 +198,7 @@ def _topic_note(to: Destination) -> dict[str, str]:
 
 
 def _facts(to: Destination, verified: VerifiedSegment, optional: OptionalFiles) -> dict[str, str]:
-    """What is noted with the `.log`, so that nobody need read it to know."""
+    """Return the user metadata of the `.log`, which spares readers a request for its bytes."""
     return {
         NEXT_OFFSET_KEY: str(verified.next_offset),
         MAX_TIMESTAMP_KEY: str(verified.max_timestamp),

@@ -1,4 +1,4 @@
-"""A file that has been checked, and the checksum over what was checked."""
+"""A file that has been checked, and the checksum of the checked bytes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ class VerifiedFile:
 
 
 class SummedPieces:
-    """A file's bytes from `start` on, in pieces of a given size but for the last one, with their
-    size and CRC64NVME so far.
+    """Iterates over a file's bytes from `start` on, and sums them up: their size and CRC64NVME.
 
-    Whoever reads them all has checked just what `file` is then: should the broker rewrite the file
-    meanwhile, the store refuses what does not fit the sum.
+    All pieces have `piece_bytes` bytes, except the last one. After the iteration, `file` returns
+    exactly the bytes that were read: if the broker rewrites the file meanwhile, the store refuses
+    bytes that do not match the checksum.
     """
 
     def __init__(self, descriptor: int, piece_bytes: int, start: int = 0) -> None:
@@ -39,11 +39,11 @@ class SummedPieces:
             yield piece
 
     def file(self, before_read: Callable[[int], None]) -> VerifiedFile:
-        """What has been read, to be stored."""
+        """Return the bytes that were read so far, for the upload."""
         body = FileBody(self._descriptor, self._size, before_read, self._start)
         return VerifiedFile(body, self._checksum)
 
 
 def in_memory(data: bytes) -> VerifiedFile:
-    """Bytes that were made here."""
+    """Return bytes in memory with their checksum, such as a rebuilt index."""
     return VerifiedFile(BytesBody(data), crc64nvme(data))

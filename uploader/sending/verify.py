@@ -1,8 +1,8 @@
-"""The last look before an upload: whole, sound, of this epoch history, with indexes that belong to
-it.
+"""Verify a segment before its upload: complete, undamaged, of this log's epoch history, and with
+indexes that match it.
 
-What passes here has been read once, byte by byte; its checksum travels with the upload, so that the
-store refuses anything else.
+A verified segment has been read once, byte by byte. Its checksum is sent with the upload, so the
+store refuses any other bytes.
 """
 
 import os
@@ -40,11 +40,21 @@ from sidetier.uploader.state.plan import PlannedSegment
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSegment:
-    """A segment, or the slice of one, that may be stored under `base_offset`.
+    """A verified segment, or a slice of one, to be stored under `base_offset`.
 
-    `epochs` are its runs of batches of one leader epoch. `epoch_history` has at least these: it is
-    what the replica knew, where it knew so much. `plain_records` is the number of its records, None
-    where some belong to a transaction.
+    Attributes:
+        base_offset: Base offset of its keys.
+        next_offset: Its end, exclusive.
+        max_timestamp: Largest timestamp of its batches, in ms since 1970.
+        leader_epoch: Leader epoch of its last batch.
+        modified_ms: Last write to the local `.log`, in ms since 1970.
+        log: The `.log`.
+        index: The offset index.
+        timeindex: The time index.
+        epochs: Its runs of batches of one leader epoch, each with the first offset.
+        epoch_history: The leader epochs of the log, if they reach back to this segment; else
+            `epochs`.
+        plain_records: Number of its records; None where some belong to a transaction.
     """
 
     base_offset: BaseOffset
@@ -67,7 +77,7 @@ class VerifiedSegment:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The part of the pinned `.log` that is wanted."""
+    """The bytes of the pinned `.log` that are to be stored: `start` up to `end`, exclusive."""
 
     base_offset: BaseOffset
     start: int
@@ -76,11 +86,18 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a segment is read: `pages` reads the `.log`, `buffer` is scratch memory for one chunk,
-    `before_read` is what the bodies call before they read, `before_walk` what is called before a
-    chunk is read here; `directory` is where the partition lies now (perhaps in another log dir than
-    when the segment was pinned). `read_epochs` returns the leader epochs of the log in a directory.
-    `committed` when the segment is known to be (`Tracked.committed`).
+    """How a segment is read.
+
+    Attributes:
+        pages: Reads the `.log`.
+        buffer: Memory for one chunk.
+        before_read: The bodies call it with the number of bytes before each read for the upload.
+        compacted: Whether records may be missing anywhere in the log.
+        directory: The partition's directory now, which may be in another log dir than when the
+            segment was pinned; None takes the one at that time.
+        before_walk: Called with the number of bytes before each chunk is read to verify it.
+        read_epochs: Returns the leader epochs of the log in a directory.
+        committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
     """
 
     pages: ColdPages
@@ -98,7 +115,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
 
     Raises:
         SegmentChangedError: the file was rewritten, or replaced under its name, or merged.
-        SegmentEndsElsewhereError: it ends before the next one begins, and has no name any more.
+        SegmentEndsElsewhereError: it ends before the next one begins, and has left the log.
         DamagedSegmentError: not whole record batches, records missing at its end, or batches of a
             leader epoch that does not fit `leader-epoch-checkpoint`.
         UnprovenSegmentError: it has left the log, and nothing proves that its records are
@@ -109,7 +126,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     _check_identity(pinned, reading)
     if reading.compacted:
         _check_not_merged(pinned, planned, reading.directory or pinned.directory)
-    # Of a compacted topic the indexes that are found may be those of the file before this one.
+    # In a compacted topic the pinned indexes may belong to an earlier `.log` of the same name.
     rebuild = planned.is_slice or reading.compacted
     window = _window(pinned, planned)
     facts, indexes = _walk_with_indexes(pinned, window, reading, rebuild=rebuild)
@@ -145,8 +162,9 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
 def _epoch_history_from(
     base: BaseOffset, epoch_history: EpochHistory, facts: SegmentFacts
 ) -> EpochHistory:
-    """What the replica knows, where it reaches so far back; else what the batches tell: retention
-    has moved the start of an epoch that began here.
+    """Return the log's epoch history if it reaches back to `base`, else that of the batches.
+
+    It may not reach back, because retention moves the start of its first epoch.
     """
     if epoch_history.epoch_at(base) is not None:
         return epoch_history
@@ -162,13 +180,13 @@ def _check_identity(pinned: PinnedSegment, reading: Reading) -> None:
 def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
     size = pinned.identity.size
     if not planned.is_slice:
-        # Below its own base where compaction has left nothing in the segments before it.
+        # `start` is below the base offset where compaction has emptied the segments before it.
         return _Window(BaseOffset(planned.start), 0, size)
     end: int = planned.segment.base_offset
     for position, header in walk_headers(_pread(pinned.log), size):
         end = header.next_offset
         if end > planned.start:
-            # Where compaction has taken the first ones, the archive goes on at `start` still.
+            # If compaction has removed the records at `start`, the slice still begins there.
             base = BaseOffset(min(header.base_offset, planned.start))
             return _Window(base, position, size)
     message = (
@@ -181,7 +199,7 @@ def _window(pinned: PinnedSegment, planned: PlannedSegment) -> _Window:
 
 
 def end_of_batch(pinned: PinnedSegment, base: BaseOffset) -> Offset:
-    """The next offset of the batch that begins at `base`, in a segment that has been verified."""
+    """Return the end, exclusive, of the first batch at or above `base` in a verified segment."""
     headers = (header for _, header in walk_headers(_pread(pinned.log), pinned.identity.size))
     return Offset(next(h.next_offset for h in headers if h.base_offset >= base))
 
@@ -196,10 +214,10 @@ def _walk_with_indexes(
     """Walk the segment, and compare the broker's own indexes with its batches on the way.
 
     Returns:
-        The indexes are None where they are to be rebuilt, or one is missing, damaged, not trimmed
-        yet, or of other batches. Zero bytes are sound: small segments have no entry. Each is judged
-        and summed in one pass: should the broker's recovery rewrite it meanwhile, the store refuses
-        what does not fit the sum.
+        The facts of the walk, and the indexes. The indexes are None where they are to be rebuilt,
+        or one is missing, damaged, not trimmed yet, or of other batches. An empty index is valid:
+        small segments have no entry. Each index is checked and summed in one pass: if the broker's
+        recovery rewrites it meanwhile, the store refuses bytes that do not match the checksum.
     """
     index = pinned.descriptors.get(FileKind.INDEX)
     timeindex = pinned.descriptors.get(FileKind.TIMEINDEX)
@@ -236,7 +254,11 @@ def _check_not_empty(name: str, facts: SegmentFacts) -> None:
 
 
 def _check_end(name: str, planned: PlannedSegment, facts: SegmentFacts) -> None:
-    """Between live segments nothing is missing; names say less of staged ones."""
+    """Check that the segment ends where the next one begins.
+
+    Between live segments no records are missing. The names of segments that are marked for deletion
+    do not prove where one ends, so that is another error.
+    """
     expected, end = planned.segment.next_base, facts.next_offset
     if expected is None or end is None or end == Offset(expected):
         return
@@ -250,9 +272,11 @@ def _check_end(name: str, planned: PlannedSegment, facts: SegmentFacts) -> None:
 
 
 def _check_not_merged(pinned: PinnedSegment, planned: PlannedSegment, directory: str) -> None:
-    """Kafka's cleaner merges segments under the name of the first. Of one that was pinned before,
-    the listing then tells an end that it does not reach: what is left of the others lies in the
-    file that has its name now. Where that has gone, too, ours is stored as far as it reaches.
+    """Check that Kafka's cleaner has not merged the segment since it was pinned.
+
+    The cleaner merges segments under the name of the first. Then the listing gives an end that the
+    pinned file does not reach: the other segments' records are in the file that has the name now.
+    If that file is gone, too, the pinned one is stored up to its own end.
     """
     end, expected = pinned.segment.next_base, planned.segment.next_base
     if end is None or expected is None or expected <= end:
@@ -271,9 +295,9 @@ def _check_epoch_history(
 ) -> EpochHistory:
     """Compare the batches with the leader epochs of the log.
 
-    Where an epoch ended that the checkpoint has dropped, nothing tells, and truncation leaves the
-    same `.deleted` names as retention. Then the segment must still be in the log, or known to be
-    committed from when the epoch was there.
+    The checkpoint may have dropped the segment's epoch, and then does not show where that epoch
+    ended. Truncation leaves the same `.deleted` names as retention. In this case the segment must
+    still be in the log, or be known as committed from the time when the checkpoint had the epoch.
     """
     directory = reading.directory or pinned.directory
     epoch_history = reading.read_epochs(directory)

@@ -1,1 +1,1 @@
-"""What happens on the disk: file events as hints, the log dirs, small reads."""
+"""Watching the disk: file events as hints, the log dirs, and small reads."""

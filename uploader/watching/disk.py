@@ -1,4 +1,4 @@
-"""What the broker has in its log dirs; every function only reads."""
+"""Read the broker's log dirs. No function writes to them."""
 
 import errno
 import os
@@ -20,12 +20,12 @@ _BROKEN_LINK: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno
 
 @dataclass(frozen=True, slots=True)
 class LogDirPartitions:
-    """The live partitions of a log dir, or of several.
+    """The live partitions of one or several log dirs.
 
     Attributes:
         directories: The directory of each partition.
-        refused: Why a partition's directory is not read: a symbolic link that is not followed.
-        unreadable: Why a log dir could not be read; its partitions are not known.
+        refused: Why a partition's directory, a symbolic link, is not followed.
+        unreadable: Why a log dir could not be read. Its partitions are not known.
     """
 
     directories: dict[TopicPartition, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class LogDirPartitions:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that keeps partitions from being archived, a line each."""
+        """Each problem that keeps partitions from being archived, one line each."""
         return [*self.unreadable.values(), *self.refused.values()]
 
 
@@ -43,33 +43,33 @@ def find_partitions(
     wanted: Callable[[str], bool],
     identity: MetaProperties | None = None,
 ) -> LogDirPartitions:
-    """The live partitions of all log dirs whose topic is wanted; see `read_log_dir`."""
-    every = LogDirPartitions()
+    """Find the live partitions of wanted topics in all log dirs; see `read_log_dir`."""
+    combined = LogDirPartitions()
     for log_dir in log_dirs:
         try:
-            found = read_log_dir(log_dir, wanted, identity)
+            partitions = read_log_dir(log_dir, wanted, identity)
         except (OSError, SegmentError) as error:
-            every.unreadable[log_dir] = unreadable(log_dir, error)
+            combined.unreadable[log_dir] = unreadable(log_dir, error)
             continue
-        every.directories.update(found.directories)
-        every.refused.update(found.refused)
-    for tp in every.directories.keys() & every.refused.keys():
-        del every.refused[tp]
-    return every
+        combined.directories.update(partitions.directories)
+        combined.refused.update(partitions.refused)
+    for tp in combined.directories.keys() & combined.refused.keys():
+        del combined.refused[tp]
+    return combined
 
 
 def read_log_dir(
     log_dir: str, wanted: Callable[[str], bool], identity: MetaProperties | None = None
 ) -> LogDirPartitions:
-    """The live partitions of one log dir whose topic is wanted.
+    """Find the live partitions of wanted topics in one log dir.
 
-    `-delete`, `-future` and `-stray` directories are no partitions; KRaft's metadata log is none
-    that anybody would archive. Symbolic links are followed, as by the broker, on the log dir's own
-    file system.
+    `-delete`, `-future` and `-stray` directories are not live partitions. KRaft's metadata log is
+    left out. Symbolic links are followed, as by the broker, if they stay on the log dir's own file
+    system.
 
     Args:
         log_dir: Its path.
-        wanted: Whether a topic is to be archived.
+        wanted: Returns whether a topic is to be archived.
         identity: The broker that the log dir must belong to; None skips the check.
 
     Raises:
@@ -78,7 +78,7 @@ def read_log_dir(
     """
     if identity is not None:
         _check_identity(log_dir, identity)
-    found = LogDirPartitions()
+    partitions = LogDirPartitions()
     device = os.stat(log_dir).st_dev
     with os.scandir(log_dir) as entries:
         for entry in entries:
@@ -88,16 +88,16 @@ def read_log_dir(
             if entry.is_symlink():
                 reason = why_refused(entry.path, device)
                 if reason is not None:
-                    found.refused[tp] = reason
+                    partitions.refused[tp] = reason
                     continue
             elif not entry.is_dir(follow_symlinks=False):
                 continue
-            found.directories[tp] = os.path.join(log_dir, entry.name)
-    return found
+            partitions.directories[tp] = os.path.join(log_dir, entry.name)
+    return partitions
 
 
 def live_partition(name: str) -> TopicPartition | None:
-    """The partition that a directory of this name holds, None where there is none to archive."""
+    """Return the partition in a directory of this name; None where there is none to archive."""
     parsed = parse_partition_directory(name)
     if parsed is None or parsed.state is not DirectoryState.LIVE:
         return None
@@ -105,23 +105,23 @@ def live_partition(name: str) -> TopicPartition | None:
 
 
 def why_refused(link: str, device: int) -> str | None:
-    """Why a symbolic link in a log dir on this device is not followed; None where it is.
+    """Return why a symbolic link in a log dir on this device is not followed; None where it is.
 
-    The bounds on free disk, and the spool, work on the file system of the log dir.
+    The spool and the limits on free disk space work on the log dir's file system only.
 
     Raises:
-        OSError: the target cannot be looked at now.
+        OSError: the target cannot be examined now.
     """
     target = f"{link} is a symbolic link to {os.path.realpath(link)}"
     try:
-        found = os.stat(link)
+        status = os.stat(link)
     except OSError as error:
         if error.errno not in _BROKEN_LINK:
             raise
         return f"{target}, which cannot be reached: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return f"{target}, which is not a directory"
-    if found.st_dev != device:
+    if status.st_dev != device:
         return (
             f"{target}, on another file system than its log dir, and is not archived: make that "
             "file system a log dir of the broker, and move the partition there"
@@ -130,24 +130,24 @@ def why_refused(link: str, device: int) -> str | None:
 
 
 def unreadable(log_dir: str, error: Exception) -> str:
-    """What to say of a log dir that cannot be read."""
+    """Return the message about a log dir that cannot be read."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"log dir {log_dir} cannot be read, and nothing in it is archived: {reason}"
 
 
 def _check_identity(log_dir: str, expected: MetaProperties) -> None:
-    """An empty mount point, or the disk of another broker, is not this log dir."""
+    """Check that the directory is not an empty mount point or the disk of another broker."""
     path = os.path.join(log_dir, META_PROPERTIES)
-    found = parse_meta_properties(read_text(path), path)
-    if (found.broker_id, found.cluster_id) != (expected.broker_id, expected.cluster_id):
+    actual = parse_meta_properties(read_text(path), path)
+    if (actual.broker_id, actual.cluster_id) != (expected.broker_id, expected.cluster_id):
         raise SegmentError(
-            f"{path} is that of broker {found.broker_id} of cluster {found.cluster_id}, not of "
+            f"{path} is that of broker {actual.broker_id} of cluster {actual.cluster_id}, not of "
             f"broker {expected.broker_id} of cluster {expected.cluster_id}"
         )
 
 
 def list_names(directory: str) -> list[str]:
-    """The names in a partition's directory; empty when the directory is gone."""
+    """Return the names in a partition's directory; empty if the directory is gone."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -155,7 +155,7 @@ def list_names(directory: str) -> list[str]:
 
 
 def read_text(path: str) -> str:
-    """A small text file of the broker's, such as a checkpoint.
+    """Read a small text file of the broker, such as a checkpoint.
 
     Raises:
         OSError: It cannot be read.
@@ -169,7 +169,7 @@ def read_text(path: str) -> str:
 
 
 def device_of(path: str) -> int | None:
-    """The file system that holds the path (`st_dev`); None where it cannot be told."""
+    """Return the file system of a path (`st_dev`); None where it cannot be read."""
     try:
         return os.stat(path).st_dev
     except OSError:
@@ -177,6 +177,6 @@ def device_of(path: str) -> int | None:
 
 
 def free_bytes(path: str) -> tuple[int, int]:
-    """Free bytes that others than root may use, and all bytes, of the file system at the path."""
+    """Return the free bytes for users other than root, and all bytes, of a path's file system."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize

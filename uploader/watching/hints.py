@@ -1,4 +1,4 @@
-"""Hints: which partition directories are worth another look. The listing stays the truth."""
+"""Hints: which partition directories to list again. Only a listing decides, never a hint."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What to look at again: directories, each with the moment of its first hint; or everything."""
+    """What to list again.
+
+    Attributes:
+        directories: Partition directories, each with the time of its first hint, in monotonic
+            seconds.
+        everything: Whether all directories must be listed.
+    """
 
     directories: dict[str, float]
     everything: bool
@@ -16,8 +22,8 @@ class Hints:
 class HintBoard:
     """Collects hints from the watcher's threads until the daemon takes them.
 
-    Hints for one directory fall together, so the board never holds more than there are directories;
-    beyond `capacity` it asks for a look at everything instead.
+    Hints for one directory are merged, so the board never holds more hints than directories exist.
+    Beyond `capacity` directories it asks to list everything instead.
     """
 
     def __init__(self, wake: Callable[[], None], now: Callable[[], float], capacity: int) -> None:
@@ -29,7 +35,7 @@ class HintBoard:
         self._everything = False
 
     def touch(self, directory: str) -> None:
-        """Something happened in this directory."""
+        """Note an event in this directory."""
         with self._lock:
             first = not self._directories and not self._everything
             if len(self._directories) >= self._capacity:
@@ -40,7 +46,7 @@ class HintBoard:
             self._wake()
 
     def touch_everything(self) -> None:
-        """Something happened, and nobody knows where."""
+        """Note that events were lost, so that everything must be listed."""
         with self._lock:
             first = not self._directories and not self._everything
             self._everything = True
@@ -48,7 +54,7 @@ class HintBoard:
             self._wake()
 
     def take(self) -> Hints:
-        """All hints since the last call."""
+        """Return all hints since the last call."""
         with self._lock:
             hints = Hints(self._directories, self._everything)
             self._directories = {}

@@ -1,4 +1,4 @@
-"""The partitions' directories, kept up to date by hints and rescans."""
+"""The directories of the partitions, kept up to date by hints and rescans."""
 
 import os
 import stat
@@ -24,14 +24,14 @@ log: Final = structlog.get_logger()
 
 
 class LogDirs:
-    """Which directory holds which partition, over several log dirs.
+    """Maps partitions to their directories, over several log dirs.
 
-    What was last read of a log dir counts until it is read again: while it cannot be read, nothing
-    in it counts as gone.
+    The last successful reading of a log dir stays valid until the next one: while a log dir cannot
+    be read, its partitions do not count as deleted.
 
     Args:
-        log_dirs: Their paths.
-        wanted: Whether a topic is to be archived.
+        log_dirs: Paths of the log dirs.
+        wanted: Returns whether a topic is to be archived.
         identity: The broker that each log dir must belong to; None skips the check.
     """
 
@@ -51,18 +51,18 @@ class LogDirs:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Log dirs that cannot be read, and links that are not followed, a line each."""
+        """Log dirs that cannot be read, and links that are not followed, one line each."""
         return (*self._unreadable.values(), *self._refused.values())
 
     def rescan(self) -> None:
         """Read all log dirs."""
         for path in self.paths:
             try:
-                found = read_log_dir(path, self.wanted, self._identity)
+                partitions = read_log_dir(path, self.wanted, self._identity)
             except (OSError, SegmentError) as error:
                 self._is_unreadable(path, unreadable(path, error))
                 continue
-            self._found[path] = found
+            self._found[path] = partitions
             if self._unreadable.pop(path, None) is not None:
                 log.warning("log_dir.readable", path=path)
         self._combine()
@@ -73,7 +73,7 @@ class LogDirs:
         self._unreadable[path] = reason
 
     def _combine(self) -> None:
-        """A log dir that can be read knows better than one that was read a while ago."""
+        """Combine all log dirs. Readable ones win over those with an old reading."""
         directories: dict[TopicPartition, str] = {}
         refused: dict[TopicPartition, str] = {}
         for path in sorted(self.paths, key=lambda path: path not in self._unreadable):
@@ -86,50 +86,53 @@ class LogDirs:
         self._directories, self._refused = directories, refused
 
     def directory(self, tp: TopicPartition) -> str | None:
-        """The directory of the partition, or None."""
+        """Return the directory of the partition, or None."""
         return self._directories.get(tp)
 
     def refusal(self, tp: TopicPartition) -> str | None:
-        """Why the partition's directory is not read, None where it is, or where there is none."""
+        """Return why the partition's directory is not read; None where it is read or missing."""
         return self._refused.get(tp)
 
     def partitions(self) -> Iterable[TopicPartition]:
-        """Every partition found, led or not."""
+        """Return every partition on the disk, led or not."""
         return self._directories.keys()
 
     def resolve(self, directory: str) -> TopicPartition | None:
-        """The partition in a directory that a hint names; takes note of a new or vanished one."""
+        """Return the partition in the directory of a hint, and note whether it is new or gone."""
         log_dir, name = os.path.split(directory)
-        tp, found = live_partition(name), self._found.get(log_dir)
-        if tp is None or found is None or not self.wanted(tp.topic):
+        tp, partitions = live_partition(name), self._found.get(log_dir)
+        if tp is None or partitions is None or not self.wanted(tp.topic):
             return None
         if log_dir in self._unreadable:
             return tp
         try:
             is_there, refused = _look(directory)
         except OSError:
-            return tp  # not known: the next rescan tells
-        found.directories.pop(tp, None)
-        found.refused.pop(tp, None)
+            return tp  # not known now: the next rescan reads it again
+        partitions.directories.pop(tp, None)
+        partitions.refused.pop(tp, None)
         if is_there:
-            found.directories[tp] = self._directories[tp] = directory
+            partitions.directories[tp] = self._directories[tp] = directory
             self._refused.pop(tp, None)
             return tp
         if refused is not None:
-            found.refused[tp] = refused
+            partitions.refused[tp] = refused
         if refused is not None or self._directories.get(tp) == directory:
             self._combine()
         return tp
 
 
 def _look(directory: str) -> tuple[bool, str | None]:
-    """Whether there is a partition's directory to read, and why not where it is a symbolic link
-    that is not followed; raises OSError.
+    """Return whether the partition's directory is to be read, and why not if it is a symbolic link
+    that is not followed.
+
+    Raises:
+        OSError: the directory or its log dir cannot be examined now.
     """
     try:
         status = os.lstat(directory)
     except (FileNotFoundError, NotADirectoryError):
-        os.stat(os.path.dirname(directory))  # gone is the partition, and not the log dir
+        os.stat(os.path.dirname(directory))  # raises if the log dir is gone, not only the partition
         return False, None
     if not stat.S_ISLNK(status.st_mode):
         return stat.S_ISDIR(status.st_mode), None

@@ -1,4 +1,4 @@
-"""watchdog on the log dirs: creations, renames and deletions become hints; appends cost nothing."""
+"""Watch the log dirs: creations, renames and deletions become hints. Appends cost nothing."""
 
 import contextlib
 import ctypes
@@ -29,8 +29,9 @@ from sidetier.uploader.watching.hints import HintBoard
 class _Reader(InotifyFD):
     """Reads the inotify queue, on a thread of its own.
 
-    The kernel ends a full queue with one event (IN_Q_OVERFLOW) and drops what comes then. watchdog
-    sets its watches anew, where more may be lost, and tells no handler: that is done here, then.
+    The kernel ends a full queue with the event IN_Q_OVERFLOW and drops later events. watchdog then
+    sets its watches anew, which may lose more events, and does not call a handler. So this class
+    calls `overflowed`, after watchdog has set the watches.
     """
 
     def __init__(self, overflowed: Callable[[], None]) -> None:
@@ -46,7 +47,10 @@ class _Reader(InotifyFD):
 
 
 class OverflowObserver(BaseObserver):
-    """As watchdog's `InotifyObserver`; `overflowed` is called on the reader's thread.
+    """watchdog's `InotifyObserver` that also reports lost events.
+
+    Args:
+        overflowed: Called on the reader's thread when the kernel has dropped events.
 
     Raises:
         OSError: EMFILE, no further inotify instance is allowed.
@@ -58,18 +62,18 @@ class OverflowObserver(BaseObserver):
         self._reader.start()
 
     def reads(self) -> bool:
-        """Whether the reader lives: without it no event comes, whatever else is alive."""
+        """Return whether the reader's thread is alive. Without it no event arrives."""
         return self._reader.is_alive()
 
     def on_thread_stop(self) -> None:
-        """What watchdog calls to end the threads beside the observer's own."""
+        """Stop the reader. watchdog calls this when the observer stops."""
         super().on_thread_stop()
         self._reader.stop()
         self._reader.join()
 
 
-# With this filter watchdog asks inotify for these events alone: a broker's appends (MODIFY) are
-# not even queued by the kernel.
+# With this filter watchdog asks inotify for these events only, so the kernel does not queue events
+# of the broker's appends (IN_MODIFY).
 _EVENTS: Final[list[type[FileSystemEvent]]] = [
     FileCreatedEvent,
     FileMovedEvent,
@@ -84,14 +88,14 @@ _IN_DELETE_SELF: Final = 0x400
 
 
 class Watch(Protocol):
-    """Turns what happens in the log dirs into hints, until it is stopped or dies."""
+    """Turns events in the log dirs into hints, until it is stopped or fails."""
 
     def start(self) -> None:
-        """Begin; raises OSError when the machine's limits do not allow it."""
+        """Begin to watch. Raises OSError if inotify's limits do not allow it."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether hints can still come."""
+        """Return whether hints can still arrive."""
         ...
 
     def add_unwatched(self) -> bool:
@@ -99,20 +103,20 @@ class Watch(Protocol):
         ...
 
     def stop(self) -> None:
-        """End; may be called twice, also before `start`."""
+        """End the watch. May be called twice, also before `start`."""
         ...
 
 
 def limit_reached(error: OSError) -> bool:
-    """The error is inotify's limit of watches or instances, not a missing directory."""
+    """Return whether the error is inotify's limit of watches or instances."""
     return error.errno in _LIMIT_ERRORS
 
 
 def check_room(directory: str) -> None:
-    """Raise OSError (ENOSPC, EMFILE) unless one more directory could be watched.
+    """Raise OSError (ENOSPC, EMFILE) unless one more directory can be watched.
 
-    watchdog tells when a log dir itself gets no watch, and passes over a directory below it that
-    gets none. When the limit is used up, that is what has happened, or will with the next one.
+    watchdog raises if a log dir gets no watch, but silently skips a partition directory that gets
+    none. If the limit is reached, it has skipped one, or will skip the next one.
     """
     library = ctypes.CDLL(None, use_errno=True)
     instance = library.inotify_init1(os.O_CLOEXEC)
@@ -146,7 +150,7 @@ class InotifyWatch:
         self._unwatched: list[str] = []
 
     def start(self) -> None:
-        """Watch every log dir that can be read; raises OSError, with nothing left running."""
+        """Watch every readable log dir. If it raises OSError, no thread is left running."""
         observer = OverflowObserver(self._overflowed)
         observer.start()
         try:
@@ -161,7 +165,7 @@ class InotifyWatch:
         self._observer = observer
 
     def _add(self, observer: OverflowObserver, log_dir: str) -> bool:
-        """False where the log dir cannot be read; raises OSError at the limits of the machine."""
+        """Return False if the log dir cannot be read. Raises OSError at inotify's limits."""
         try:
             observer.schedule(self._handler, log_dir, recursive=True, event_filter=_EVENTS)
         except OSError as error:
@@ -174,12 +178,12 @@ class InotifyWatch:
         """Watch log dirs that could not be read before; True where one has been added."""
         observer, before = self._observer, len(self._unwatched)
         if observer is not None and self._unwatched:
-            with contextlib.suppress(OSError):  # at the limits: the rescans find what happens
+            with contextlib.suppress(OSError):  # inotify's limits: the rescans find the events
                 self._unwatched = [p for p in self._unwatched if not self._add(observer, p)]
         return len(self._unwatched) < before
 
     def is_alive(self) -> bool:
-        """The observer, its reader and each of its emitters live."""
+        """Return whether the observer, its reader and all its emitters are alive."""
         observer = self._observer
         return (
             observer is not None
@@ -197,7 +201,7 @@ class InotifyWatch:
 
 
 class _Handler(FileSystemEventHandler):
-    """Runs on watchdog's thread: sorts out what is worth a look, and returns at once."""
+    """Turns events of segments and partitions into hints. Runs on watchdog's thread."""
 
     def __init__(self, board: HintBoard, log_dirs: tuple[str, ...]) -> None:
         self._board = board
@@ -210,17 +214,17 @@ class _Handler(FileSystemEventHandler):
             self._file(os.fsdecode(event.src_path), os.fsdecode(event.dest_path))
 
     def _directory(self, event: FileSystemEvent) -> None:
-        """A partition came, went, or was renamed."""
+        """Note that a partition directory was created, deleted or renamed."""
         for path in (os.fsdecode(event.src_path), os.fsdecode(event.dest_path)):
             if path and os.path.dirname(path) in self._log_dirs:
                 self._board.touch(path)
 
     def _file(self, source: str, target: str) -> None:
-        # A directory's rename comes as invented moves of its files, each into another directory.
+        # watchdog reports a directory's rename as moves of its files into another directory.
         for path in (source, target):
             directory, name = os.path.split(path)
             parsed = parse_segment_file_name(name)
             is_log = parsed is not None and parsed.kind is FileKind.LOG
-            # A leader epoch must be seen before the broker drops it from the checkpoint again.
+            # The sidecar must read a leader epoch before the broker drops it from the checkpoint.
             if is_log or name == EPOCH_CHECKPOINT_NAME:
                 self._board.touch(directory)

@@ -1,4 +1,4 @@
-"""Keeps a watch alive: restarts a dead one, and polls where inotify is not enough."""
+"""Keep a watch alive: restart a failed one, and poll where inotify does not suffice."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
@@ -23,7 +23,7 @@ _HOW_TO_RAISE: Final = (
 
 
 class Watcher:
-    """A watch that is kept alive. Whatever it misses, the rescan timer finds."""
+    """A watch that is restarted when it fails. The rescans find events that it misses."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Watcher:
 
     @property
     def polling(self) -> bool:
-        """No events come: the log dirs must be listed often."""
+        """Whether there is no watch, so that the log dirs must be listed often."""
         return self._watch is None
 
     def start(self) -> None:
         """Begin to watch, before the first listing.
 
         Raises:
-            ConfigurationError: inotify is asked for, and the machine's limits do not allow it.
+            ConfigurationError: the configuration demands inotify, and its limits do not allow it.
         """
         if self._mode == "polling":
             return
@@ -70,14 +70,16 @@ class Watcher:
         log.warning("watch.polling", reason=str(error), hint=_HOW_TO_RAISE)
 
     def _overflowed(self) -> None:
-        """Events were lost, and nobody knows which: on the watch's thread."""
+        """Request a listing of everything after lost events. Called on the watch's thread."""
         self._board.touch_everything()
         self._metrics.watcher_overflowed()
         log.warning("watch.overflowed", hint=_MORE_EVENTS)
 
     def keep_alive(self) -> bool:
-        """Start a dead watch again, and watch log dirs that have come back; True when everything
-        must be listed.
+        """Restart a failed watch, and watch log dirs that are readable again.
+
+        Returns:
+            Whether everything must be listed.
         """
         if self._watch is None:
             return False
@@ -91,7 +93,7 @@ class Watcher:
         return True
 
     def stop(self) -> None:
-        """No further hints; may be called twice."""
+        """End the watch. May be called twice."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()

@@ -1,1 +1,1 @@
-"""Where tasks are carried out: in this process, or on Spark."""
+"""Engines that run the tasks of an export: in this process, or on Spark."""

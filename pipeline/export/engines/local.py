@@ -1,4 +1,4 @@
-"""Tasks on threads of this process."""
+"""Engine that runs tasks on threads of this process."""
 
 import threading
 from collections.abc import Sequence
@@ -17,34 +17,38 @@ from sidetier.storage.port import RemoteStorage
 
 
 class _StoppedError(SidetierError):
-    """Another task has failed, or the export ends."""
+    """Another task has failed, or the export is stopped."""
 
 
 class Watcher(Protocol):
-    """Is told how far the tasks are, on their threads."""
+    """Receives the progress of tasks. Methods are called on the tasks' threads."""
 
     def begin(self, offsets: int) -> None:
-        """Tasks begin that cover this many offsets."""
+        """Report that tasks begin which cover this number of offsets."""
         ...
 
     def advance(self, offsets: int, records: int) -> None:
-        """Another number of these offsets is done; it held this many records."""
+        """Report that this number of further offsets is done, and how many records they held."""
         ...
 
 
 class LocalEngine:
-    """One pool of threads for the tasks of all topics, a Kafka partition each.
+    """One thread pool for the tasks of all topics. Each task is one Kafka partition.
 
-    `run` may be called from several threads at once. The first task that fails stops the others of
-    the same call.
+    `run` may be called from several threads at once. The first task that fails stops the other
+    tasks of the same call.
 
     Args:
-        workers: how many tasks are carried out at once, over all calls.
-        broker: where records are read that the archive does not have.
-        watcher: is told how far the tasks are.
+        archive: the archive to read from.
+        target: the store to write files to.
+        workers: number of tasks that run at once, over all calls of `run`.
+        broker: connection for records that the archive does not have.
+        watcher: receives the progress of tasks; None for none.
+        max_batch_bytes: largest record batch that is read, in bytes.
+        registry: connection to the schema registry.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- what tasks are carried out with
+    def __init__(  # noqa: PLR0913, PLR0917 -- each argument is passed on to tasks
         self,
         archive: ArchiveAccess,
         target: RemoteStorage,
@@ -64,7 +68,7 @@ class LocalEngine:
         self._cancelled = threading.Event()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the engine."""
         return self
 
     def __exit__(
@@ -73,16 +77,16 @@ class LocalEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the threads."""
+        """Cancel the tasks and wait for the threads to end."""
         self.cancel()
         self._pool.shutdown(cancel_futures=True)
 
     def cancel(self) -> None:
-        """See `Engine`."""
+        """See `Engine.cancel`."""
         self._cancelled.set()
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """See `Engine`."""
+        """See `Engine.run`."""
         failed = threading.Event()
         if self._watcher is not None:
             self._watcher.begin(sum(task.span.until - task.span.first for task in tasks))
@@ -90,11 +94,11 @@ class LocalEngine:
             self._pool.submit(self._carry_out, task, failed) for task in tasks
         ]
         try:
-            return [one.result() for one in as_completed(futures)]
+            return [future.result() for future in as_completed(futures)]
         finally:
             failed.set()
-            for one in futures:
-                one.cancel()
+            for future in futures:
+                future.cancel()
             wait(futures)
 
     def _carry_out(self, task: Task, failed: threading.Event) -> Done:
@@ -117,5 +121,5 @@ class LocalEngine:
             self._max_batch_bytes,
             self._registry,
         )
-        advance(0, task.span.until)  # the end of a range may hold no record
+        advance(0, task.span.until)  # the last offsets of a range may hold no record
         return done

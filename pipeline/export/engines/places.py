@@ -1,4 +1,7 @@
-"""Where a task finds what it needs: no secret is in it, each process resolves its own."""
+"""The stores and servers that a task connects to, as a value without secrets.
+
+Each process resolves secrets itself, so the value can be sent to Spark executors.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +18,7 @@ from sidetier.storage.port import RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The archive of a cluster, the store that its export goes to, the cluster itself, and its
-    schema registry.
-    """
+    """A cluster's archive, the export's target store, the brokers, and the schema registry."""
 
     cluster: str
     archive: StorageConfig
@@ -27,10 +28,11 @@ class Places:
 
     @contextmanager
     def open(self) -> Iterator[tuple[ArchiveAccess, RemoteStorage]]:
-        """Both, closed at the end.
+        """Open the archive and the target store; both are closed at the end of the `with` block.
 
         Raises:
-            ConfigurationError: a secret cannot be read here, or a driver is missing.
+            ConfigurationError: a secret cannot be read in this process, or a storage driver is
+                missing.
         """
         with open_archive(self.cluster, self.archive) as access:
             target = open_storage(endpoint_provider(self.target).endpoints[0])
@@ -41,7 +43,11 @@ class Places:
 
 
 def require_fencing(target: RemoteStorage, config: StorageConfig) -> None:
-    """Raises ConfigurationError for a store on which two exports could not be kept apart."""
+    """Raise ConfigurationError if the target store has no conditional puts.
+
+    Without them two exports of the same output could overwrite each other's files and state. The
+    setting `fencing: unfenced_acknowledged` accepts this.
+    """
     if target.capabilities.conditional_writes or config.fencing != "required":
         return
     raise ConfigurationError(

@@ -1,7 +1,7 @@
-"""Tasks on the executors of Spark, one for each Kafka partition.
+"""Engine that runs tasks on Spark executors, one for each Kafka partition.
 
-Nothing of what is read or written passes through the driver or the JVM: a task opens both stores
-itself. Run again, or twice at once by speculation, it makes the same files.
+Records pass neither through the driver nor through the JVM: each task opens both stores itself. A
+task that Spark runs again, or twice at once by speculation, writes the same files.
 """
 
 import pickle
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 _SCHEMA: Final = "outcome binary"
 _ARROW: Final = pa.schema([pa.field("outcome", pa.binary())])
 _COMMON_FAILURES: Final = "4"
-"""Spark's default of `spark.task.maxFailures`; a local master has its own, or none."""
+"""Spark's default of `spark.task.maxFailures`. A `local` master ignores that setting."""
 _LOCAL_TRIES: Final = re.compile(r"local\[[^,]+,\s*(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class SparkEngine:
-    """A session, which is left open."""
+    """Engine on a Spark session. The session stays open."""
 
     spark: "SparkSession"
     places: Places
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """See `Engine`."""
+        """See `Engine.run`."""
         if not tasks:
             return []
         count = len(tasks)
         self._describe(tasks)
         work = _Work(tuple(tasks), self.places, self._tries(), self.max_batch_bytes)
         rows = self.spark.range(0, count, 1, count).mapInArrow(work, _SCHEMA).collect()
-        outcomes = [pickle.loads(row.outcome) for row in rows]  # noqa: S301 -- our own executors'
+        outcomes = [pickle.loads(row.outcome) for row in rows]  # noqa: S301 -- pickled by our executors
         for outcome in outcomes:
             if isinstance(outcome, SidetierError):
                 raise outcome
         return outcomes
 
     def cancel(self) -> None:
-        """See `Engine`."""
+        """See `Engine.cancel`."""
         self.spark.sparkContext.cancelAllJobs()
 
     def _describe(self, tasks: Sequence[Task]) -> None:
-        """What Spark's UI shows of the job."""
+        """Set the job description that Spark's UI shows."""
         offsets = sum(task.span.until - task.span.first for task in tasks)
         text = f"sidetier: {tasks[0].tp.topic} to files, {offsets} offsets"
         self.spark.sparkContext.setJobDescription(text)
@@ -63,14 +63,14 @@ class SparkEngine:
     def _tries(self) -> int:
         master = str(self.spark.sparkContext.master)
         if master.startswith("local"):
-            given = _LOCAL_TRIES.fullmatch(master)
-            return 1 if given is None else int(given[1])
+            match = _LOCAL_TRIES.fullmatch(master)
+            return 1 if match is None else int(match[1])
         return int(self.spark.conf.get("spark.task.maxFailures", _COMMON_FAILURES) or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is sent to executors: with every row comes the number of a task."""
+    """The function that Spark runs on executors. Each row that it gets is the number of a task."""
 
     tasks: tuple[Task, ...]
     places: Places
@@ -84,8 +84,10 @@ class _Work:
                 yield pa.RecordBatch.from_arrays([pa.array([outcome])], schema=_ARROW)
 
     def _outcome(self, task: Task) -> bytes:
-        """What was done, or the error; one that may pass is Spark's to try again, but for the
-        last time.
+        """Return the pickled result of a task, or its pickled error.
+
+        An error that a retry can solve is raised, so that Spark runs the task again, except in the
+        last attempt.
         """
         try:
             with self.places.open() as (archive, target):
@@ -105,17 +107,19 @@ class _Work:
 
 
 def _attempt() -> int:
-    from pyspark import TaskContext  # noqa: PLC0415 -- only where there is one
+    from pyspark import TaskContext  # noqa: PLC0415 -- pyspark is an optional dependency
 
     context = TaskContext.get()
     return 0 if context is None else context.attemptNumber()
 
 
 def _packed(error: SidetierError) -> bytes:
-    """The error, or its words where it cannot be sent."""
+    """Return the pickled error, or a pickled SidetierError with its text if it cannot be
+    pickled.
+    """
     try:
         data = pickle.dumps(error)
-        pickle.loads(data)  # noqa: S301 -- made in the line before
-    except Exception:  # noqa: BLE001 -- whatever its constructor makes of it
+        pickle.loads(data)  # noqa: S301 -- pickled in the line before
+    except Exception:  # noqa: BLE001 -- an error's constructor may raise anything
         return pickle.dumps(SidetierError(str(error)))
     return data

@@ -1,4 +1,4 @@
-"""What one task does, wherever it runs."""
+"""The work of one task, the same in every engine."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_RECORDS: Final = 1 << 16
 
 
-def carry_out(  # noqa: PLR0913, PLR0917 -- what a task is carried out with
+def carry_out(  # noqa: PLR0913, PLR0917 -- both engines pass the same set
     task: Task,
     archive: ArchiveAccess,
     target: RemoteStorage,
@@ -34,6 +34,15 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- what a task is carried out with
     registry: RegistryConfig | None = None,
 ) -> Done:
     """Read a task's range and write its files.
+
+    Args:
+        task: the range, its splits, and the options.
+        archive: the archive to read from.
+        target: the store to write files to.
+        broker: connection for records that the archive does not have.
+        progress: called after each batch of records; see `Progress`.
+        max_batch_bytes: largest record batch that is read, in bytes.
+        registry: connection to the schema registry.
 
     Raises:
         SidetierError: see `write_range`, `read_split` and `BrokerReader.read`.
@@ -51,8 +60,8 @@ def carry_out(  # noqa: PLR0913, PLR0917 -- what a task is carried out with
     def records() -> Iterator[pa.RecordBatch]:
         for split in task.splits:
             yield from read_split(archive, split, how, missing.append)
-        for behind in task.on_broker:
-            yield from BrokerReader(broker, isolation, columns).read(behind)
+        for broker_range in task.on_broker:
+            yield from BrokerReader(broker, isolation, columns).read(broker_range)
 
     sink = FileSink(target, task.run)
     written = write_range(

@@ -1,1 +1,1 @@
-"""Files as Confluent's S3 sink lays them out: partitioners, rotation, formats, writing."""
+"""Exports to files, with the names and directories of Confluent's S3 sink connector."""

@@ -1,4 +1,4 @@
-"""Records that do not fit, as lines of JSON beside the output: whole, with the reason."""
+"""Dead letters: records that do not fit, written as JSON lines with the reason."""
 
 import base64
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ DEAD_LETTER_SCHEMA = pa.schema([pa.field("letter", pa.string())])
 
 
 def dead_letter_form() -> Form:
-    """A JSON object per line."""
+    """Return the format of dead-letter files: one JSON object per line."""
     return StreamForm("json", _render, "none")
 
 
 def dead_letters(tp: TopicPartition, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> Rows:
-    """The records that do not fit; keys, values and headers are base64."""
-    chosen = batch.take(pa.array([one.row for one in misfits], type=pa.int64()))
-    reasons = [one.reason for one in misfits]
+    """Return the rows for records that do not fit. Keys, values and header values are base64."""
+    chosen = batch.take(pa.array([misfit.row for misfit in misfits], type=pa.int64()))
+    reasons = [misfit.reason for misfit in misfits]
     letters = [
-        text_of(_letter(tp, row, why)) for row, why in zip(chosen.to_pylist(), reasons, strict=True)
+        text_of(_letter(tp, row, reason))
+        for row, reason in zip(chosen.to_pylist(), reasons, strict=True)
     ]
     count = len(letters)
     return Rows(
@@ -53,7 +54,9 @@ def _letter(tp: TopicPartition, row: dict[str, Any], reason: str) -> dict[str, o
         "reason": reason,
         "key": _base64(row["key"]),
         "value": _base64(row["value"]),
-        "headers": [{"key": one["key"], "value": _base64(one["value"])} for one in row["headers"]],
+        "headers": [
+            {"key": header["key"], "value": _base64(header["value"])} for header in row["headers"]
+        ],
     }
 
 

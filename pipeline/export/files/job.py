@@ -1,17 +1,17 @@
-"""One export of one topic: from its state to a plan, from the plan to files, from files to state.
+"""The export of one topic to files: plan a run, write its files, commit them to the manifest.
 
-The steps of a run, each atomic, and what a kill right behind it leaves:
+Each step of a run is atomic. A kill right after it leaves this:
 
-1. The plan is written into the manifest (`pending`): the fixed ranges, and all that decides names
-   and contents. Killed here: no file yet; the next run carries the same plan out.
-2. Files are put, each whole. Killed here: some of the plan's files, which no manifest names; the
-   next run makes the same ones, and finds that they are there.
-3. Where an earlier plan was given up, its files are looked for and removed. Killed here: some of
-   them are left; the next run looks again.
-4. The manifest names the files and the next offsets. Killed here: a finished run.
+1. The job writes the plan to the manifest (`pending`): the fixed ranges, and all options that
+   determine names and contents. After a kill there is no file; the next run carries out this plan.
+2. Tasks store the files, each whole. After a kill some of the plan's files exist, which no manifest
+   names; the next run makes the same files, and finds those that exist.
+3. If an earlier plan was withdrawn, the job removes its files. After a kill some of them are left;
+   the next run sweeps again.
+4. The job names the files and the next offsets in the manifest. After a kill the run is finished.
 
-Two jobs at once carry out the same plan, so that neither can spoil the other's files; the one whose
-fourth step comes second is refused.
+Two jobs at once carry out the same plan, so neither can damage the other's files. The store refuses
+the fourth step of the slower job.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -63,14 +63,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run did.
+    """Result of one run.
 
     Attributes:
-        manifest: as it stands now.
-        run: what was carried out; None where nothing is new.
-        resumed: it was an earlier run that had not ended.
-        swept: how many files of runs that were given up were removed.
-        held_back: partitions that are left out; told where nothing is new, as the last thing.
+        manifest: the manifest after the run.
+        run: the run that was carried out; None if there was nothing new.
+        done: results of the tasks.
+        resumed: whether an earlier job had begun the run.
+        swept: number of files of withdrawn runs that were removed.
+        held_back: partitions that are left out. Set only if there was nothing new.
     """
 
     manifest: Manifest
@@ -82,17 +83,17 @@ class RunResult:
 
     @property
     def missing(self) -> tuple[MissingEntry, ...]:
-        """Offsets that were exported over."""
+        """Ranges that the run skipped because they are not stored."""
         return () if self.run is None else self.manifest.missing
 
 
 @dataclass(frozen=True, slots=True)
 class NextRun:
-    """What an export does next.
+    """The run that an export carries out next.
 
     Attributes:
-        run: what is to be carried out; None where nothing is new.
-        resumed: an earlier run has begun with it.
+        run: the run; None if there is nothing new.
+        resumed: whether an earlier job has begun it.
         held_back: partitions that are left out.
     """
 
@@ -106,13 +107,16 @@ class FilesJob:
     """The export of one topic into one directory.
 
     Attributes:
-        asked: a given range, in words; None for an export that goes on where it stands.
-        chunk: how many offsets one run spans at most, over all Kafka partitions; but what replaces
-            files is one run, or readers would miss for a while what later ones bring.
-        chunk_bytes: how many archived bytes, about.
-        accept_changes: whether a directory may become a mixture of settings.
-        reread: whether files are replaced whose records the brokers have thrown away since.
-        transaction_timeout_ms: from which age on an open transaction counts as hung.
+        asked: the requested range, in words; None for an export that continues from its next
+            offsets.
+        chunk: most offsets of one run, over all Kafka partitions; None for no limit. A run that
+            replaces files is not limited, because readers would miss records until the following
+            runs.
+        accept_changes: whether the output may mix records of different settings.
+        reread: whether to replace files whose records the brokers have discarded.
+        said: receives messages for the user.
+        chunk_bytes: approximate limit of a run in archived bytes; None for no limit.
+        transaction_timeout_ms: age in ms from which on an open transaction counts as hung.
         now_ms: the wall clock, in ms since 1970.
     """
 
@@ -132,11 +136,12 @@ class FilesJob:
     now_ms: Callable[[], int] = field(default=lambda: time_ns() // 1_000_000)
 
     def look(self) -> Held:
-        """The state, once it is known to be this export's, and of the history that the log has.
+        """Load the state, and check that it belongs to this export and to the log that exists now.
 
         Raises:
-            LogTruncatedError: it is of another one, and nobody has said `reread`.
-            MissingRecordsError: what shares files with what was thrown away is not stored any more.
+            LogTruncatedError: exported records were discarded, and `reread` is False.
+            MissingRecordsError: records that share files with discarded ones are not stored any
+                more.
             OtherExportError, OtherTopicError, NewerStateError, ArchiveError, StorageError.
         """
         held = self.keeper.load(self.cluster, self.topic, self.asked)
@@ -149,21 +154,26 @@ class FilesJob:
         return replace(held, manifest=review.of(held.manifest))
 
     def offsets_without_epoch(self) -> dict[TopicPartition, Offset]:
-        """The next offsets below which no epoch history is known: a fork there would not be seen.
-        Raises as `look`, but for what that compares.
+        """Return the next offsets below which no leader epochs are known.
+
+        A divergence below them cannot be detected.
+
+        Raises:
+            NewerStateError, MalformedObjectError, StorageError: see `ManifestFile.load`.
         """
         held = self.keeper.load(self.cluster, self.topic, self.asked)
         return {
-            TopicPartition(self.topic, one): Offset(at)
-            for one, at in held.manifest.next_offsets.items()
-            if not held.manifest.epochs.get(one)
+            TopicPartition(self.topic, partition): Offset(offset)
+            for partition, offset in held.manifest.next_offsets.items()
+            if not held.manifest.epochs.get(partition)
         }
 
     def next_run(self, held: Held) -> NextRun:
-        """What is to be carried out.
+        """Return the run that comes next: the unfinished one of the manifest, or a new one.
 
         Raises:
-            BehindError: a partition's log ends below its next offset, and may be another topic's.
+            BehindError: a partition's log ends below its next offset, and the topic may be another
+                one.
             OtherTopicError, ArchiveError, StorageError.
         """
         manifest = held.manifest
@@ -174,9 +184,9 @@ class FilesJob:
         self._require_same_topic(manifest.topic_id)
         held_back = self._held_back(manifest, behind)
         whole = {
-            one: span
-            for one, span in whole.items()
-            if not waits_for_more(manifest, self.options, one, span)
+            partition: span
+            for partition, span in whole.items()
+            if not waits_for_more(manifest, self.options, partition, span)
         }
         spans = self._chunk(whole, manifest.replacing)
         if not spans:
@@ -189,7 +199,7 @@ class FilesJob:
         offsets = {
             TopicPartition(self.topic, one): Offset(at) for one, at in manifest.next_offsets.items()
         }
-        known, found = (
+        known, present = (
             {} if topic_id is None else {self.topic: topic_id}
             for topic_id in (manifest.topic_id, self.source.topic_id())
         )
@@ -197,16 +207,20 @@ class FilesJob:
         at_end = {TopicPartition(self.topic, one): tail for one, tail in tails.items()}
         waiting = waiting_for_transactions(at_end, self.now_ms(), self.transaction_timeout_ms)
         return (
-            *behind_of_one_topic(behind, offsets, known, found),
-            # No later run goes on with a given range.
+            *behind_of_one_topic(behind, offsets, known, present),
+            # A requested range has no later run, so each open transaction is a finding.
             *(replace(one, is_finding=one.is_finding or bool(self.asked)) for one in waiting),
         )
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
-        """What is read for a run.
+        """Plan the reading of a run.
+
+        Args:
+            run: the run.
+            refuse: False to plan it although records are missing, in order to show the plan.
 
         Raises:
-            MissingRecordsError: see `Source`; unless it is only to be shown (`refuse` is False).
+            MissingRecordsError: see `Source.plan`; only if `refuse` is True.
         """
         options = run.options
         if not refuse:
@@ -219,12 +233,13 @@ class FilesJob:
         require_same_topic(self.topic, known, self.source.topic_id(), self.keeper.where)
 
     def once(self) -> RunResult:
-        """One run, up to its commit; the one that an earlier job has not ended comes first.
+        """Carry out one run up to its commit. The unfinished run of an earlier job comes first.
 
         Raises:
-            OtherWriterError: another job was faster. It has the plan now.
-            SidetierError: with `retry` the next run carries out the same plan; without, the plan
-                was withdrawn, and the next run makes its own. So it is for any other exception.
+            OtherWriterError: another job was faster, and works on the plan now.
+            SidetierError: if `retry` is True, the next run carries out the same plan. Otherwise,
+                and after any other exception, the plan was withdrawn and the next run makes its
+                own.
         """
         held = self.look()
         following = self.next_run(held)
@@ -235,7 +250,7 @@ class FilesJob:
             self.said(f"{self.topic}: carrying out what an earlier run has begun")
             plan = self._or_give_up(held, lambda: self.plan(run))
         else:
-            plan = self.plan(run)  # what is missing is told before anything is written
+            plan = self.plan(run)  # missing records are an error before anything is written
             held = self._begin(held, run)
         tasks = self._tasks(run, plan, held.manifest.schemas)
         done = tuple(self._or_give_up(held, lambda: self.engine.run(tasks)))
@@ -248,8 +263,8 @@ class FilesJob:
 
     def _tasks(self, run: Run, plan: Plan, schemas: Mapping[int, SchemaIds]) -> list[Task]:
         tasks = []
-        splits = {tp: tuple(some) for tp, some in groupby(plan.splits, lambda one: one.tp)}
-        behind = {tp: tuple(some) for tp, some in groupby(plan.on_broker, lambda one: one.tp)}
+        splits = {tp: tuple(items) for tp, items in groupby(plan.splits, lambda item: item.tp)}
+        behind = {tp: tuple(items) for tp, items in groupby(plan.on_broker, lambda item: item.tp)}
         for partition, span in sorted(run.spans.items()):
             tp = TopicPartition(self.topic, partition)
             before = schemas.get(partition, NO_SCHEMAS)
@@ -266,7 +281,7 @@ class FilesJob:
         files = sorted(
             (entry for one in done for entry in one.written.files), key=lambda entry: entry.key
         )
-        missing = [*plan.missing, *(found for one in done for found in one.missing)]
+        missing = [*plan.missing, *(gap for one in done for gap in one.missing)]
         entries = [
             MissingEntry(
                 partition=one.tp.partition,
@@ -278,7 +293,7 @@ class FilesJob:
             if one.tp.partition in run.spans and one.range.start < run.spans[one.tp.partition].until
         ]
         replacing = held.manifest.replacing
-        # As long as some are not replaced yet, readers have no more than the old ones.
+        # The old files of waiting partitions stay, so that readers do not miss their records.
         waiting = frozenset(without(replacing, run.spans))
         replaces = not waiting or waiting != replacing.keys()
         sweep = held.manifest.sweeps > 0 and replaces
@@ -299,7 +314,7 @@ class FilesJob:
     def _sweep(
         self, before: Manifest, run: Run, files: Iterable[FileEntry], waiting: frozenset[int]
     ) -> int:
-        """By what was named before and what the run has written, be it more than is named then."""
+        """Remove files of withdrawn runs that neither the earlier manifest nor this run names."""
         return Sweep(
             self.topic,
             tuple(sorted(run.directories.union(before.swept_directories))),
@@ -310,10 +325,12 @@ class FilesJob:
         ).run(self.keeper.store)
 
     def _or_give_up(self, held: Held, step: Callable[[], _Result]) -> _Result:
-        """Carry out a step of a plan that is in the manifest. Withdraw the plan where a second try
-        does not help: the next run would meet the same error, with the same old options.
+        """Run a step of the manifest's plan, and withdraw the plan after an error that would
+        repeat.
 
-        Killed before the withdrawal is written: the next run meets the same error, and withdraws.
+        Otherwise each following run would carry out the same plan, with its old options, and fail.
+        After a kill before the withdrawal is written, the next run meets the same error and
+        withdraws the plan.
         """
         try:
             return step()
@@ -329,8 +346,9 @@ class FilesJob:
             self.said(f"{self.topic}: the plan of this run could not be given up: {error}")
 
     def abandon_plan(self) -> bool:
-        """Withdraw the plan that an earlier run has not carried out; False where there is none. A
-        job that is at work on it is refused at its commit.
+        """Withdraw the plan that an earlier run has not finished; return False if there is none.
+
+        If a job still works on the plan, its commit is refused.
 
         Raises:
             OtherExportError, OtherWriterError, NewerStateError, StorageError.
@@ -346,15 +364,19 @@ class FilesJob:
         if self.chunk is None and self.chunk_bytes is None:
             return spans
         replaced = {
-            one: Span(first=span.first, until=min(span.until, replacing[one]))
-            for one, span in spans.items()
-            if one in replacing
+            partition: Span(first=span.first, until=min(span.until, replacing[partition]))
+            for partition, span in spans.items()
+            if partition in replacing
         }
         return replaced or self._limited(spans)
 
     def _limited(self, spans: Spans) -> Spans:
-        starts = {TopicPartition(self.topic, one): span.first for one, span in spans.items()}
-        ends = {TopicPartition(self.topic, one): span.until for one, span in spans.items()}
+        starts = {
+            TopicPartition(self.topic, partition): span.first for partition, span in spans.items()
+        }
+        ends = {
+            TopicPartition(self.topic, partition): span.until for partition, span in spans.items()
+        }
         limited = limited_ends(starts, ends, self.chunk)
         taken = {tp.partition: Span(first=starts[tp], until=end) for tp, end in limited.items()}
         if self.chunk_bytes is None or not taken:
@@ -365,22 +387,24 @@ class FilesJob:
 def _of_whole_files(
     held: Held, run: Run, done: tuple[Done, ...]
 ) -> tuple[Held, Run, tuple[Done, ...]]:
-    """The run as far as whole files go; what lies above, a later run reads again."""
-    ends = {one.tp.partition: one.written.until for one in done}
+    """Cut the run back to whole files. A later run reads the records above them again."""
+    ends = {result.tp.partition: result.written.until for result in done}
     manifest = with_whole_files(
         held.manifest.model_copy(update={"pending": run}),
         {partition: end for partition, end in ends.items() if end is not None},
     )
     if manifest.pending is None:
         raise ValueError("no run is under way")
-    kept = tuple(one for one in done if one.tp.partition in manifest.pending.spans)
+    kept = tuple(result for result in done if result.tp.partition in manifest.pending.spans)
     return Held(manifest, held.etag), manifest.pending, kept
 
 
 def _ends_plan(error: Exception) -> bool:
-    """Whether a second try of the same plan meets the same error. Unexpected exceptions count: a
-    plan that is withdrawn costs its files, and a plan that stays can block the topic for good.
+    """Return whether another attempt at the same plan would meet the same error.
+
+    Unexpected exceptions count as such: a withdrawn plan costs only the work on its files, but a
+    plan that stays can block the topic forever.
     """
     if isinstance(error, OtherWriterError):
-        return False  # the manifest is the other writer's
+        return False  # the other writer has changed the manifest
     return not (isinstance(error, SidetierError) and error.retry)

@@ -1,4 +1,4 @@
-"""The names of files: `topic+partition+start offset`, as Confluent's sinks give them."""
+"""File names: `topic+partition+start offset`, as in Confluent's sink connectors."""
 
 import re
 from dataclasses import dataclass
@@ -9,58 +9,64 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.checks import check_key
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark read back as null."""
+"""Directory name that Hive and Spark read as null."""
 STATE_DIRECTORY: Final = "_sidetier"
-"""Below a topic's directory; readers of tables leave out what begins with `_`."""
+"""Directory of the state below a topic's directory. Table readers skip names that begin
+with `_`.
+"""
 _NAME: Final = re.compile(
     r"(?P<topic>[A-Za-z0-9._-]+)\+(?P<partition>\d{1,10})\+(?P<offset>\d{10,19})"
     r"\.(?P<extension>[a-z0-9.]+)"
 )
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(0x20)}
-"""What Hive escapes in the values of partitions."""
+"""Characters that Hive escapes in partition values."""
 _LONGEST_DIRECTORY: Final = 600
-"""Bytes of a record's directory below the output's URL. Keys have 1,024 bytes at most, and a file's
-own name up to 295: this leaves 129 for the path in the URL, and more where topics' names are short.
+"""Longest path of a record's directory below the output's URL, in bytes.
+
+A key has at most 1,024 bytes, and a file's own name up to 295. This leaves 129 bytes for the path
+in the URL, and more if topic names are short.
 """
 _LONGEST_COMPONENT: Final = 255
-"""Bytes of each part of a directory: file systems, HDFS too, take no more."""
+"""Longest name of one directory, in bytes: the limit of most file systems and of HDFS."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """One file's name, taken apart."""
+    """The parts of one file's name."""
 
     tp: TopicPartition
     start: Offset
     extension: str
 
     def __str__(self) -> str:
-        """As it stands on the store."""
+        """The file's name on the store. The offset has at least 10 digits."""
         return f"{self.tp.topic}+{self.tp.partition}+{self.start:010d}.{self.extension}"
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """A name of ours; None for any other."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    """Parse a file name; return None if an export would not have written exactly this name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    tp = TopicPartition(found["topic"], int(found["partition"]))
-    parsed = FileName(tp, Offset(int(found["offset"])), found["extension"])
+    tp = TopicPartition(match["topic"], int(match["partition"]))
+    parsed = FileName(tp, Offset(int(match["offset"])), match["extension"])
     return parsed if str(parsed) == name else None
 
 
 def topic_prefix(topics_dir: str, topic: str) -> str:
-    """What the keys of a topic's files begin with."""
+    """Return the common prefix of the keys of a topic's files."""
     return f"{topics_dir}/{topic}/"
 
 
 def file_key(directory: str, encoded: str, name: FileName) -> str:
-    """Where a file lies; `encoded` is its encoded partition."""
+    """Return the key of a file. `encoded` is its encoded partition."""
     return f"{topic_prefix(directory, name.tp.topic)}{encoded}/{name}"
 
 
 def why_no_directory(directory: str, topic: str, encoded: str) -> str | None:
-    """Why no store can hold a file in this encoded partition; None where each can."""
+    """Return why some store cannot hold a file in this encoded partition; None if every
+    store can.
+    """
     path = f"{topic_prefix(directory, topic)}{encoded}"
     size = len(path.encode())
     if size > _LONGEST_DIRECTORY:
@@ -76,8 +82,10 @@ def why_no_directory(directory: str, topic: str, encoded: str) -> str | None:
 
 
 def escaped(value: str) -> str:
-    """A value as part of a path, as Hive writes and reads it; empty is null."""
+    """Escape a value for use in a path, as Hive does. An empty value becomes Hive's null."""
     if not value:
         return NULL_PARTITION
-    text = "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value)
+    text = "".join(
+        f"%{ord(character):02X}" if character in _ESCAPED else character for character in value
+    )
     return {".": "%2E", "..": "%2E%2E"}.get(text, text)

@@ -1,4 +1,4 @@
-"""What decides the names of files and what is in them; kept in the manifest with each plan."""
+"""Options that determine names and contents of files. The manifest keeps them with each plan."""
 
 import re
 from enum import StrEnum
@@ -18,7 +18,7 @@ _DIRECTORY: Final = re.compile(r"[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*")
 
 
 class PartitionerKind(StrEnum):
-    """The partitioners that Confluent's S3 sink has."""
+    """Partitioners of Confluent's S3 sink connector."""
 
     DEFAULT = "default"
     FIELD = "field"
@@ -28,7 +28,7 @@ class PartitionerKind(StrEnum):
 
 
 class FileFormat(StrEnum):
-    """What files are made of."""
+    """Format of the files."""
 
     PARQUET = "parquet"
     JSON = "json"
@@ -37,7 +37,7 @@ class FileFormat(StrEnum):
 
 
 class ValueFormat(StrEnum):
-    """What a record's value is read as."""
+    """Form as which a record's value is decoded."""
 
     BYTES = "bytes"
     STRING = "string"
@@ -47,26 +47,27 @@ class ValueFormat(StrEnum):
 
 
 class SchemaCompatibility(StrEnum):
-    """What becomes of rows when the schema of records changes: `schema.compatibility` of
-    Confluent's sink connectors, which BACKWARD and FULL are the same for.
+    """How rows follow schema changes: `schema.compatibility` of Confluent's sink connectors.
+
+    As there, FULL does the same as BACKWARD.
     """
 
     NONE = "none"
-    """Rows have the schema of their record."""
+    """Each row has the schema of its record."""
     BACKWARD = "backward"
-    """Rows have the newest schema so far; records of older ones are read with it."""
+    """Rows have the newest schema so far. Records with older schemas are decoded into it."""
     FORWARD = "forward"
-    """Rows have the oldest schema so far; records of newer ones are read with it."""
+    """Rows have the oldest schema so far. Records with newer schemas are decoded into it."""
     FULL = "full"
 
 
 class Layout(StrEnum):
-    """What a row holds."""
+    """Contents of a row."""
 
     RECORD = "record"
     """Topic, partition, offset, timestamp, key, headers, and the value as one column."""
     VALUE = "value"
-    """The value alone, as Confluent's sink writes it: its fields are the columns."""
+    """Only the value, as in Confluent's sink connector: its fields are the columns."""
 
 
 def _directory(path: str) -> str:
@@ -79,20 +80,21 @@ Directory = Annotated[str, AfterValidator(_directory)]
 
 
 class ValueOptions(Part):
-    """How a value is read.
+    """How values are decoded.
 
-    `writers` are the Avro schemas by their id in the Confluent wire format; where there are none, a
-    `registry` is asked, and without one every Avro value is taken to be written with `schema_text`
-    itself. JSON is in that format where there is a registry, and Protobuf always is.
+    Avro schemas of the Confluent wire format come from `writers`, by schema id; if there are none,
+    from the `registry`. Without both, `schema_text` counts as the writer's schema of every Avro
+    value. JSON has the wire format if a registry is set. Protobuf always has it.
 
     Attributes:
-        schema_text: what rows are to fit: a JSON Schema, an Avro schema (JSON), or a set of
-            Protobuf's descriptors in base64.
-        registry: the URL of a schema registry, or several with commas.
-        subject: where the registry has the versions of the schema; with it, schemas of records
-            become those of rows. None where all rows are to fit `schema_text`.
-        schema_id: what the registry calls `schema_text`, with a subject.
-        message: the full name of Protobuf's message; None for the first one of its file.
+        schema_text: schema of the rows: a JSON Schema, an Avro schema (JSON), or a base64 set of
+            Protobuf descriptors.
+        writers: Avro schemas of the records, with their ids.
+        registry: URL of a schema registry, or several, separated by commas.
+        subject: subject of the registry whose versions are the rows' schemas; with it, rows follow
+            the schemas of records. None if all rows have the schema `schema_text`.
+        schema_id: registry id of `schema_text`, if `subject` is set.
+        message: full name of the Protobuf message; None for the first one of its file.
     """
 
     format: ValueFormat = ValueFormat.BYTES
@@ -106,7 +108,7 @@ class ValueOptions(Part):
 
     @property
     def has_fields(self) -> bool:
-        """Whether values have fields by name."""
+        """Whether values have named fields."""
         return self.format in {ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF}
 
     @model_validator(mode="after")
@@ -127,11 +129,13 @@ class ValueOptions(Part):
 
 
 AS_BYTES: Final = ValueOptions()
-"""As they are."""
+"""Values as bytes, not decoded."""
 
 
 class FilesOptions(Part):
-    """Names and contents of files follow from these, and from the records of a range of offsets."""
+    """Options that, with the records of a range of offsets, determine names and contents
+    of files.
+    """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -143,15 +147,15 @@ class FilesOptions(Part):
     timezone: str = "UTC"
     locale: str = "en"
     timestamp_field: str | None = None
-    """A field of the value instead of the record's timestamp."""
+    """Field of the value that replaces the record's timestamp."""
     flush_size: int = Field(default=1_000_000, ge=1)
     rotate_interval_ms: int | None = Field(default=None, ge=1)
     max_open_files: int = Field(default=100, ge=1)
     whole_files: bool = False
-    """Whether a run leaves records that do not fill a file to the next one."""
+    """Whether a run leaves records that do not fill a file to the next run."""
     format: FileFormat = FileFormat.PARQUET
     compression: str | None = None
-    """None: what the format commonly has."""
+    """None for the format's default, the first one in `COMPRESSIONS`."""
     delimiter: bytes = b"\n"
     key_delimiter: bytes | None = None
     value: ValueOptions = ValueOptions()
@@ -164,12 +168,14 @@ class FilesOptions(Part):
 
     @property
     def directories(self) -> frozenset[str]:
-        """Below which files lie."""
-        return frozenset(one for one in (self.topics_dir, self.dead_letters) if one is not None)
+        """Directories below which files are written."""
+        return frozenset(
+            directory for directory in (self.topics_dir, self.dead_letters) if directory is not None
+        )
 
     @property
     def is_by_time(self) -> bool:
-        """Whether the partitioner asks for timestamps."""
+        """Whether the partitioner uses timestamps."""
         return self.partitioner in {
             PartitionerKind.TIME,
             PartitionerKind.HOURLY,
@@ -178,24 +184,24 @@ class FilesOptions(Part):
 
     @property
     def duration_ms(self) -> int:
-        """How much time one encoded partition holds."""
+        """Time span of one encoded partition, in ms."""
         fixed = {PartitionerKind.HOURLY: HOUR_MS, PartitionerKind.DAILY: DAY_MS}
         return fixed.get(self.partitioner) or self.partition_duration_ms or HOUR_MS
 
     @property
     def pattern(self) -> str:
-        """The path format of a partitioner by time."""
+        """Path format of a partitioner by time."""
         daily = self.partitioner is PartitionerKind.DAILY
         return self.path_format or (DAILY_FORMAT if daily else HOURLY_FORMAT)
 
     @property
     def has_fields(self) -> bool:
-        """Whether values have fields by name."""
+        """Whether values have named fields."""
         return self.value.has_fields
 
     @property
     def has_keys(self) -> bool:
-        """Whether rows have a column for keys that are read as anything else than bytes."""
+        """Whether rows have a key column that is not plain bytes."""
         return self.layout is Layout.RECORD and self.key.format is not ValueFormat.BYTES
 
     @model_validator(mode="after")
@@ -237,4 +243,4 @@ COMPRESSIONS: Final[dict[FileFormat, tuple[str, ...]]] = {
     FileFormat.AVRO: ("deflate", "null"),
     FileFormat.RAW: ("none", "gzip"),
 }
-"""What each format can do; the first is what it does unless told."""
+"""Compressions of each format. The first one is the default."""

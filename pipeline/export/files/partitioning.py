@@ -1,4 +1,4 @@
-"""Encoded partitions: the directory of each record, from its Kafka partition, fields or time."""
+"""Partitioners: the directory of each record, from its Kafka partition, its fields or its time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from sidetier.segments.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`names[codes[i]]` is the directory of the i-th record."""
+    """Encoded partitions: `names[codes[i]]` is the directory of record `i`."""
 
     codes: Codes
     names: tuple[str, ...]
 
 
 Partition = Callable[[pa.Array, Longs], Encoded]
-"""Takes the values, as they were decoded, and the time of each record in ms."""
+"""Takes the decoded values and the time of each record in ms; returns their encoded partitions."""
 
 
 def partitioner_of(options: FilesOptions, partition: int, values: pa.DataType) -> Partition:
-    """The one that options ask for, for records of a Kafka partition.
+    """Return the partitioner that the options select, for records of one Kafka partition.
 
     Raises:
-        ConfigurationError: a field that values do not have, or that can be no directory.
+        ConfigurationError: values do not have a partition field, or it cannot be a directory.
     """
     if options.partitioner is PartitionerKind.DEFAULT:
         name = (default_name(partition),)
@@ -44,32 +44,32 @@ def partitioner_of(options: FilesOptions, partition: int, values: pa.DataType) -
 
 
 def default_name(partition: int) -> str:
-    """The directory of a Kafka partition."""
+    """Return the directory that the default partitioner gives a Kafka partition."""
     return f"partition={partition}"
 
 
 def field_type(kind: pa.DataType, path: str) -> pa.DataType:
-    """The type of a field of values; dots lead into fields of fields.
+    """Return the type of a field; dots in `path` lead to nested fields.
 
     Raises:
         ConfigurationError: there is no such field.
     """
-    found = kind
+    field_kind = kind
     for step in path.split("."):
-        index = found.get_field_index(step) if pa.types.is_struct(found) else -1
+        index = field_kind.get_field_index(step) if pa.types.is_struct(field_kind) else -1
         if index < 0:
             raise ConfigurationError(f"field {path!r}: values have no such field, but {kind}")
-        found = found.field(index).type
-    return found
+        field_kind = field_kind.field(index).type
+    return field_kind
 
 
 def field_of(values: pa.Array, path: str) -> pa.Array:
-    """A field of each value; null where the value, or what the path leads through, is null."""
-    found = values
+    """Return a field of each value; null if the value or a field on the path is null."""
+    column = values
     for step in path.split("."):
-        index = found.type.get_field_index(step)
-        found = pa.compute.struct_field(found, index)
-    return found
+        index = column.type.get_field_index(step)
+        column = pa.compute.struct_field(column, index)
+    return column
 
 
 def _check(path: str, kind: pa.DataType) -> None:
@@ -83,7 +83,7 @@ def _by_field(paths: tuple[str, ...]) -> Partition:
         names = [""]
         for path in paths:
             column = field_of(values, path).dictionary_encode(null_encoding="encode")
-            texts = [f"{path}={_text(one)}" for one in column.dictionary.to_pylist()]
+            texts = [f"{path}={_text(value)}" for value in column.dictionary.to_pylist()]
             inner = column.indices.to_numpy(zero_copy_only=False).astype(np.intp)
             codes, names = _combined(codes, names, inner, texts)
         return Encoded(codes, tuple(names))
@@ -94,7 +94,7 @@ def _by_field(paths: tuple[str, ...]) -> Partition:
 def _combined(
     outer: Codes, outer_names: list[str], inner: Codes, inner_names: list[str]
 ) -> tuple[Codes, list[str]]:
-    """The pairs that there are."""
+    """Combine two encodings; return only pairs that occur."""
     width = max(len(inner_names), 1)
     pairs, codes = np.unique(outer * width + inner, return_inverse=True)
     names = [
@@ -105,7 +105,7 @@ def _combined(
 
 
 def _text(value: object) -> str:
-    """A value as a directory has it, as Java and Spark write it."""
+    """Return a value as a directory name, in the form of Java and Spark."""
     if value is None:
         return NULL_PARTITION
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""Joda-Time patterns, as Confluent's `path.format` has them: `'year'=YYYY/'month'=MM`.
+"""Joda-Time patterns, as in Confluent's `path.format`: `'year'=YYYY/'month'=MM`.
 
-Source: Joda-Time's DateTimeFormat. Text of months, days and halves of a day is Babel's (CLDR).
+Source: Joda-Time's DateTimeFormat. Names of months, days and day periods come from Babel (CLDR).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Render = Callable[[datetime], str]
 _NOON: Final = 12
 _SHORT_YEAR: Final = 2
 _TEXT: Final = 3
-"""Letters from which on a month is a word, not a number."""
+"""Number of letters from which on a month is a name, not a number."""
 _WIDE: Final = 4
 _FRACTION_DIGITS: Final = 3
 
@@ -44,23 +44,24 @@ _YEARS: Final = "Yyx"
 
 @dataclass(frozen=True, slots=True)
 class PathFormat:
-    """A pattern that was understood."""
+    """A parsed pattern."""
 
     pieces: tuple[Render, ...]
 
     def render(self, at: datetime) -> str:
-        """The path of a moment, as the clock of its zone shows it."""
+        """Return the path of a local date and time."""
         return "".join(piece(at) for piece in self.pieces)
 
     @classmethod
     def parsed(cls, pattern: str, locale: str = "en") -> Self:
-        """Understand a pattern.
+        """Parse a pattern.
 
         Raises:
-            ConfigurationError: a letter or the locale is not known, or what comes out is no path.
+            ConfigurationError: a letter or the locale is unknown, or the result is not a valid
+                path.
         """
         made = cls(tuple(_pieces(pattern, locale)))
-        example = made.render(datetime(2026, 11, 21, 8, 5, 3, 7000))  # noqa: DTZ001 -- any clock's
+        example = made.render(datetime(2026, 11, 21, 8, 5, 3, 7000))  # noqa: DTZ001 -- a local time, of no zone
         if not all(part.strip() and part not in {".", ".."} for part in example.split("/")):
             raise ConfigurationError(
                 f"path format {pattern!r}: gives {example!r}, which has an empty directory in it"
@@ -82,7 +83,9 @@ def _pieces(pattern: str, locale: str) -> Iterator[Render]:
 
 
 def _quotes(pattern: str) -> Iterator[tuple[bool, str]]:
-    """Text within quotes and without; two quotes in a row are one that is meant."""
+    """Yield each part of the pattern, and whether it is quoted. Two quotes in a row mean
+    one quote.
+    """
     rest = pattern
     while rest:
         before, quote, behind = rest.partition("'")
@@ -100,7 +103,7 @@ def _quotes(pattern: str) -> Iterator[tuple[bool, str]]:
 
 
 def _within(behind: str) -> tuple[str, bool, str]:
-    """The quoted text, whether its quote was closed, and what follows."""
+    """Return the quoted text, whether its quote is closed, and the rest of the pattern."""
     text = ""
     while True:
         part, quote, behind = behind.partition("'")
@@ -145,7 +148,7 @@ def _words(letter: str, count: int, name: str) -> Render:
 
 def _locale(name: str) -> "Locale":
     try:
-        from babel import Locale, UnknownLocaleError  # noqa: PLC0415 -- only where words are asked
+        from babel import Locale, UnknownLocaleError  # noqa: PLC0415 -- only names need babel
     except ModuleNotFoundError:
         raise ConfigurationError(
             "names of months and days need babel, which is not installed: pip install "

@@ -1,4 +1,4 @@
-"""What an export of files is made of: what there is to be exported, and who carries it out."""
+"""Ports of the export to files: the source of records, and the engine that runs tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ Spans = Mapping[int, Span]
 
 
 def ranges_of(topic: str, spans: Spans) -> dict[TopicPartition, OffsetRange]:
-    """The same of a topic's partitions."""
+    """Return spans of a topic as offset ranges by topic partition."""
     return {
-        TopicPartition(topic, one): OffsetRange(Offset(span.first), Offset(span.until))
-        for one, span in spans.items()
+        TopicPartition(topic, partition): OffsetRange(Offset(span.first), Offset(span.until))
+        for partition, span in spans.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is written of one Kafka partition; a value that can be sent to executors.
+    """The work on one Kafka partition. A task can be pickled for Spark executors.
 
-    `on_broker` is what is read behind the splits: the brokers alone have it. `schemas` are those of
-    the rows before it.
+    Attributes:
+        on_broker: ranges behind the splits, which only the brokers have.
+        schemas: schema ids of the last rows before this task.
     """
 
     tp: TopicPartition
@@ -44,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a task has written, and what of its range was not stored."""
+    """The result of a task: the files it wrote, and the ranges that were not stored."""
 
     tp: TopicPartition
     written: Written
@@ -52,10 +53,12 @@ class Done:
 
 
 class Source(Protocol):
-    """What there is to be exported."""
+    """The records that there are to export."""
 
     def truncated(self, positions: Mapping[int, Position]) -> tuple[Truncated, ...]:
-        """What below these was thrown away since by the brokers, as far as that can be known."""
+        """Return the ranges below these positions that the brokers have discarded since, where
+        known.
+        """
         ...
 
     def spans(
@@ -64,26 +67,37 @@ class Source(Protocol):
         tail: Mapping[int, int],
         behind: list[BehindError] | None = None,
     ) -> Spans:
-        """The range of each Kafka partition from its next offset to the end that is safe to read;
-        a partition that has none begins where the export begins. Empty ranges are left out.
+        """Return the range of each Kafka partition from its next offset to the end that is safe to
+        read.
 
-        An archive may end below a next offset that is in `tail`: it came from the brokers. `behind`
-        collects the errors of partitions whose log ends below their next offset; they are left out.
+        A partition without a next offset starts where the export starts. Empty ranges are left out.
+
+        Args:
+            next_offsets: next offsets by Kafka partition.
+            tail: offsets up to which records were read from the brokers. If a next offset equals
+                its entry here, the archive may end below it.
+            behind: receives the errors of partitions whose log ends below their next offset. They
+                are left out of the result.
 
         Raises:
-            BehindError: there is such a partition, and no list for it.
+            BehindError: there is such a partition, and `behind` is None.
         """
         ...
 
     def undecided(self, next_offsets: Mapping[int, int]) -> Mapping[int, UndecidedTail]:
-        """Of the partitions whose next offset is the last stable offset, what waits there for a
-        transaction; by the look that `spans` has taken.
+        """Return the open transactions that partitions have reached.
+
+        The result has the partitions whose next offset is the last stable offset and that have
+        records of an undecided transaction there. It uses the archive snapshot of the last `spans`
+        call.
         """
         ...
 
     def within(self, spans: Spans, most_bytes: int) -> Spans:
-        """The first parts of these spans that have about so many archived bytes in all; equal looks
-        at the archive give equal parts. What only the brokers have counts nothing.
+        """Return first parts of these spans with about `most_bytes` archived bytes in total.
+
+        Equal snapshots of the archive give equal parts. Records that only the brokers have count as
+        0 bytes.
         """
         ...
 
@@ -93,39 +107,47 @@ class Source(Protocol):
         options: FilesOptions,
         tail: Mapping[int, int],
     ) -> Plan:
-        """What is read of fixed ranges; those in `tail` went on behind the archive when they were
-        fixed.
+        """Plan the reading of fixed ranges.
+
+        Args:
+            ranges: the ranges of a run.
+            options: the options of that run.
+            tail: ends of the ranges that went beyond the archive when the run was begun.
 
         Raises:
-            MissingRecordsError: some are not stored, and `options.fail_on_data_loss` is set.
-            StillOnBrokerError: the archive does not go so far yet, and nothing else is read.
+            MissingRecordsError: some records are not stored, and `options.fail_on_data_loss` is
+                set.
+            StillOnBrokerError: the archive still ends below a range, and this source does not read
+                from brokers.
         """
         ...
 
     def tail(self, spans: Spans) -> Tail:
-        """What of these spans, as `spans` has given them or less, only the brokers have; and what
-        is known of the epoch history below their ends.
+        """Return which of these spans end on the brokers, and the epoch history below their ends.
+
+        The spans are those of `spans`, or shorter.
         """
         ...
 
     def topic_id(self) -> str | None:
-        """The topic's, of which these records are; None where nobody knows one."""
+        """Return the id of the topic that the records belong to; None if unknown."""
         ...
 
 
 class Engine(Protocol):
-    """Carries out tasks, each by `write_range`; several at once, and again where one fails. May be
-    called from several threads.
+    """Runs tasks, each with `write_range`: several at once, and again if one fails.
+
+    Its methods may be called from several threads.
     """
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
-        """What they have written, in any order.
+        """Run tasks; return their results in any order.
 
         Raises:
-            SidetierError: a task cannot be carried out; no other one still runs by then.
+            SidetierError: a task has failed. No other task of this call runs any more.
         """
         ...
 
     def cancel(self) -> None:
-        """Let all tasks, of every call of `run`, end with an error as soon as they can."""
+        """Make all tasks, of every call of `run`, end with an error as soon as possible."""
         ...

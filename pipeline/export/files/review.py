@@ -1,7 +1,7 @@
-"""The state of an export, looked at before a run: is it of the log that is there now?
+"""Check an export's state before a run: does it belong to the log that exists now?
 
-Nothing is written here. What is taken out of the state is written with the next plan; a kill before
-leaves what was there, and the next run sees the same.
+This module does not write. The next plan's write stores the changed state. A kill before that
+leaves the old state, and the next run makes the same changes.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,11 @@ _WAY_ON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Of one topic's state; `reread`: what was thrown away is exported anew."""
+    """The check of one topic's state.
+
+    Attributes:
+        reread: whether discarded records are replaced by those that have their offsets now.
+    """
 
     topic: str
     options: FilesOptions
@@ -42,18 +46,19 @@ class Review:
     reread: bool
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The state without what brokers have thrown away since, and without a plan that cannot be
-        carried out any more.
+        """Return the state without discarded records, and without a plan that cannot be carried
+        out.
 
         Raises:
-            LogTruncatedError: something was, and nobody has said `reread`.
-            MissingRecordsError: what shares files with it is not stored any more.
+            LogTruncatedError: exported records were discarded, and `reread` is False.
+            MissingRecordsError: records that share files with discarded ones are not stored any
+                more.
             OtherTopicError, OtherExportError, ArchiveError, StorageError.
         """
         gone = self.source.truncated(standing(manifest))
         if gone:
-            known, found = manifest.topic_id, self.source.topic_id()
-            require_same_topic(self.topic, known, found, self.keeper.where)
+            known, present = manifest.topic_id, self.source.topic_id()
+            require_same_topic(self.topic, known, present, self.keeper.where)
             if not self.reread:
                 raise LogTruncatedError(gone, _WAY_ON)
         run = manifest.pending
@@ -66,7 +71,7 @@ class Review:
         return manifest
 
     def _why_to_give_up(self, run: Run, gone: tuple[Truncated, ...]) -> str | None:
-        """A plan that was fixed before what it reads has changed; None where it can be tried."""
+        """Return why a plan cannot be carried out after a change of the archive; None to try it."""
         if gone or self.source.truncated(planned(run)):
             return "the brokers have thrown away what it read"
         try:
@@ -78,20 +83,24 @@ class Review:
         except MissingRecordsError as error:
             missing = error.missing
         except SidetierError:
-            return None  # met again where it is carried out, and told there
+            return None  # the run itself meets the error again, and reports it
         else:
-            ends = {one: span.until for one, span in run.spans.items()}
-            missing = tuple(one for one in plan.missing if one.range.end == ends[one.tp.partition])
-        # It may have been set aside: another plan goes as far as the archive does now.
+            ends = {item: span.until for item, span in run.spans.items()}
+            missing = tuple(
+                item for item in plan.missing if item.range.end == ends[item.tp.partition]
+            )
+        # The archive's end may have been quarantined: a new plan ends where the archive ends now.
         return f"it reads what is not stored: {describe_missing(missing[0])}" if missing else None
 
     def _rewound(self, manifest: Manifest, gone: tuple[Truncated, ...]) -> Manifest:
-        forks = {one.tp.partition: one.range.start for one in gone}
+        forks = {discarded.tp.partition: discarded.range.start for discarded in gone}
         manifest = rewound(manifest, forks, self.keeper.where)
-        # What shares files with what goes is to be written again: it must be there to be read.
+        # Records below a divergence that share its file are written again: they must be stored.
         shared = {
-            one.tp: OffsetRange(Offset(manifest.next_offsets[one.tp.partition]), one.range.start)
-            for one in gone
+            discarded.tp: OffsetRange(
+                Offset(manifest.next_offsets[discarded.tp.partition]), discarded.range.start
+            )
+            for discarded in gone
         }
         strict = self.options.model_copy(update={"fail_on_data_loss": True})
         self.source.plan(shared, strict, {})

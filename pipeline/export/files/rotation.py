@@ -1,10 +1,9 @@
-"""Which file a record goes to. Pure: the same records give the same files, however they come.
+"""Assignment of records to files. Pure: the same records give the same files.
 
-A file begins with the first record of its encoded partition that no open file takes. It ends when
-it holds `flush_size` records; before a record whose time lies `rotate_interval` or more after the
-first one's; and, where a record would open one file too many, the file that begins at the lowest
-offset ends first. Nothing depends on where one batch of records ends and the next begins, nor on a
-clock.
+A file starts with the first record of its encoded partition for which no file is open. It ends when
+it holds `flush_size` records, or before a record whose time is `rotate_interval` or more after that
+of its first record. If a record would open one file too many, the open file with the lowest first
+offset ends. The result depends neither on the borders of record batches nor on a clock.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ _WINDOW: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When files end; the interval is in ms of the records' time, None for none."""
+    """Limits of files. `rotate_interval` is in ms of the records' times; None for no limit."""
 
     flush_size: int
     rotate_interval: int | None = None
@@ -41,7 +40,7 @@ class FileId:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """These rows of the batch are the next of a file, which may be new."""
+    """Append these rows of the batch to a file, which may be new."""
 
     file: FileId
     rows: Codes
@@ -49,7 +48,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A file has all of its records."""
+    """End a file: it has all its records."""
 
     file: FileId
 
@@ -66,8 +65,11 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """All open files of a Kafka partition end before the row `before` of some records; what follows
-    has offsets from `until` on.
+    """The end of all open files of a Kafka partition.
+
+    Attributes:
+        before: the first row, of those given, that is not in the files.
+        until: end offset of the files, exclusive. All following records are at or above it.
     """
 
     before: int
@@ -75,12 +77,12 @@ class GroupEnd:
 
 
 class FileGroups:
-    """Where the files of one Kafka partition end together, as Confluent's sink has it: a group of
-    files begins behind the one before it, and ends when it holds `flush_size` records; before a
-    record whose time lies `rotate_interval` or more after the group's first one's; and before a
-    record that would open one file too many.
+    """Finds where all files of one Kafka partition end together, as in Confluent's sink connector.
 
-    So the cuts follow from the records since the first group alone, however many runs write them.
+    A group of files starts right after the group before it. It ends when it holds `flush_size`
+    records; before a record whose time is `rotate_interval` or more after that of the group's first
+    record; and before a record that would open one file too many. So the groups depend only on the
+    records since the first group, not on the number of runs that write them.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -92,7 +94,9 @@ class FileGroups:
     def ends(
         self, offsets: Longs, times: Longs, codes: Codes, names: Sequence[str]
     ) -> Iterator[GroupEnd]:
-        """The ends of groups among the next records; the columns are those of `Router.route`."""
+        """Yield the ends of groups among the next records. The columns are those of
+        `Router.route`.
+        """
         start = 0
         while start < len(offsets):
             if self._count == 0:
@@ -118,7 +122,7 @@ class FileGroups:
 
 
 class Router:
-    """Sends the records of one Kafka partition to files, in order of offsets."""
+    """Assigns the records of one Kafka partition to files, in order of offsets."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -127,19 +131,21 @@ class Router:
     def route(
         self, offsets: Longs, times: Longs, codes: Codes, names: Sequence[str]
     ) -> Iterator[Step]:
-        """The steps for some records; `names[codes[i]]` is the encoded partition of the i-th."""
+        """Yield the steps for some records. `names[codes[i]]` is the encoded partition of record
+        `i`.
+        """
         start = 0
         while start < len(codes):
             end = start + _fitting(codes[start:], names, self._open, self._rules.max_open)
             yield from self._stretch((offsets, times, codes), names, start, end)
             start = end
             if start < len(codes) and self._is_full(names[codes[start]]):
-                yield self._close(min(self._open.values(), key=lambda one: one.file.start))
+                yield self._close(min(self._open.values(), key=lambda state: state.file.start))
 
     def finish(self) -> Iterator[Step]:
-        """The range is at its end: all open files are, too, by their first offsets."""
-        for one in sorted(self._open.values(), key=lambda one: one.file.start):
-            yield self._close(one)
+        """Close all open files at the end of the range, in order of their first offsets."""
+        for state in sorted(self._open.values(), key=lambda state: state.file.start):
+            yield self._close(state)
 
     def _is_full(self, name: str) -> bool:
         return name not in self._open and len(self._open) >= self._rules.max_open
@@ -153,24 +159,24 @@ class Router:
             yield from self._rows(names[code], rows, offsets, times)
 
     def _rows(self, name: str, rows: Codes, offsets: Longs, times: Longs) -> Iterator[Step]:
-        """The steps for the rows of one encoded partition."""
+        """Yield the steps for the rows of one encoded partition."""
         mine = times[rows]
         at = 0
         while at < len(rows):
-            one = self._open.get(name)
-            if one is None:
-                one = _Open(FileId(name, Offset(int(offsets[rows[at]]))), int(mine[at]))
-                self._open[name] = one
-            end = self._end(one, mine, at)
+            state = self._open.get(name)
+            if state is None:
+                state = _Open(FileId(name, Offset(int(offsets[rows[at]]))), int(mine[at]))
+                self._open[name] = state
+            end = self._end(state, mine, at)
             if end > at:
-                one.count += end - at
-                yield Append(one.file, rows[at:end])
-            if end < len(rows) or one.count >= self._rules.flush_size:
-                yield self._close(one)
+                state.count += end - at
+                yield Append(state.file, rows[at:end])
+            if end < len(rows) or state.count >= self._rules.flush_size:
+                yield self._close(state)
             at = end
 
     def _end(self, one: _Open, times: Longs, start: int) -> int:
-        """The first row that does not belong to this file any more."""
+        """Return the first row that does not belong to this file."""
         most = min(len(times), start + self._rules.flush_size - one.count)
         if self._rules.rotate_interval is None:
             return most
@@ -182,7 +188,7 @@ class Router:
 
 
 def _fitting(codes: Codes, names: Sequence[str], is_open: Iterable[str], most: int) -> int:
-    """How many of these rows fit into at most so many files, with those that are open."""
+    """Return how many of these rows fit into at most `most` files, those already open included."""
     seen = set(is_open)
     if len(seen | {names[code] for code in np.unique(codes)}) <= most:
         return len(codes)
@@ -194,15 +200,18 @@ def _fitting(codes: Codes, names: Sequence[str], is_open: Iterable[str], most: i
 
 
 def _in_order(codes: Codes) -> list[int]:
-    """The codes by where they come first."""
+    """Return the distinct codes in order of their first rows."""
     if len(codes) and codes[0] == codes[-1] and (codes == codes[0]).all():
         return [int(codes[0])]
-    found, first = np.unique(codes, return_index=True)
-    return [int(code) for code in found[np.argsort(first)]]
+    distinct, first = np.unique(codes, return_index=True)
+    return [int(code) for code in distinct[np.argsort(first)]]
 
 
 def _first_from(times: Longs, least: int, start: int, end: int) -> int:
-    """The first place from `start` on with at least this time; `end` where there is none."""
+    """Return the first row from `start` on with at least this time; `end` if there is none.
+
+    Times need not be sorted. The search window grows, because the match is often near `start`.
+    """
     width = _WINDOW
     while start < end:
         late = np.flatnonzero(times[start : min(start + width, end)] >= least)

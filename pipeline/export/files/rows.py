@@ -1,4 +1,4 @@
-"""Records into the rows of files."""
+"""Conversion of records to the rows of files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from sidetier.segments.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some records that belong in files, in order of offsets."""
+    """Rows for files, in order of offsets."""
 
     offsets: Longs
     times: Longs
@@ -32,7 +32,7 @@ class Rows:
     table: pa.RecordBatch
 
     def part(self, first: int, end: int) -> "Rows":
-        """The rows from `first` up to, not including, `end`."""
+        """Return the rows from `first` (inclusive) to `end` (exclusive)."""
         return Rows(
             self.offsets[first:end],
             self.times[first:end],
@@ -43,19 +43,21 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What became of the records of one batch.
+    """Result of converting one batch.
 
-    `misfits` are in order of offsets; their rows are those of the batch as it was read.
+    Attributes:
+        misfits: records that do not fit, in order of offsets. Their row numbers are those of the
+            batch.
+        skipped: number of records without a value that the options leave out.
     """
 
     rows: Rows
     misfits: tuple[Misfit, ...]
     skipped: int
-    """Records without a value that are not wanted."""
 
 
 class RowMaker:
-    """Makes rows of records of one Kafka partition that have one schema; the same records give the
+    """Converts records of one Kafka partition and one schema to rows. The same records give the
     same rows.
     """
 
@@ -66,10 +68,10 @@ class RowMaker:
         value: ValueDecoder,
         key: ValueDecoder,
     ) -> None:
-        """`value` and `key` are the decoders whose values `prepare` is given.
+        """Create a row maker for values and keys of these decoders.
 
         Raises:
-            ConfigurationError: a field cannot be used with these values.
+            ConfigurationError: a field of the options cannot be used with these values.
         """
         self._options = options
         self._tp = tp
@@ -81,7 +83,7 @@ class RowMaker:
 
     @property
     def needs_time(self) -> bool:
-        """Whether a record without a time cannot be placed."""
+        """Whether a record without a usable time does not fit."""
         options = self._options
         return options.is_by_time or options.timestamp_field is not None
 
@@ -92,43 +94,54 @@ class RowMaker:
     def prepare(
         self, batch: pa.RecordBatch, decoded: DecodedValues, keys: DecodedValues | None
     ) -> Prepared:
-        """The rows of some records, their values and, where they are columns, their keys."""
+        """Return the rows of a batch, made from its decoded values and keys.
+
+        `keys` is None if keys stay bytes.
+        """
         times, timeless = times_of(
             batch.column("timestamp"), decoded.values, self._options.timestamp_field
         )
-        misfits = {one.row: one for one in self._undated(batch)}
-        misfits |= {one.row: one for one in timeless if self.needs_time}
+        misfits = {misfit.row: misfit for misfit in self._undated(batch)}
+        misfits |= {misfit.row: misfit for misfit in timeless if self.needs_time}
         if self._has_fields_as_columns and self._options.null_values == "keep":
-            misfits |= {one.row: one for one in lacking(self._decoder, batch.column("value"))}
+            misfits |= {
+                misfit.row: misfit for misfit in lacking(self._decoder, batch.column("value"))
+            }
         if keys is not None:
-            misfits |= {one.row: Misfit(one.row, f"key: {one.reason}") for one in keys.misfits}
-        misfits |= {one.row: one for one in decoded.misfits}
+            misfits |= {
+                misfit.row: Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits
+            }
+        misfits |= {misfit.row: misfit for misfit in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False
         if self._options.null_values == "skip":
             keep &= batch.column("value").is_valid().to_numpy(zero_copy_only=False)
         kept = np.flatnonzero(keep)
         if keys is not None:
-            at = batch.schema.get_field_index("key")
-            batch = batch.set_column(at, pa.field("key", keys.values.type), keys.values)
-        rows, homeless = self._rows(batch, decoded.values, times, kept)
-        misfits |= {one.row: one for one in homeless}
+            column_index = batch.schema.get_field_index("key")
+            batch = batch.set_column(column_index, pa.field("key", keys.values.type), keys.values)
+        rows, without_directory = self._rows(batch, decoded.values, times, kept)
+        misfits |= {misfit.row: misfit for misfit in without_directory}
         ordered = tuple(misfits[row] for row in sorted(misfits))
         return Prepared(rows, ordered, batch.num_rows - len(rows.offsets) - len(misfits))
 
     def _rows(
         self, batch: pa.RecordBatch, values: pa.Array, times: Longs, kept: Longs
     ) -> tuple[Rows, Sequence[Misfit]]:
-        """The rows of those that are kept, and those of them that no directory can hold."""
+        """Return the rows of the kept records, and misfits for those without a possible
+        directory.
+        """
         taken, values, times = _taken(batch, values, times, kept)
         encoded = self._partition(values, times)
-        reasons = {code: why for code, why in enumerate(self._refused(encoded)) if why is not None}
+        reasons = {
+            code: reason for code, reason in enumerate(self._refused(encoded)) if reason is not None
+        }
         misfits = []
         if reasons:
             fits = ~np.isin(encoded.codes, list(reasons))
             misfits = [
-                Misfit(int(kept[at]), reasons[int(encoded.codes[at])])
-                for at in np.flatnonzero(~fits)
+                Misfit(int(kept[row]), reasons[int(encoded.codes[row])])
+                for row in np.flatnonzero(~fits)
             ]
             encoded = Encoded(encoded.codes[fits], encoded.names)
             taken, values, times = _taken(taken, values, times, np.flatnonzero(fits))
@@ -140,12 +153,15 @@ class RowMaker:
         return (why_no_directory(directory, topic, name) for name in encoded.names)
 
     def _undated(self, batch: pa.RecordBatch) -> Sequence[Misfit]:
-        """Records whose timestamps have no date: readers in Python fail on a whole file of them."""
+        """Return misfits for records whose timestamps are outside the years of Python's dates.
+
+        Python readers cannot read any row of a file with such a timestamp.
+        """
         if self._options.layout is Layout.VALUE or self._options.format is FileFormat.RAW:
             return ()
-        found = batch.column("timestamp").to_numpy()
-        bad = np.flatnonzero((found < EARLIEST_MS) | (found > LATEST_MS))
-        return [Misfit(int(row), f"timestamp {found[row]} ms has no date") for row in bad]
+        timestamps_ms = batch.column("timestamp").to_numpy()
+        bad = np.flatnonzero((timestamps_ms < EARLIEST_MS) | (timestamps_ms > LATEST_MS))
+        return [Misfit(int(row), f"timestamp {timestamps_ms[row]} ms has no date") for row in bad]
 
     def _schema(self) -> pa.Schema:
         kind = self._decoder.type
@@ -193,7 +209,7 @@ class RowMaker:
 def _taken(
     batch: pa.RecordBatch, values: pa.Array, times: Longs, rows: Longs
 ) -> tuple[pa.RecordBatch, pa.Array, Longs]:
-    """Only these rows."""
+    """Return only these rows of all three."""
     if len(rows) == batch.num_rows:
         return batch, values, times
     chosen = pa.array(rows)

@@ -1,4 +1,4 @@
-"""Finished files to the store: each whole, and never over what another run has written since."""
+"""Upload of finished files: each file whole, and never over a file of a later run."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,15 +11,15 @@ from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedErro
 from sidetier.storage.port import Body, Condition, IfAbsent, IfMatch, ObjectHead, RemoteStorage
 
 RUN_NOTE: Final = "sidetier-run"
-"""Metadata of each file: the generation and the nonce of its run."""
+"""Metadata key of each file: generation and nonce of its run."""
 RECORDS_NOTE: Final = "sidetier-records"
-"""How many records, the first offset and the last: `100 5 117`."""
+"""Metadata key of each file: number of records, first and last offset, for example `100 5 117`."""
 _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a file on the store says of itself."""
+    """Metadata of a file on the store."""
 
     generation: int
     run: str
@@ -27,7 +27,7 @@ class Noted:
 
 
 def noted(head: ObjectHead) -> Noted | None:
-    """None where no export of ours has written it."""
+    """Parse a file's metadata; return None if no export of Sidetier has written the file."""
     run = head.metadata.get(RUN_NOTE, "")
     generation, dash, _ = run.partition("-")
     if not dash or not generation.isdigit():
@@ -37,26 +37,26 @@ def noted(head: ObjectHead) -> Noted | None:
 
 @dataclass(frozen=True, slots=True)
 class FileSink:
-    """Puts the files of one run.
+    """Stores the files of one run.
 
-    What is there already of the same run (a task's earlier try, a speculative one, a run that was
-    killed) has the same records, and stays. What an earlier run has left that was given up is
-    replaced. A later run's means that this one has been overtaken.
+    A file of the same run that exists already (of an earlier or speculative attempt, or of a killed
+    run) has the same records and stays. A file of an earlier, withdrawn run is replaced. A file of
+    a later run means that another job has overtaken this run.
 
-    A kill at any time leaves whole files, which the manifest does not name yet.
+    A kill at any time leaves only whole files, which the manifest does not name yet.
     """
 
     store: RemoteStorage
     run: str
 
     def put(self, body: Body, entry: FileEntry) -> FileEntry:
-        """Make the file whole at its place; returns it as it is there.
+        """Store the file; return its entry with its size on the store.
 
         Raises:
-            ForeignFileError: a file that is not ours is there.
-            OtherWriterError: a later run has written it.
-            ReadingsDifferError: the same run wrote other records.
-            StorageError: as the port says.
+            ForeignFileError: another program's file has this key.
+            OtherWriterError: a later run has written the file.
+            ReadingsDifferError: the same run has written other records.
+            StorageError: see `RemoteStorage.put_object`.
         """
         notes = {
             RUN_NOTE: self.run,
@@ -67,7 +67,7 @@ class FileSink:
             with suppress(PreconditionFailedError):
                 self.store.put_object(entry.key, body, metadata=notes, condition=condition)
                 return entry.model_copy(update={"bytes": body.size})
-            with suppress(ObjectNotFoundError):  # it was removed since: once more
+            with suppress(ObjectNotFoundError):  # removed in between: put it again if absent
                 head = self.store.head_object(entry.key)
                 if self._is_ours(head, notes):
                     return entry.model_copy(update={"bytes": head.size})
@@ -77,23 +77,23 @@ class FileSink:
         raise OtherWriterError(f"{entry.key}: others write it again and again")
 
     def _is_ours(self, head: ObjectHead, notes: Mapping[str, str]) -> bool:
-        """Whether it is this run's; False where it is to be replaced."""
-        found = noted(head)
-        if found is None:
+        """Return whether the file is this run's; False if it can be replaced."""
+        note = noted(head)
+        if note is None:
             raise ForeignFileError(
                 f"{head.key}: a file that no export of Sidetier has written has this name; it is "
                 "left as it is: choose another directory"
             )
-        if found.run != self.run:
-            if found.generation < int(self.run.partition("-")[0]):
+        if note.run != self.run:
+            if note.generation < int(self.run.partition("-")[0]):
                 return False
             raise OtherWriterError(
-                f"{head.key}: was written by run {found.run}, which is not before this one, "
+                f"{head.key}: was written by run {note.run}, which is not before this one, "
                 f"{self.run}: another export is at work here, or the manifest was removed"
             )
-        if found.records != notes[RECORDS_NOTE]:
+        if note.records != notes[RECORDS_NOTE]:
             raise ReadingsDifferError(
-                f"{head.key}: holds {found.records} (records, first and last offset), and should "
+                f"{head.key}: holds {note.records} (records, first and last offset), and should "
                 f"hold {notes[RECORDS_NOTE]}: the archive has changed since this run was begun"
             )
         return True

@@ -1,4 +1,4 @@
-"""What there is to be exported, as the archive shows it."""
+"""Source that exports the archived records of one topic."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,20 +23,23 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 _WHOLE: Final = 1 << 40
-"""Bytes of a split: one for each stretch, since a Kafka partition is read from its first record to
-its last by one task."""
+"""Split size in bytes, larger than any range: one task reads a Kafka partition from the first
+record to the last, so each range is one split.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An end of a given range: an edge, the same offset in each partition, or a time in ms."""
+    """One end of a requested range: an edge of the log, an offset for all partitions, or a time in
+    ms.
+    """
 
     edge: Edge | None = None
     offset: int | None = None
     time_ms: int | None = None
 
     def limit(self, tps: tuple[TopicPartition, ...]) -> Limit:
-        """As planning takes it."""
+        """Return the limit for the planner."""
         if self.edge is not None:
             return self.edge
         if self.time_ms is not None:
@@ -44,7 +47,7 @@ class Place:
         return AtOffsets(dict.fromkeys(tps, self.offset or 0))
 
     def __str__(self) -> str:
-        """As a manifest says it."""
+        """The text that a manifest stores."""
         if self.edge is not None:
             return self.edge.value
         return f"@{self.time_ms}" if self.time_ms is not None else str(self.offset)
@@ -52,19 +55,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A given range, the same places in every partition; `until` is not included."""
+    """A requested range, the same for every partition. `until` is exclusive."""
 
     first: Place
     until: Place
 
     def __str__(self) -> str:
-        """As a manifest says it."""
+        """The text that a manifest stores."""
         return f"{self.first} to {self.until}"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """Exports what is archived of one topic, and decided where it is read committed."""
+    """Source of one topic's archived records; with read committed, up to the last stable offset."""
 
     planner: Planner
     topic: str
@@ -73,9 +76,13 @@ class ArchiveSource:
     said: Callable[[str], None] = field(default=lambda _text: None)
 
     def truncated(self, positions: Mapping[int, Position]) -> tuple[Truncated, ...]:
-        """See `Source`; raises as `find_truncated`."""
+        """See `Source.truncated`. Raises the errors of `find_truncated`."""
         return find_truncated(
-            self.planner, {TopicPartition(self.topic, one): at for one, at in positions.items()}
+            self.planner,
+            {
+                TopicPartition(self.topic, partition): position
+                for partition, position in positions.items()
+            },
         )
 
     def spans(
@@ -84,38 +91,45 @@ class ArchiveSource:
         tail: Mapping[int, int],
         behind: list[BehindError] | None = None,
     ) -> dict[int, Span]:
-        """See `Source`.
+        """See `Source.spans`.
 
         Raises:
-            NoSuchTopicError: nothing is stored of the topic.
-            BehindError: the archive ends below what was exported already.
-            ArchiveError, StorageError: as `Planner.ends`.
+            NoSuchTopicError: no records of the topic are stored.
+            BehindError: the archive ends below what was exported.
+            ArchiveError, StorageError: see `Planner.ends`.
         """
         if self.asked is None:
-            found = self._incremental(next_offsets, tail, behind)
+            spans = self._incremental(next_offsets, tail, behind)
         else:
-            found = self._given(next_offsets)
-        return {one: span for one, span in found.items() if span.first < span.until}
+            spans = self._given(next_offsets)
+        return {partition: span for partition, span in spans.items() if span.first < span.until}
 
     def undecided(self, next_offsets: Mapping[int, int]) -> dict[int, UndecidedTail]:
-        """See `Source`; of a given range, what lies within it. Raises as `Planner.ends`."""
+        """See `Source.undecided`. With a requested range, only transactions within it are returned.
+
+        Raises:
+            ArchiveError, StorageError: see `Planner.ends`.
+        """
         if self.isolation is IsolationLevel.READ_UNCOMMITTED:
             return {}
         tails = self.planner.undecided(self.topic)
         if self.asked is not None and tails:
             asked = self._resolved(self.asked, tuple(sorted(tails)))
-            tails = {tp: one for tp, one in tails.items() if one.first < asked[tp].end}
+            tails = {tp: tail for tp, tail in tails.items() if tail.first < asked[tp].end}
         return {
-            tp.partition: one
-            for tp, one in tails.items()
-            if next_offsets.get(tp.partition, one.start) >= one.first
+            tp.partition: tail
+            for tp, tail in tails.items()
+            if next_offsets.get(tp.partition, tail.start) >= tail.first
         }
 
     def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
-        """See `Source`."""
+        """See `Source.within`."""
         ranges = ranges_of(self.topic, spans)
         ends = self.planner.ends_within(ranges, most_bytes)
-        return {tp.partition: Span(first=one.start, until=ends[tp]) for tp, one in ranges.items()}
+        return {
+            tp.partition: Span(first=offsets.start, until=ends[tp])
+            for tp, offsets in ranges.items()
+        }
 
     def plan(
         self,
@@ -123,22 +137,25 @@ class ArchiveSource:
         options: FilesOptions,
         tail: Mapping[int, int],
     ) -> Plan:
-        """See `Source`."""
+        """See `Source.plan`."""
         self._require_archived(tail, IsolationLevel(options.isolation))
         return self.planner.plan_ranges(ranges, self.request(options))
 
     def tail(self, spans: Mapping[int, Span]) -> Tail:
-        """See `Source`: nothing but what is known of the archive."""
-        ends = {TopicPartition(self.topic, one): Offset(at.until) for one, at in spans.items()}
-        found = archived_positions(self.planner, ends)
-        return Tail(topic_id=self.topic_id(), epochs=epochs_of(found))
+        """See `Source.tail`. No span ends on the brokers; only the epoch history is returned."""
+        ends = {
+            TopicPartition(self.topic, partition): Offset(span.until)
+            for partition, span in spans.items()
+        }
+        positions = archived_positions(self.planner, ends)
+        return Tail(topic_id=self.topic_id(), epochs=epochs_of(positions))
 
     def topic_id(self) -> str | None:
-        """See `Source`: what the archive was stored of, as the last look shows it."""
+        """See `Source.topic_id`. The id is that of the planner's last archive snapshot."""
         return self.planner.topic_id(self.topic)
 
     def request(self, options: FilesOptions) -> ReadRequest:
-        """How a plan with these options is read."""
+        """Return the planner's request for a plan with these options."""
         return replace(
             self._request(),
             isolation=IsolationLevel(options.isolation),
@@ -165,7 +182,10 @@ class ArchiveSource:
     def _require_archived(self, tail: Mapping[int, int], isolation: IsolationLevel) -> None:
         if not tail:
             return
-        tps = {one: TopicPartition(self.topic, one) for one in tail}
+        tps = {
+            partition_number: TopicPartition(self.topic, partition_number)
+            for partition_number in tail
+        }
         ends = self.planner.ends(tps.values(), isolation)
         for partition, until in sorted(tail.items()):
             tp = tps[partition]
@@ -189,7 +209,7 @@ class ArchiveSource:
         for tp in tps:
             first = next_offsets.get(tp.partition, new.get(tp, Offset(0)))
             if first > ends[tp] and tail.get(tp.partition) == first:
-                continue  # it came from the brokers, and is not archived that far yet
+                continue  # records up to `first` came from the brokers and are not archived yet
             if first > ends[tp]:
                 error = BehindError(
                     tp,
@@ -210,21 +230,25 @@ class ArchiveSource:
         try:
             return self.planner.partitions(Topics((self.topic,)))
         except NoSuchTopicError:
-            if not next_offsets or any(tail.get(one) != at for one, at in next_offsets.items()):
+            if not next_offsets or any(
+                tail.get(partition) != offset for partition, offset in next_offsets.items()
+            ):
                 raise
         self.said(f"{self.topic}: nothing of it is archived yet")
         return ()
 
     def _given(self, next_offsets: Mapping[int, int]) -> dict[int, Span]:
-        """The range, unless it was exported: what it is in offsets was decided then."""
+        """Return the requested range, or nothing if a run has fixed its offsets already."""
         if self.asked is None or next_offsets:
             return {}
         tps = self.planner.partitions(Topics((self.topic,)))
         ends = self.planner.ends(tps, self.isolation)
         resolved = self._resolved(self.asked, tps)
         return {
-            tp.partition: Span(first=one.start, until=max(one.start, min(one.end, ends[tp])))
-            for tp, one in resolved.items()
+            tp.partition: Span(
+                first=offsets.start, until=max(offsets.start, min(offsets.end, ends[tp]))
+            )
+            for tp, offsets in resolved.items()
         }
 
     def _resolved(

@@ -1,4 +1,4 @@
-"""Files of runs that were given up: found by their names, told by what they say, and removed."""
+"""Removal of files of withdrawn runs. Names select candidates; each file's metadata decides."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -12,15 +12,15 @@ from sidetier.storage.port import IfMatch, RemoteStorage
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is to be removed: a file of this topic that no manifest names.
+    """One search for files of this topic that no manifest names.
 
     Attributes:
-        directories: below which it may lie.
+        directories: directories to search.
         named: keys that manifests name.
-        named_from: by Kafka partition, the offset from which on `named` has all files.
-        generation: of the run that sweeps; only what an earlier one has written is removed, so
-            that a late sweep cannot touch what is newer than itself.
-        waiting: Kafka partitions whose files stay, since those in their place are not written yet.
+        named_from: the offset from which on `named` has all files, by Kafka partition.
+        generation: generation of the run that sweeps. Only files of earlier runs are removed, so a
+            late sweep cannot remove newer files.
+        waiting: Kafka partitions whose files stay, because their replacements are not written yet.
     """
 
     topic: str
@@ -31,7 +31,9 @@ class Sweep:
     waiting: frozenset[int] = frozenset()
 
     def suspects(self, store: RemoteStorage) -> Iterator[str]:
-        """Keys whose names say so; the files are to be asked."""
+        """Yield keys that may belong to withdrawn runs by their names. Their metadata is not read
+        yet.
+        """
         for directory in self.directories:
             for row in store.list_objects(topic_prefix(directory, self.topic)):
                 name = parse_file_name(row.key.rpartition("/")[2])
@@ -43,18 +45,18 @@ class Sweep:
                     yield row.key
 
     def run(self, store: RemoteStorage) -> int:
-        """Remove them; returns how many there were. A kill leaves the rest for another sweep.
+        """Remove the files; return their number. After a kill, another sweep removes the rest.
 
         Raises:
-            StorageError: as the port says.
+            StorageError: see `RemoteStorage`.
         """
         return sum(self._remove(store, key) for key in self.suspects(store))
 
     def _remove(self, store: RemoteStorage, key: str) -> int:
         try:
             head = store.head_object(key)
-            found = noted(head)
-            if found is None or found.generation >= self.generation:
+            note = noted(head)
+            if note is None or note.generation >= self.generation:
                 return 0
             store.delete_object(key, condition=IfMatch(head.etag))
         except (ObjectNotFoundError, PreconditionFailedError):

@@ -1,4 +1,4 @@
-"""What there is to be exported as files: what is archived, and behind it what the brokers have."""
+"""Source that exports archived records, and behind them records that only the brokers have."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,16 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class TailedSource:
-    """A `Source`. What ranges are, and where their records come from, goes by one look."""
+    """A `Source` of archive and brokers.
+
+    One call of `TopicLogs.look` determines the ranges and where their records are read.
+    """
 
     archived: ArchiveSource
     logs: TopicLogs
 
     def truncated(self, positions: Mapping[int, Position]) -> tuple[Truncated, ...]:
-        """See `Source`."""
+        """See `Source.truncated`."""
         return self.archived.truncated(positions)
 
     def spans(
@@ -36,13 +39,12 @@ class TailedSource:
         tail: Mapping[int, int],
         behind: list[BehindError] | None = None,
     ) -> dict[int, Span]:
-        """See `Source`.
+        """See `Source.spans`. Also raises the errors of `TopicLogs.look`.
 
         Raises:
-            BrokerBehindError: neither the archive nor the broker goes as far as the export.
-            As `TopicLogs.look`.
+            BrokerBehindError: archive and broker both end below what was exported.
         """
-        del tail  # the brokers tell how far they go
+        del tail  # the log offsets of the brokers are used instead
         spans = {}
         for tp, log in self.logs.look(self.archived.isolation, behind).items():
             first = Offset(next_offsets.get(tp.partition, log.earliest))
@@ -58,29 +60,38 @@ class TailedSource:
                 behind.append(error)
                 continue
             spans[tp.partition] = Span(first=first, until=max(first, self.logs.reach(tp, first)))
-        return {one: span for one, span in spans.items() if span.first < span.until}
+        return {partition: span for partition, span in spans.items() if span.first < span.until}
 
     def undecided(self, next_offsets: Mapping[int, int]) -> dict[int, UndecidedTail]:
-        """See `Source`, and `TopicLogs.undecided`."""
+        """See `Source.undecided` and `TopicLogs.undecided`."""
         archived = {
-            TopicPartition(self.archived.topic, one): tail
-            for one, tail in self.archived.undecided(next_offsets).items()
+            TopicPartition(self.archived.topic, item): tail
+            for item, tail in self.archived.undecided(next_offsets).items()
         }
 
         def reached(tp: TopicPartition) -> int:
             return next_offsets.get(tp.partition, self.logs.logs[tp].earliest)
 
-        return {tp.partition: one for tp, one in self.logs.undecided(archived, reached).items()}
+        return {tp.partition: item for tp, item in self.logs.undecided(archived, reached).items()}
 
     def within(self, spans: Mapping[int, Span], most_bytes: int) -> dict[int, Span]:
-        """See `Source`: where all that is archived of a span fits, it goes on as far as before."""
+        """See `Source.within`. A span whose archived part fits entirely keeps its part on the
+        brokers.
+        """
         cuts = {tp.partition: log.cut for tp, log in self.logs.logs.items()}
         stored = {
-            one: Span(first=span.first, until=min(span.until, max(span.first, cuts[one])))
-            for one, span in spans.items()
+            partition: Span(
+                first=span.first, until=min(span.until, max(span.first, cuts[partition]))
+            )
+            for partition, span in spans.items()
         }
-        found = self.archived.within(stored, most_bytes)
-        return {one: spans[one] if found[one] == stored[one] else found[one] for one in spans}
+        limited = self.archived.within(stored, most_bytes)
+        return {
+            partition: spans[partition]
+            if limited[partition] == stored[partition]
+            else limited[partition]
+            for partition in spans
+        }
 
     def plan(
         self,
@@ -88,22 +99,24 @@ class TailedSource:
         options: FilesOptions,
         tail: Mapping[int, int],
     ) -> Plan:
-        """See `Source`; ranges that an earlier run has fixed are divided anew."""
+        """See `Source.plan`. Ranges of an earlier run are divided between archive and brokers
+        again.
+        """
         del tail
         logs = self.logs.known(IsolationLevel(options.isolation))
         request = self.archived.request(options)
         return with_tail(self.archived.planner, logs, ranges, request)
 
     def tail(self, spans: Mapping[int, Span]) -> Tail:
-        """See `Source`."""
-        found = {
+        """See `Source.tail`."""
+        ends = {
             tp.partition: spans[tp.partition].until
             for tp, log in self.logs.logs.items()
             if tp.partition in spans and spans[tp.partition].until > log.cut
         }
         positions = self.logs.positions(ranges_of(self.archived.topic, spans))
-        return Tail(found, self.topic_id(), epochs_of(positions))
+        return Tail(ends, self.topic_id(), epochs_of(positions))
 
     def topic_id(self) -> str | None:
-        """See `Source`."""
+        """See `Source.topic_id`."""
         return self.logs.topic_ids.get(self.archived.topic) or self.archived.topic_id()

@@ -1,7 +1,7 @@
-"""The write step: the records of one Kafka partition's range into files on the store.
+"""The write step: write the records of one Kafka partition's range to files on the store.
 
-A function of the range, the options and the records alone: run again, anywhere, it makes the same
-files.
+The files depend only on the range, the options and the records: a repeated task writes the same
+files on any host.
 """
 
 import sys
@@ -34,15 +34,15 @@ from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, FileEntry, Schem
 from sidetier.segments.offsets import Offset, TopicPartition
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-"""Of `RECORD_SCHEMA`, what a whole record needs."""
+"""Columns of `RECORD_SCHEMA` for whole records."""
 _VALUE_COLUMNS: Final = ("offset", "timestamp", "value")
 
 Progress = Callable[[int, int], None]
-"""Called after each batch of records: with their number, and the offset behind the last of them."""
+"""Called after each batch with its number of records, and the offset after its last record."""
 
 
 def columns_of(options: FilesOptions) -> tuple[str, ...]:
-    """Of `RECORD_SCHEMA`, what is to be read; what does not fit is set aside as a whole record."""
+    """Return the columns of `RECORD_SCHEMA` to read. Dead letters need whole records."""
     if options.dead_letters is not None:
         return COLUMNS
     if options.format is FileFormat.RAW:
@@ -52,9 +52,15 @@ def columns_of(options: FilesOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a range.
+    """Result of writing a range.
 
-    `until` is where the last whole file ends, with `whole_files`; None where there is none.
+    Attributes:
+        files: files on the store, dead letters included.
+        dead_letters: number of records that were written as dead letters.
+        skipped: number of records without a value that were left out.
+        until: with `whole_files`, the end offset of the last whole file, exclusive; None if no file
+            is whole.
+        schemas: schema ids of the last rows of the range, or of the last rows below `until`.
     """
 
     files: tuple[FileEntry, ...] = ()
@@ -62,10 +68,9 @@ class Written:
     skipped: int = 0
     until: Offset | None = None
     schemas: SchemaIds = NO_SCHEMAS
-    """Which schemas the rows have that end the range, or that come before `until`."""
 
 
-def write_range(  # noqa: PLR0913 -- what a range is written from, and with
+def write_range(  # noqa: PLR0913 -- a parameter class would have one user
     tp: TopicPartition,
     options: FilesOptions,
     records: Iterable[pa.RecordBatch],
@@ -76,15 +81,22 @@ def write_range(  # noqa: PLR0913 -- what a range is written from, and with
     schemas: SchemaIds = NO_SCHEMAS,
     registry: RegistryConfig | None = None,
 ) -> Written:
-    """Write the records of a range, in order of offsets, with the columns of `columns_of`.
+    """Write the records of a range to files.
 
-    `memory` bounds the bytes of rows that wait to be written. `schemas` are those of the rows that
-    were written before this range; `registry` says how the schema registry is reached.
+    Args:
+        tp: the Kafka partition.
+        options: names and contents of files.
+        records: batches in order of offsets, with the columns of `columns_of`.
+        sink: stores finished files.
+        progress: called after each batch; see `Progress`.
+        memory: most bytes of rows that wait to be written.
+        schemas: schema ids of the last rows before this range.
+        registry: connection to the schema registry.
 
     Raises:
         MisfitError: a record does not fit, and there is no directory for dead letters.
         ConfigurationError: the options cannot be used with these values.
-        ArchiveError, StorageError, OSError: as `FileSink.put`, and what reading raises.
+        ArchiveError, StorageError, OSError: see `FileSink.put`; also errors of reading `records`.
     """
     with ExitStack() as stack:
         kind = _WholeFiles if options.whole_files else _Step
@@ -130,7 +142,7 @@ class _Step:
         self._dead = self._skipped = 0
 
     def _rules(self, options: FilesOptions) -> tuple[Rules, Rules]:
-        """When files end, and those of dead letters."""
+        """Return the rules for data files and those for dead letters."""
         rules = Rules(options.flush_size, options.rotate_interval_ms, options.max_open_files)
         return rules, Rules(options.flush_size)
 
@@ -138,7 +150,7 @@ class _Step:
         return self._values.decoder(schemas.value), self._keys.decoder(schemas.key)
 
     def _opened(self) -> tuple[RowMaker, FileSet]:
-        """What makes rows of the current schemas, and the files for them."""
+        """Return a row maker for the current schemas, and a file set for its rows."""
         options = self._options
         maker = RowMaker(options, self._tp, *self._decoders)
         rules, _ = self._rules(options)
@@ -158,7 +170,9 @@ class _Step:
                 self._take(piece, SchemaIds(value=values.schema, key=keys.schema))
 
     def _take(self, batch: pa.RecordBatch, schemas: SchemaIds) -> None:
-        """Records whose rows have these schemas. Where they are others, all files end before."""
+        """Take records whose rows have these schemas. If the schemas change, all open files end
+        first.
+        """
         wanted = self._decoders_of(schemas)
         if wanted != self._decoders:
             self._change(Offset(batch.column("offset")[0].as_py()))
@@ -181,7 +195,7 @@ class _Step:
         self._add(batch, prepared.rows, letters)
 
     def _add(self, batch: pa.RecordBatch, rows: Rows, letters: Rows | None) -> None:
-        """Take the rows of a batch, and its dead letters."""
+        """Add the rows of a batch and its dead letters to the open files."""
         dead = 0 if letters is None else len(letters.offsets)
         self._dead += dead
         self._skipped += batch.num_rows - len(rows.offsets) - dead
@@ -197,7 +211,7 @@ class _Step:
             self._letters.finish()
 
     def _change(self, offset: Offset) -> None:
-        """Rows have another schema from this offset on."""
+        """End the open files, because rows have another schema from this offset on."""
         del offset
         self._files.finish()
 
@@ -218,7 +232,7 @@ class _Step:
 
 
 class _WholeFiles(_Step):
-    """Ends files by groups, and leaves what belongs to no whole group unwritten."""
+    """Ends files by groups, and does not write records of an unfinished group."""
 
     def __init__(
         self,
@@ -238,7 +252,7 @@ class _WholeFiles(_Step):
         return FileGroups(rules)
 
     def _change(self, offset: Offset) -> None:
-        """A group ends here, too: the records behind it cannot be in its files."""
+        """End the group: the next records have another schema and cannot be in its files."""
         self._close()
         self._whole = self._written(offset)
         self._groups = self._new_groups()

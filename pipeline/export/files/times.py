@@ -1,4 +1,4 @@
-"""The time of each record: that of Kafka, or a field of its value."""
+"""The time of each record: Kafka's timestamp, or a field of the value."""
 
 from datetime import UTC, datetime
 
@@ -13,12 +13,12 @@ from sidetier.segments.errors import ConfigurationError
 
 
 def check_time_field(values: pa.DataType, path: str | None) -> None:
-    """Raises ConfigurationError where a field is named that values do not have, or is no time."""
+    """Raise ConfigurationError if `path` names a field that is absent or that cannot be a time."""
     if path is None:
         return
     kind = field_type(values, path)
     known = (pa.types.is_integer, pa.types.is_string, pa.types.is_timestamp, pa.types.is_date)
-    if not any(is_one(kind) for is_one in known):
+    if not any(matches(kind) for matches in known):
         raise ConfigurationError(
             f"timestamp field {path!r}: is {kind}; a time is a number of milliseconds since 1970, "
             "text as 2026-11-21T08:00:00Z, a timestamp or a date"
@@ -28,20 +28,21 @@ def check_time_field(values: pa.DataType, path: str | None) -> None:
 def times_of(
     timestamps: pa.Array, values: pa.Array, path: str | None
 ) -> tuple[Longs, tuple[Misfit, ...]]:
-    """The time of each record in ms since 1970, and the records that have none that is usable.
+    """Return the time of each record in ms since 1970, and misfits for records without a usable
+    time.
 
-    What cannot be used is -1 in the array.
+    The time of a misfit is -1.
     """
     column = timestamps if path is None else _as_milliseconds(field_of(values, path))
-    found = pc.fill_null(column, EARLIEST_MS - 1).to_numpy(zero_copy_only=False).astype(np.int64)
-    what = "timestamp" if path is None else f"field {path}"
+    times = pc.fill_null(column, EARLIEST_MS - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+    source = "timestamp" if path is None else f"field {path}"
     least = 0 if path is None else EARLIEST_MS
-    bad = np.flatnonzero((found < least) | (found > LATEST_MS))
-    misfits = tuple(Misfit(int(row), _reason(what, int(found[row]))) for row in bad)
+    bad = np.flatnonzero((times < least) | (times > LATEST_MS))
+    misfits = tuple(Misfit(int(row), _reason(source, int(times[row]))) for row in bad)
     if len(bad):
-        found = found.copy()
-        found[bad] = -1
-    return found, misfits
+        times = times.copy()
+        times[bad] = -1
+    return times, misfits
 
 
 def _as_milliseconds(column: pa.Array) -> pa.Array:
@@ -57,7 +58,7 @@ def _as_milliseconds(column: pa.Array) -> pa.Array:
 
 
 def _parsed(text: str | None) -> int | None:
-    """ISO 8601; without a zone it is UTC."""
+    """Parse an ISO 8601 time; without a zone it is UTC."""
     try:
         at = datetime.fromisoformat(text or "")
     except ValueError:

@@ -1,4 +1,6 @@
-"""Rows into files on local disk, and whole files on to the store, within a bound of memory."""
+"""Write rows to files on local disk, and send finished files to the store, within a memory
+limit.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -19,21 +21,21 @@ from sidetier.storage.bodies import FileBody
 from sidetier.storage.port import Body
 
 MEMORY: Final = 128 * 1024**2
-"""Bytes of rows that wait to be written, over all open files of a Kafka partition."""
+"""Most bytes of rows that wait in memory, over all open files of a Kafka partition: 128 MiB."""
 
 Send = Callable[[Body, FileEntry], FileEntry]
 
 
 class _Scratch:
-    """A file in `TMPDIR` without a name: however its process ends, nothing of it stays."""
+    """A file without a name in `TMPDIR`. The kernel frees it however the process ends."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 -- closed by `close`
-        # What writes and what sends open it again, as often as they like.
+        # The file writer and the sender open the file by this path.
         self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def close(self) -> None:
-        """Give its space back."""
+        """Free the file's disk space."""
         self._file.close()
 
 
@@ -49,13 +51,14 @@ class _File:
 
 
 class FileSet:
-    """The open files of one Kafka partition below one directory; one caller at a time.
+    """The open files of one Kafka partition below one directory. Not thread-safe.
 
-    Rows wait in memory until their file ends, or all that wait are more than the bound: then those
-    of the file that has most become a row group. On disk lie the files that are open, no others.
+    Rows wait in memory until their file ends, or until all waiting rows exceed the limit. Then the
+    rows of the file with the most waiting bytes are written as a row group. Only open files use
+    disk space.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- what each is made of
+    def __init__(  # noqa: PLR0913, PLR0917 -- a parameter class would have one user
         self,
         directory: str,
         tp: TopicPartition,
@@ -77,7 +80,11 @@ class FileSet:
         self.sent: list[FileEntry] = []
 
     def add(self, rows: Rows) -> None:
-        """Take rows; raises what `Send` does, and OSError."""
+        """Add rows.
+
+        Raises:
+            OSError: the local disk failed. Errors of `send` are raised as well.
+        """
         steps = self._router.route(rows.offsets, rows.times, rows.encoded.codes, rows.encoded.names)
         for step in steps:
             if isinstance(step, Append):
@@ -86,25 +93,25 @@ class FileSet:
                 self._close(step.file)
 
     def finish(self) -> None:
-        """End all open files; raises as `add`."""
+        """End and send all open files. Raises the errors of `add`."""
         for step in self._router.finish():
             self._close(step.file)
 
     def abandon(self) -> None:
-        """Close what is open, without sending it."""
-        for one in self._files.values():
-            one.writer.close()
-            one.scratch.close()
+        """Close all open files without sending them."""
+        for file in self._files.values():
+            file.writer.close()
+            file.scratch.close()
         self._files.clear()
 
     def _append(self, step: Append, rows: Rows) -> None:
-        one = self._files.get(step.file) or self._open(step.file)
+        target = self._files.get(step.file) or self._open(step.file)
         whole = len(step.rows) == rows.table.num_rows
         part = rows.table if whole else rows.table.take(pa.array(step.rows))
-        one.waiting.append(part)
-        one.records += part.num_rows
-        one.last = int(rows.offsets[step.rows[-1]])
-        one.bytes += part.nbytes
+        target.waiting.append(part)
+        target.records += part.num_rows
+        target.last = int(rows.offsets[step.rows[-1]])
+        target.bytes += part.nbytes
         self._waiting += part.nbytes
         while self._waiting > self._memory:
             self._flush(max(self._files.values(), key=lambda file: file.bytes))
@@ -124,18 +131,18 @@ class FileSet:
         one.waiting, one.bytes = [], 0
 
     def _close(self, file: FileId) -> None:
-        one = self._files[file]
-        self._flush(one)
+        finished = self._files[file]
+        self._flush(finished)
         del self._files[file]
-        with closing(one.scratch):
-            one.writer.close()
+        with closing(finished.scratch):
+            finished.writer.close()
             name = FileName(self._tp, file.start, self._form.extension)
             entry = FileEntry(
                 key=file_key(self._directory, file.encoded, name),
                 partition=self._tp.partition,
-                first=one.first,
-                last=one.last,
-                records=one.records,
+                first=finished.first,
+                last=finished.last,
+                records=finished.records,
                 bytes=0,
             )
-            self.sent.append(self._send(FileBody.of(one.scratch.path), entry))
+            self.sent.append(self._send(FileBody.of(finished.scratch.path), entry))

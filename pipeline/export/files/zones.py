@@ -1,4 +1,4 @@
-"""Local time of timestamps in milliseconds since 1970."""
+"""Local time of timestamps in ms since 1970."""
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -14,17 +14,19 @@ Longs = npt.NDArray[np.int64]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 EARLIEST_MS: Final = -62_135_596_800_000 + 2 * 86_400_000
-"""The first moments that have a date, in ms since 1970, and the last; whatever the zone."""
+"""With `LATEST_MS`, the range of times that have a date in the years 1 to 9999 in every
+time zone.
+"""
 LATEST_MS: Final = 253_402_300_799_999 - 2 * 86_400_000
 _MINUTE_MS: Final = 60_000
 _MOST_REMEMBERED: Final = 100_000
 
 
 def zone_named(name: str) -> ZoneInfo:
-    """The zone with this name of the IANA database, such as `Europe/Berlin`.
+    """Return the time zone with this IANA name, such as `Europe/Berlin`.
 
     Raises:
-        ConfigurationError: there is none on this host.
+        ConfigurationError: this host has no such time zone.
     """
     try:
         return ZoneInfo(name)
@@ -36,25 +38,30 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def moment(milliseconds: int) -> datetime:
-    """So many milliseconds after the beginning of 1970; on a zone's clock or in UTC."""
+    """Return the date and time that is this many ms after the start of 1970.
+
+    The time may be UTC or local time; the result is marked as UTC in both cases.
+    """
     return EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def local_time(timestamps: Longs, zone: ZoneInfo) -> Longs:
-    """The same moments as a clock in the zone shows them, in ms since its own 1970.
+    """Return the wall-clock times of a zone, in ms since 1970-01-01T00:00 of that clock.
 
-    Takes what lies between `EARLIEST_MS` and `LATEST_MS`.
+    Args:
+        timestamps: ms since 1970, from `EARLIEST_MS` to `LATEST_MS`.
+        zone: the time zone.
     """
     if zone.key == "UTC":
         return timestamps
-    minutes, where = np.unique(timestamps // _MINUTE_MS, return_inverse=True)
+    minutes, positions = np.unique(timestamps // _MINUTE_MS, return_inverse=True)
     offsets = np.array([_offset(zone, int(minute)) for minute in minutes], dtype=np.int64)
-    found: Longs = timestamps + offsets[where]
-    return found
+    local: Longs = timestamps + offsets[positions]
+    return local
 
 
 @lru_cache(_MOST_REMEMBERED)
 def _offset(zone: ZoneInfo, minute: int) -> int:
-    """How far the zone's clock is ahead of UTC in this minute, in ms."""
+    """Return the zone's offset from UTC in this minute, in ms."""
     offset = moment(minute * _MINUTE_MS).astimezone(zone).utcoffset()
     return 0 if offset is None else round(offset.total_seconds() * 1000)

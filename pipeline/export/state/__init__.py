@@ -1,1 +1,1 @@
-"""The state of an export: a manifest, written with a condition."""
+"""The state of an export: a manifest that is replaced with conditional puts."""

@@ -1,4 +1,4 @@
-"""How a manifest changes. Pure."""
+"""Pure functions that return a changed copy of an export's manifest."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,9 +28,11 @@ from sidetier.segments.offsets import Offset, TopicPartition
 _T = TypeVar("_T")
 
 _SWEEPS: Final = 2
-"""A writer that was thought dead may still write while the next run is under way."""
+"""Number of sweeps after a plan was withdrawn. One is not enough: a writer that seemed dead may
+still write during the next run.
+"""
 _NEVER: Final = 1 << 63
-"""Above every offset."""
+"""Larger than every offset."""
 _SETTLED: Final = (
     "topics_dir",
     "partitioner",
@@ -44,13 +46,17 @@ _SETTLED: Final = (
     "layout",
     "isolation",
 )
-"""What readers of an output count on; the rest may change from run to run."""
+"""Options that readers of an output rely on. The other options may change from run to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What of a run only the brokers have: where those spans end; the topic's id; and which leader
-    epochs have written what lies below the ends of all spans.
+    """What is known about the ends of a run's spans, and about records that only the brokers have.
+
+    Attributes:
+        ends: ends of the spans that go beyond the archive, by Kafka partition.
+        topic_id: the topic's id.
+        epochs: leader epochs of the records below the ends of all spans, by Kafka partition.
     """
 
     ends: Mapping[int, int] = field(default_factory=dict)
@@ -59,22 +65,22 @@ class Tail:
 
 
 def epochs_of(positions: Mapping[TopicPartition, Position]) -> dict[int, Rows]:
-    """What is kept of their epoch histories, where any is known."""
+    """Return the epoch rows that a manifest stores, for positions whose epoch history is known."""
     return {
-        tp.partition: rows_of(one.epoch_history)
-        for tp, one in positions.items()
-        if one.epoch_history.entries
+        tp.partition: rows_of(position.epoch_history)
+        for tp, position in positions.items()
+        if position.epoch_history.entries
     }
 
 
 def standing(manifest: Manifest) -> dict[int, Position]:
-    """Where an export stands."""
+    """Return the positions up to which the export has committed, by Kafka partition."""
     return _positions(manifest.next_offsets, manifest.epochs)
 
 
 def planned(run: Run) -> dict[int, Position]:
-    """Where a run ends."""
-    return _positions({one: span.until for one, span in run.spans.items()}, run.epochs)
+    """Return the positions at which a run ends, by Kafka partition."""
+    return _positions({partition: span.until for partition, span in run.spans.items()}, run.epochs)
 
 
 def _positions(ends: Mapping[int, int], epochs: Mapping[int, Rows]) -> dict[int, Position]:
@@ -92,7 +98,7 @@ def begun(
     nonce: str,
     tail: Tail,
 ) -> Manifest:
-    """A run is under way."""
+    """Return the manifest with a new run under way."""
     run = Run(
         generation=manifest.generation + 1,
         nonce=nonce,
@@ -116,7 +122,19 @@ def committed(
     swept: bool,
     schemas: Mapping[int, SchemaIds] | None = None,
 ) -> Manifest:
-    """The files of the run are the export's; their last rows have these schemas."""
+    """Return the manifest after a run: its files are part of the output, and no run is under way.
+
+    Args:
+        manifest: the manifest with the run under way.
+        files: files that the run has written.
+        missing: ranges that the run has skipped because they are not stored.
+        nonce: nonce of this write.
+        swept: whether the run has removed the files of withdrawn plans.
+        schemas: schema ids of the last rows, by Kafka partition.
+
+    Raises:
+        ValueError: no run is under way.
+    """
     run = manifest.pending
     if run is None:
         raise ValueError("no run is under way")
@@ -144,20 +162,25 @@ def committed(
 def _followed(manifest: Manifest, run: Run) -> dict[int, Rows]:
     before, after = standing(manifest), planned(run)
     kept = {
-        one: followed(
-            before.get(one, Position(Offset(0))), after.get(one, Position(Offset(span.until)))
+        partition: followed(
+            before.get(partition, Position(Offset(0))),
+            after.get(partition, Position(Offset(span.until))),
         )
-        for one, span in run.spans.items()
+        for partition, span in run.spans.items()
     }
     return {
-        one: rows_of(epoch_history) for one, epoch_history in kept.items() if epoch_history.entries
+        partition: rows_of(epoch_history)
+        for partition, epoch_history in kept.items()
+        if epoch_history.entries
     }
 
 
 def _named(
     manifest: Manifest, run: Run, new: tuple[FileEntry, ...], ends: Mapping[int, int]
 ) -> dict[str, object]:
-    """The files that are named from now on, and from where on they are all."""
+    """Return `files` and `named_from`. The oldest files are dropped if there are too many
+    to name.
+    """
     starts = {partition: span.first for partition, span in run.spans.items()}
     if len(manifest.files) + len(new) <= MOST_FILES:
         return {"files": manifest.files + new, "named_from": {**starts, **manifest.named_from}}
@@ -167,32 +190,46 @@ def _named(
 
 
 def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
-    """The plan that is under way, as far as whole files go: up to `ends`, by Kafka partition. What
-    lies above is left to a later run.
+    """Return the manifest with its run cut back to whole files.
+
+    Args:
+        manifest: the manifest with the run under way.
+        ends: end offset of the last whole file, exclusive, by Kafka partition. A later run exports
+            what is above.
+
+    Raises:
+        ValueError: no run is under way.
     """
     run = manifest.pending
     if run is None:
         raise ValueError("no run is under way")
-    reached = {one: end for one, end in ends.items() if end > run.spans[one].first}
+    reached = {
+        partition: end for partition, end in ends.items() if end > run.spans[partition].first
+    }
     at_end = planned(run)
     kept = {
-        one: shortened(at_end[one], Offset(end)) for one, end in reached.items() if one in at_end
+        partition: shortened(at_end[partition], Offset(end))
+        for partition, end in reached.items()
+        if partition in at_end
     }
     shorter = run.model_copy(
         update={
             "spans": {
-                one: Span(first=run.spans[one].first, until=end) for one, end in reached.items()
+                partition: Span(first=run.spans[partition].first, until=end)
+                for partition, end in reached.items()
             },
-            "tail": {one: end for one, end in reached.items() if one in run.tail},
+            "tail": {partition: end for partition, end in reached.items() if partition in run.tail},
             "epochs": {
-                one: rows_of(epoch_history)
-                for one, epoch_history in kept.items()
+                partition: rows_of(epoch_history)
+                for partition, epoch_history in kept.items()
                 if epoch_history.entries
             },
         }
     )
     unfinished = {
-        one: span.until for one, span in run.spans.items() if reached.get(one) != span.until
+        partition: span.until
+        for partition, span in run.spans.items()
+        if reached.get(partition) != span.until
     }
     changes = {
         "pending": shorter,
@@ -202,7 +239,7 @@ def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
 
 
 def waits_for_more(manifest: Manifest, options: FilesOptions, partition: int, span: Span) -> bool:
-    """Whether a range was read already, by the same rules, and does not fill a file."""
+    """Return whether a run with the same rules has read this range without filling a file."""
     before = manifest.options
     if not options.whole_files or before is None:
         return False
@@ -212,7 +249,7 @@ def waits_for_more(manifest: Manifest, options: FilesOptions, partition: int, sp
 
 
 def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
-    """The run is given up: what it has written is to be looked for."""
+    """Return the manifest without its run. Later runs sweep the withdrawn run's directories."""
     places = set(manifest.swept_directories)
     if manifest.pending is not None:
         places |= manifest.pending.directories
@@ -221,12 +258,14 @@ def withdrawn(manifest: Manifest, nonce: str) -> Manifest:
 
 
 def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Manifest:
-    """What was exported from the forks on, and all that shares a file with it, is no part of the
-    output any more: it is to be exported anew, and its files are to be looked for. No run may be
-    under way.
+    """Return the manifest as of before the divergence offsets in `forks`, by Kafka partition.
+
+    Records at and above these offsets, and all records that share a file with them, are no longer
+    part of the output. Later runs export them again and remove the old files. No run may be under
+    way.
 
     Raises:
-        OtherExportError: the manifest does not name all of those files any more.
+        OtherExportError: the manifest does not name all of these files.
     """
     starts = {one: _first_of_files(manifest, one, fork) for one, fork in forks.items()}
     for partition, start in starts.items():
@@ -240,7 +279,8 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
     places = set(manifest.swept_directories) | {_directory_of(key, manifest.topic) for key in gone}
     if manifest.options is not None:
         places |= manifest.options.directories
-    # A plan in between may have been given up: then its offset is not how far the files go.
+    # An earlier divergence may have lowered the next offset already, and the plan to replace its
+    # files may have been withdrawn. Then the old files still reach up to `replacing`.
     ends = {one: max(manifest.next_offsets[one], manifest.replacing.get(one, 0)) for one in starts}
     changes: dict[str, object] = {
         "next_offsets": {**manifest.next_offsets, **starts},
@@ -257,38 +297,54 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
 
 
 def _shortened(manifest: Manifest, starts: Mapping[int, int]) -> dict[int, Rows]:
-    """What is known below the new next offsets: another fork may come before the next commit."""
-    stood = {one: at for one, at in standing(manifest).items() if one in starts}
-    kept = {one: shortened(at, Offset(starts[one])) for one, at in stood.items()}
+    """Return the epochs below the new next offsets. They show another divergence before
+    the commit.
+    """
+    stood = {
+        partition: position
+        for partition, position in standing(manifest).items()
+        if partition in starts
+    }
+    kept = {
+        partition: shortened(position, Offset(starts[partition]))
+        for partition, position in stood.items()
+    }
     return {
-        one: rows_of(epoch_history) for one, epoch_history in kept.items() if epoch_history.entries
+        partition: rows_of(epoch_history)
+        for partition, epoch_history in kept.items()
+        if epoch_history.entries
     }
 
 
 def _directory_of(key: str, topic: str) -> str:
-    """Below which a file lies: it may have been written with other options than the last ones.
-    Where its path names the topic twice it is the longer one: nothing of others lies there.
+    """Return the directory below which a file was written, maybe with other options than the last
+    ones.
+
+    If the key contains the topic's name twice, the longer directory is returned; no other export's
+    files are below it.
     """
     return key.rpartition(f"/{topic}/")[0]
 
 
 def _first_of_files(manifest: Manifest, partition: int, fork: Offset) -> int:
-    """Where the files begin that hold the fork, or what shares a file with what goes."""
+    """Return the lowest first offset of the files to drop for a divergence at `fork`."""
     first: int = fork
-    ours = (one for one in manifest.files if one.partition == partition)
-    for one in sorted(ours, key=lambda one: one.first, reverse=True):
-        if one.first < first <= one.last:
-            first = one.first
+    ours = (file for file in manifest.files if file.partition == partition)
+    # Files of different encoded partitions overlap in offsets, so a file that is dropped can make
+    # an earlier file overlap too.
+    for file in sorted(ours, key=lambda file: file.first, reverse=True):
+        if file.first < first <= file.last:
+            first = file.first
     return first
 
 
 def without(known: Mapping[int, _T], gone: Container[int]) -> dict[int, _T]:
-    """Those of other partitions."""
-    return {partition: one for partition, one in known.items() if partition not in gone}
+    """Return the items of partitions that are not in `gone`."""
+    return {partition: item for partition, item in known.items() if partition not in gone}
 
 
 def check_settled(manifest: Manifest, options: FilesOptions, where: str) -> None:
-    """Raises OtherExportError where an output would become a mixture."""
+    """Raise OtherExportError if changed options would mix two forms of output."""
     if manifest.options is None:
         return
     for name in _SETTLED:
@@ -301,7 +357,7 @@ def check_settled(manifest: Manifest, options: FilesOptions, where: str) -> None
 
 
 def check_same_export(manifest: Manifest, cluster: str, asked: str | None, where: str) -> None:
-    """Raises OtherExportError where the output is of another cluster, or another range."""
+    """Raise OtherExportError if the output belongs to another cluster or another range."""
     if manifest.cluster != cluster:
         raise OtherExportError(
             f"{where}: is an export of cluster {manifest.cluster}, not {cluster}"

@@ -1,4 +1,4 @@
-"""What a manifest says: the next offset of each Kafka partition, and what is under way."""
+"""The manifest of an export: the next offset of each Kafka partition, and the run under way."""
 
 import json
 from typing import Final, Literal
@@ -13,18 +13,24 @@ from sidetier.segments.errors import MalformedObjectError
 
 VERSION: Final = 1
 MOST_FILES: Final = 10_000
-"""Files that a manifest names; those of the newest runs."""
+"""Most files that a manifest names. Those of the newest runs are kept."""
 
 
 class Span(Part):
-    """The offsets of a Kafka partition from `first` up to, not including, `until`."""
+    """A range of offsets of one Kafka partition: `first` inclusive, `until` exclusive."""
 
     first: int = Field(ge=0)
     until: int = Field(ge=0)
 
 
 class FileEntry(Part):
-    """A file that is whole: its key, and the records in it; offsets may be missing in between."""
+    """A complete file: its key, and the records in it. Offsets between `first` and `last` may be
+    absent.
+
+    Attributes:
+        first: offset of the first record.
+        last: offset of the last record, inclusive.
+    """
 
     key: str
     partition: int
@@ -35,7 +41,7 @@ class FileEntry(Part):
 
 
 class SchemaIds(Part):
-    """The schemas that the last rows of a Kafka partition have, by their ids in the registry."""
+    """Registry ids of the schemas that the last rows of a Kafka partition have."""
 
     value: int | None = None
     key: int | None = None
@@ -45,7 +51,9 @@ NO_SCHEMAS: Final = SchemaIds()
 
 
 class MissingEntry(Part):
-    """Offsets that were exported over, since they are not stored."""
+    """Offsets that the export skipped because they are not stored: `first` inclusive, `until`
+    exclusive.
+    """
 
     partition: int
     first: int
@@ -54,27 +62,29 @@ class MissingEntry(Part):
 
 
 class Run(Part):
-    """A plan whose files are being written: what they are called and hold follows from it alone."""
+    """A plan whose files are being written. It alone determines the names and contents of the
+    files.
+    """
 
     generation: int = Field(ge=1)
     nonce: str
     spans: dict[int, Span]
     options: FilesOptions
     tail: dict[int, int] = Field(default_factory=dict)
-    """Where the spans end that go on behind the archive, by Kafka partition."""
+    """Ends of the spans that go beyond the archive, by Kafka partition."""
     topic_id: str | None = None
-    """What the brokers gave, where they were asked."""
+    """The topic id that the brokers gave, if they were asked."""
     epochs: dict[int, Rows] = Field(default_factory=dict)
-    """Which leader epochs have written what lies below the spans' ends, by Kafka partition."""
+    """Leader epochs of the records below the spans' ends, by Kafka partition."""
 
     @property
     def id(self) -> str:
-        """Kept with each file of the run."""
+        """Id of the run: its generation and nonce. Each file of the run has it in its metadata."""
         return f"{self.generation}-{self.nonce}"
 
     @property
     def directories(self) -> frozenset[str]:
-        """Below which its files lie."""
+        """Directories below which the run writes its files."""
         return self.options.directories
 
 
@@ -82,28 +92,30 @@ class Manifest(Part):
     """The whole state of an export of one topic.
 
     Attributes:
-        asked: what was asked for, where that is a given range; None for an export that goes on
-            from where it stands.
-        generation: of the last run that was begun; each has a higher one.
-        next_offsets: by Kafka partition, what the next run begins with.
+        asked: the requested range, in words; None for an export that continues from its next
+            offsets.
+        generation: number of the last run that was begun. It rises with each run.
+        next_offsets: the first offset of the next run, by Kafka partition.
         pending: the run that was begun and is not known to have ended.
-        files: those of the newest runs, in no order; whole, and never written again.
-        named_from: by Kafka partition, the offset from which on `files` has all files.
-        sweeps: runs that are to look for files of runs that were given up.
-        swept_directories: where those files lie.
-        missing: offsets of the newest run that were exported over.
-        tail: by Kafka partition, up to where records were last read from the brokers; the archive
-            may end below.
-        topic_id: of the topic that they were read of.
-        epochs: by Kafka partition, the newest leader epochs below its next offset, and where each
-            begins; none where nobody knows.
-        replacing: by Kafka partition, up to where files lie, named no more, that hold what brokers
-            have thrown away; one run replaces them all.
-        unfinished: with `whole_files`, by Kafka partition up to where records were read that do not
-            fill a file yet: it is read again once there are more.
-        schemas: by Kafka partition, what schema changes are told by; none where all rows have the
-            schema of the options.
-        nonce: another one with each write: a conditional write needs other bytes.
+        files: files of the newest runs, in no order. They are complete and are never written again.
+        named_from: the offset from which on `files` names all files, by Kafka partition.
+        sweeps: number of runs that still have to look for files of withdrawn runs.
+        swept_directories: directories in which those files are.
+        missing: ranges that the newest run skipped because they are not stored.
+        tail: the offset up to which records were last read from the brokers, by Kafka partition.
+            The archive may end below it.
+        topic_id: id of the topic that the records were read from.
+        epochs: the newest leader epochs below the next offset, each with its start offset, by Kafka
+            partition. Partitions without known epochs are left out.
+        replacing: the offset up to which the old files go that hold discarded records, by Kafka
+            partition. The manifest does not name these files any more. One run replaces all of
+            them.
+        unfinished: with `whole_files`, the offset up to which records were read that do not fill a
+            file yet, by Kafka partition. They are read again once there are more.
+        schemas: schema ids of the last rows, from which schema changes are detected, by Kafka
+            partition. A partition is left out if all its rows have the schema of the options.
+        nonce: a new one for each write, so that no two writes have the same bytes: a job recognizes
+            its own write, and a version that is derived from the content changes.
     """
 
     version: Literal[1] = VERSION
@@ -129,16 +141,20 @@ class Manifest(Part):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """As it is stored."""
+    """Return the bytes that are stored: indented JSON."""
     return manifest.model_dump_json(indent=1).encode() + b"\n"
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Read what is stored.
+    """Parse a stored manifest.
+
+    Args:
+        data: the bytes of the object.
+        where: the manifest's place, for errors.
 
     Raises:
         NewerStateError: a later version of Sidetier has written it.
-        MalformedObjectError: it is not what any version writes.
+        MalformedObjectError: it is not a manifest of any known version.
     """
     try:
         version = json.loads(data)["version"]

@@ -1,4 +1,4 @@
-"""The manifest on the store: read, and replaced only over what was read."""
+"""The manifest object on the store. A job replaces only the version that it has read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ MANIFEST_NAME: Final = "manifest.json"
 
 
 def manifest_key(topics_dir: str, topic: str) -> str:
-    """Where the manifest of a topic's export lies."""
+    """Return the key of the manifest of a topic's export."""
     return f"{topic_prefix(topics_dir, topic)}{STATE_DIRECTORY}/{MANIFEST_NAME}"
 
 
 def new_nonce() -> str:
-    """Another one each time."""
+    """Return a new random nonce."""
     return uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A manifest as it was read or written, and the version of the object; None: there is none."""
+    """A manifest as it was read or written, and its object's ETag; None if there is no object."""
 
     manifest: Manifest
     etag: str | None
@@ -35,42 +35,42 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """Reads and writes one manifest.
+    """Reader and writer of one manifest.
 
-    Each write is atomic: a kill leaves the one before or the one after it.
+    Each write is atomic: a kill leaves the manifest as it was before the write or after it.
     """
 
     store: RemoteStorage
     key: str
     url: str
-    """The store's, for errors."""
+    """URL of the store, for errors."""
     nonce: Callable[[], str] = new_nonce
 
     @property
     def where(self) -> str:
-        """The manifest's place, for errors."""
+        """URL of the manifest, for errors."""
         return f"{self.url}/{self.key}"
 
     def load(self, cluster: str, topic: str, asked: str | None) -> Held:
-        """What is stored; an empty manifest of this export where nothing is.
+        """Read the manifest; return an empty one for this export if none is stored.
 
         Raises:
             NewerStateError, MalformedObjectError: see `decode_manifest`.
-            StorageError: as the port says.
+            StorageError: see `RemoteStorage.get_object`.
         """
         try:
-            found = self.store.get_object(self.key)
+            stored = self.store.get_object(self.key)
         except ObjectNotFoundError:
             empty = Manifest(cluster=cluster, topic=topic, asked=asked, nonce=self.nonce())
             return Held(empty, None)
-        return Held(decode_manifest(found.data, self.where), found.head.etag)
+        return Held(decode_manifest(stored.data, self.where), stored.head.etag)
 
     def replace(self, held: Held, manifest: Manifest) -> Held:
-        """Write a manifest over the one that is held.
+        """Write `manifest` with a condition: the stored object is still the one in `held`.
 
         Raises:
-            OtherWriterError: it is not there any more.
-            StorageError: as the port says; the write may have happened.
+            OtherWriterError: another job has changed the manifest.
+            StorageError: see `RemoteStorage.put_object`. The write may have succeeded.
         """
         condition: Condition = IfAbsent() if held.etag is None else IfMatch(held.etag)
         try:
@@ -78,7 +78,7 @@ class ManifestFile:
                 self.key, BytesBody(encode_manifest(manifest)), condition=condition
             )
         except PreconditionFailedError:
-            # A try whose answer was lost may have succeeded: then the nonce there is ours.
+            # An earlier attempt may have succeeded although its answer was lost: compare nonces.
             now = self.load(manifest.cluster, manifest.topic, manifest.asked)
             if now.etag is not None and now.manifest.nonce == manifest.nonce:
                 return now

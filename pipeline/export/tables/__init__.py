@@ -1,6 +1,6 @@
-"""Exports into tables whose format has commits of its own: the offsets are in the commit.
+"""Exports to tables whose format has commits. Each commit contains the offsets.
 
-A commit that readers see says up to where the table holds the records of each partition, and
-nothing else does. A run reads that, fixes the offsets up to which it goes on, writes their records
-with the new offsets in one commit, and looks whether the table says so.
+Only the last visible commit determines up to which offset the table holds the records of each
+partition. A run reads these offsets, fixes the offsets at which it ends, writes the records with
+the new offsets in one commit, and then checks the offsets in the table.
 """

@@ -1,4 +1,4 @@
-"""What an export reads: archived records, as planning and the data source give them."""
+"""Source of archived records for exports to tables."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,15 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Frames = Callable[[Plan], DataFrame]
-"""The records of a plan, as rows."""
+"""Returns the records of a plan as rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRecords:
-    """A `Source`. Where `request` begins counts for a table that has no offsets yet; a partition
-    that is new to a table with offsets begins at its earliest.
+    """A `Source` of archived records.
+
+    The starting offsets of `request` apply to a table without offsets. In a table with offsets, a
+    new partition starts at its earliest offset.
     """
 
     cluster: str
@@ -45,12 +47,12 @@ class ArchivedRecords:
         tail: Offsets | None = None,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        """See `Source`. Nothing need be archived of a topic that was read from the brokers alone.
+        """See `Source.stored`. A topic that was read only from brokers need not be in the archive.
 
         Raises:
-            NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
+            NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: see `Planner.resolve`.
         """
-        del behind  # `continued` compares with the archive's end
+        del behind  # `continued` makes this comparison
         request = replace(self.request, starting=Edge.EARLIEST) if held else self.request
         try:
             resolved = self.planner.resolve(request)
@@ -63,13 +65,13 @@ class ArchivedRecords:
         return {tp: within_stored(asked, ends[tp], held.get(tp)) for tp, asked in resolved.items()}
 
     def _of_archived(self, request: ReadRequest, held: Offsets, tail: Offsets) -> ReadRequest:
-        """Without topics of which the table has what the brokers gave, and nothing is archived."""
+        """Drop topics whose records all came from the brokers and of which the archive has none."""
         if not isinstance(request.selection, Topics):
             return request
         others = {tp.topic for tp, offset in held.items() if tail.get(tp) != offset}
         from_brokers = {tp.topic for tp in tail} - others
         names = request.selection.names
-        kept = tuple(one for one in names if one not in from_brokers or self._is_archived(one))
+        kept = tuple(name for name in names if name not in from_brokers or self._is_archived(name))
         for topic in sorted(set(names) - set(kept)):
             self.said(f"{topic}: nothing of it is archived yet")
         return replace(request, selection=Topics(kept))
@@ -81,59 +83,68 @@ class ArchivedRecords:
             return False
 
     def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
-        """See `Source`; raises as `Planner.ends`."""
+        """See `Source.undecided`. Raises the errors of `Planner.ends`."""
         if self.request.isolation is IsolationLevel.READ_UNCOMMITTED:
             return {}
         topics = sorted({tp.topic for tp in reached})
-        tails = [one for topic in topics for one in self.planner.undecided(topic).items()]
+        tails = [item for topic in topics for item in self.planner.undecided(topic).items()]
         return {tp: tail for tp, tail in tails if reached.get(tp, -1) >= tail.first}
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        """See `Source`; raises as `frame`."""
+        """See `Source.within`. Raises the errors of `frame`."""
         ends = self.planner.ends_within(ranges, most_bytes)
         return {tp: OffsetRange(span.start, ends[tp]) for tp, span in ranges.items()}
 
     def frame(self, ranges: Ranges) -> DataFrame:
-        """See `Source`.
+        """See `Source.frame`.
 
         Raises:
-            MissingRecordsError, ArchiveError, StorageError: as `Planner.plan`.
+            MissingRecordsError, ArchiveError, StorageError: see `Planner.plan`.
         """
         return self.frames(self.plan(ranges))
 
     def plan(self, ranges: Ranges) -> Plan:
-        """What `frame` reads; raises as it does."""
+        """Return the plan of `frame`. Raises the same errors."""
         return self.planner.plan_ranges(ranges, self.request)
 
     def tail(self, ranges: Ranges) -> Tail:
-        """See `Source`: nothing but what is known of the archive."""
-        found = archived_positions(self.planner, ends_of(ranges))
-        return Tail(topic_ids=self.topic_ids(ranges), epoch_histories=epoch_histories_of(found))
+        """See `Source.tail`. Only topic ids and epoch histories are set."""
+        positions = archived_positions(self.planner, ends_of(ranges))
+        return Tail(topic_ids=self.topic_ids(ranges), epoch_histories=epoch_histories_of(positions))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """See `Source`: of which topics the archive was stored."""
+        """See `Source.topic_ids`. The ids are those of the archive."""
         ids = {topic: self.planner.topic_id(topic) for topic in sorted({tp.topic for tp in tps})}
-        return {topic: one for topic, one in ids.items() if one is not None}
+        return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        """See `Source`; raises as `find_truncated`."""
-        ours = {tp: at for tp, at in positions.items() if is_selected(self.request.selection, tp)}
+        """See `Source.truncated`. Raises the errors of `find_truncated`."""
+        ours = {
+            tp: position
+            for tp, position in positions.items()
+            if is_selected(self.request.selection, tp)
+        }
         return find_truncated(self.planner, ours)
 
 
 def ends_of(ranges: Ranges) -> dict[TopicPartition, Offset]:
-    """Where those end that are not empty."""
+    """Return the ends of ranges that are not empty."""
     return {tp: span.end for tp, span in ranges.items() if span.start < span.end}
 
 
 def epoch_histories_of(positions: Positions) -> dict[TopicPartition, EpochHistory]:
-    """What is known of epoch histories."""
-    return {tp: one.epoch_history for tp, one in positions.items() if one.epoch_history.entries}
+    """Return the epoch histories of positions where they are known."""
+    return {
+        tp: position.epoch_history
+        for tp, position in positions.items()
+        if position.epoch_history.entries
+    }
 
 
 def require_below(asked: OffsetRange, end: Offset, tp: TopicPartition, ends: str) -> None:
-    """Raises ConfigurationError where a table that has no offsets would begin above the end: the
-    next run could not tell that from another log.
+    """Raise ConfigurationError if a table without offsets would start above the end of the log.
+
+    The next run could not distinguish that from another log.
     """
     if asked.start > end:
         raise ConfigurationError(
@@ -142,10 +153,10 @@ def require_below(asked: OffsetRange, end: Offset, tp: TopicPartition, ends: str
 
 
 def within_stored(asked: OffsetRange, end: Offset, held: Offset | None) -> OffsetRange:
-    """A range that ends where what is stored ends, if not before.
+    """Return a range cut at the end of the stored records.
 
-    One that ends below what a table holds already is behind us: nothing of it is left. But where
-    the archive itself ends there, it ends there.
+    If it ends below `held` and the stored records do not, it is extended to `held`: nothing of it
+    is left to export. If the stored records end below `held`, it ends where they end.
     """
     until = min(asked.end, end)
     if held is not None and until < held <= end:

@@ -1,4 +1,4 @@
-"""Gives up what Spark does for this thread, after a time or when there is a reason to."""
+"""Cancel this thread's Spark jobs after a time limit, or for another reason."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _BRIEFLY: Final = 0.01
 
 @dataclass(slots=True)
 class Watch:
-    """Whether, and why, it was given up: "" where it was not."""
+    """Why the jobs were cancelled; `reason` is empty if they were not."""
 
     reason: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -30,10 +30,17 @@ def given_up_after(
     reason: Callable[[], str] = str,
     clock: Callable[[], float] = monotonic,
 ) -> Iterator[Watch]:
-    """Cancel the jobs that this thread begins once so many seconds have passed, or `reason` gives
-    one. What runs between two jobs ends by itself: the next job is cancelled.
+    """Cancel the Spark jobs that this thread starts, after `seconds` or once `reason` returns a
+    text.
 
-    By tag, not by group: the formats name groups of their own.
+    Work between two jobs is not interrupted; the next job is cancelled. Jobs are cancelled by tag,
+    not by group, because the table formats set groups of their own.
+
+    Args:
+        context: the Spark context.
+        seconds: the time limit.
+        reason: returns why to cancel; an empty text to go on. Called on another thread.
+        clock: a monotonic clock, in seconds.
     """
     tag = f"sidetier-{uuid4().hex}"
     watch = Watch()
@@ -43,9 +50,9 @@ def given_up_after(
     def look() -> None:
         while not watch.ended.wait(max(min(_LOOK, until - clock()), _BRIEFLY)):
             late = f"it took more than {seconds:g} s" if clock() >= until else ""
-            why = reason() or late
-            if why:
-                watch.reason = why
+            cause = reason() or late
+            if cause:
+                watch.reason = cause
                 context.cancelJobsWithTag(tag)
 
     thread = threading.Thread(target=look, name="given-up-after", daemon=True)

@@ -1,4 +1,4 @@
-"""Which offsets the next commit takes: pure."""
+"""Selection of the offsets for the next commit. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ Ranges = Mapping[TopicPartition, OffsetRange]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one commit takes, and what is left after it.
+    """The offsets of one commit, and those that remain after it.
 
     Attributes:
-        ranges: of each partition with news, the offsets whose records are written.
-        rest: of every partition, what comes after them.
+        ranges: offsets whose records are written, for each partition with new records.
+        rest: remaining offsets, for every partition.
     """
 
     ranges: Ranges
@@ -27,7 +27,9 @@ class Chunk:
 
     @property
     def reached(self) -> Ranges:
-        """Of every partition what is written; empty where that is nothing."""
+        """The written offsets of every partition; an empty range for a partition without new
+        records.
+        """
         nothing = {tp: OffsetRange(span.start, span.start) for tp, span in self.rest.items()}
         return nothing | dict(self.ranges)
 
@@ -38,16 +40,18 @@ def continued(
     tail: Offsets | None = None,
     behind: list[BehindError] | None = None,
 ) -> dict[TopicPartition, OffsetRange]:
-    """What is left to export of each stored partition: from the table's offset on.
+    """Return the ranges that are left to export: from the table's offsets to the stored ends.
 
-    A range of `stored` begins where a partition begins that the table does not know. What the table
-    has last got from the brokers (`tail`), the archive may not have yet: then nothing is left.
-
-    `behind` collects the errors of partitions whose archive ends below what the table holds of
-    them; they are left out.
+    Args:
+        stored: readable ranges. Their starts apply to partitions that the table does not know.
+        held: next offsets of the table.
+        tail: offsets up to which records were last read from the brokers. If a next offset equals
+            its entry here, the archive may end below it, and nothing is left.
+        behind: receives the errors of partitions whose archive ends below the table's offset. They
+            are left out.
 
     Raises:
-        RecordsGoneError: there is such a partition, and no list for it.
+        RecordsGoneError: there is such a partition, and `behind` is None.
     """
     left = {}
     for tp, span in sorted(stored.items()):
@@ -69,8 +73,9 @@ def continued(
 
 
 def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
-    """Of what is left, about `most` offsets (all with None), of each partition its share, as
-    `maxOffsetsPerTrigger` of Spark's Kafka source has it; None where nothing is left.
+    """Return about `most` of the remaining offsets (all if None); None if nothing is left.
+
+    Each partition gets its share, as with `maxOffsetsPerTrigger` of Spark's Kafka source.
     """
     starts = {tp: span.start for tp, span in left.items()}
     ends = limited_ends(starts, {tp: span.end for tp, span in left.items()}, most)
@@ -81,7 +86,7 @@ def next_chunk(left: Ranges, most: int | None) -> Chunk | None:
 
 
 def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
-    """Of what is left, the parts that are taken of some partitions."""
+    """Return the chunk that takes these parts of the remaining ranges."""
     rest = {
         tp: OffsetRange(taken[tp].end if tp in taken else span.start, span.end)
         for tp, span in left.items()
@@ -90,9 +95,9 @@ def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
 
 
 def offsets_after(held: Offsets, chunk: Chunk) -> dict[TopicPartition, Offset]:
-    """What the table holds once the chunk is committed, of every partition.
+    """Return the table's next offsets, of every partition, after the chunk is committed.
 
-    Those without news are named too, also where the table has not known them; so are those that
-    the table holds and that are not exported now.
+    They include partitions without new records, also if they are new to the table, and partitions
+    of the table that are not exported now.
     """
     return dict(held) | {tp: span.start for tp, span in chunk.rest.items()}

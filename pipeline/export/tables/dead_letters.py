@@ -1,8 +1,8 @@
-"""Records whose values do not fit, set aside: an object for each, named by its offset.
+"""Dead letters of tables: one object for each record that does not fit, named by its offset.
 
-They are put before the commit that leaves them out. The name has the offset alone, so a task that
-runs again, a run that begins again, with other bounds too, puts the same object. A kill between the
-two leaves an object of a record that the next run sets aside again.
+Tasks store them before the commit that leaves the records out. The name contains only topic,
+partition and offset, so a repeated task or run, also with other bounds, stores the same object.
+After a kill in between, the object of a record exists that the next run stores again.
 """
 
 import base64
@@ -31,37 +31,37 @@ _DIGITS: Final = 20
 
 
 class _Union(AccumulatorParam[_Names]):
-    """A record counts once, however often it is read."""
+    """Accumulator that counts a record once, even if it is read several times."""
 
-    def zero(self, value: _Names) -> _Names:  # noqa: ARG002 - Spark's form
+    def zero(self, value: _Names) -> _Names:  # noqa: ARG002 - the signature is Spark's
         return {}
 
-    def addInPlace(self, value1: _Names, value2: _Names) -> _Names:  # noqa: N802 - Spark's name
+    def addInPlace(self, value1: _Names, value2: _Names) -> _Names:  # noqa: N802 - the name is Spark's
         value1.update(value2)
         return value1
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Where they go; it is sent to executors, and has no secret."""
+    """The store of dead letters, without secrets: it is sent to executors."""
 
     place: StorageConfig
     told: "Accumulator[_Names]"
 
     @classmethod
     def at(cls, place: StorageConfig, spark: "SparkSession") -> "DeadLetters":
-        """Counted on the driver of this session."""
+        """Create it, with a counter on the driver of this session."""
         nothing: _Names = {}
         return cls(place, spark.sparkContext.accumulator(nothing, _Union()))
 
     @property
     def count(self) -> int:
-        """How many records were set aside; asked on the driver."""
+        """Number of records that were stored as dead letters. Available on the driver."""
         return len(self.told.value)
 
     @contextmanager
     def open(self) -> Iterator[RemoteStorage]:
-        """The store, closed at the end."""
+        """Open the store; it is closed at the end of the `with` block."""
         store = open_storage(endpoint_provider(self.place).endpoints[0])
         try:
             yield store
@@ -69,8 +69,12 @@ class DeadLetters:
             store.close()
 
     def put(self, store: RemoteStorage, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> None:
-        """Set these records of a batch aside; raises StorageError."""
-        chosen = batch.take(pa.array([one.row for one in misfits], pa.int64()))
+        """Store these records of a batch as dead letters.
+
+        Raises:
+            StorageError: see `RemoteStorage.put_object`.
+        """
+        chosen = batch.take(pa.array([dead.row for dead in misfits], pa.int64()))
         for row, misfit in zip(_rows(chosen), misfits, strict=True):
             key = f"{row['topic']}/{row['partition']}/{row['offset']:0{_DIGITS}d}.json"
             text = json.dumps({**row, "reason": misfit.reason}, default=_plain)
@@ -79,10 +83,12 @@ class DeadLetters:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    at = batch.schema.get_field_index("timestamp")
-    plain = batch.set_column(at, "timestamp", batch.column(at).cast(pa.timestamp("ms", "UTC")))
-    milliseconds = plain.column(at).cast(pa.int64())
-    yield from plain.set_column(at, "timestamp", milliseconds).to_pylist()
+    index = batch.schema.get_field_index("timestamp")
+    plain = batch.set_column(
+        index, "timestamp", batch.column(index).cast(pa.timestamp("ms", "UTC"))
+    )
+    milliseconds = plain.column(index).cast(pa.int64())
+    yield from plain.set_column(index, "timestamp", milliseconds).to_pylist()
 
 
 def _plain(value: object) -> str:

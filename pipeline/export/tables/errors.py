@@ -1,4 +1,4 @@
-"""What an export into a table can meet, besides what `pipeline/export/errors.py` has.
+"""Errors of exports to tables, besides those of `pipeline/export/errors.py`.
 
 ::
 
@@ -6,14 +6,14 @@
     ├── ConfigurationError
     │   └── MissingJarsError        Spark does not know the table's format
     ├── ArchiveError
-    │   ├── LostProgressError       the table has a history, and the offsets are not in it
+    │   ├── LostProgressError       the table has commits, but the offsets are not in them
     │   ├── BrokenProgressError     two commits do not follow each other
     │   └── BehindError
-    │       └── RecordsGoneError    the archive ends below what comes next
-    ├── NotCommittedError           retry = True: the write failed and has left nothing to be seen
-    │   ├── CommitTimedOutError     it took longer than it may
+    │       └── RecordsGoneError    the archive ends below the table's next offset
+    ├── NotCommittedError           retry = True: the write failed; readers see no change
+    │   ├── CommitTimedOutError     the write took longer than its time limit
     │   └── RefusedRowsError        retry = False: the rows do not fit the table
-    └── StrayCommitError            the write succeeded, and the table does not say what it should
+    └── StrayCommitError            the write succeeded, but the table has other offsets
 """
 
 from sidetier.pipeline.export.errors import BehindError
@@ -21,36 +21,36 @@ from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierE
 
 
 class MissingJarsError(ConfigurationError):
-    """Spark does not know the format; the text names the coordinates of the jar."""
+    """Spark does not know the table's format. The message names the coordinates of the jar."""
 
 
 class LostProgressError(ArchiveError):
-    """The commit that had the offsets is no longer in the table's history, or there was none."""
+    """The commit with the offsets is not in the table's history any more, or there was none."""
 
 
 class BrokenProgressError(ArchiveError):
-    """A commit does not begin where the one before it ended: two writers were at work."""
+    """A commit does not start where the one before it ended: two writers were at work."""
 
 
 class RecordsGoneError(BehindError):
-    """Between the table's offsets and the archive's lie records that are not stored any more."""
+    """The archive ends below the table's next offset."""
 
 
 class NotCommittedError(SidetierError):
-    """The write failed; readers of the table see what they saw before."""
+    """The write failed. Readers of the table see what they saw before."""
 
     retry = True
 
 
 class CommitTimedOutError(NotCommittedError):
-    """The write took longer than `coordinator.writestatus.timeout`, and was given up."""
+    """The write took longer than `coordinator.writestatus.timeout` and was cancelled."""
 
 
 class RefusedRowsError(NotCommittedError):
-    """The table has other columns, or other types, than the rows."""
+    """The table has other columns or types than the rows."""
 
     retry = False
 
 
 class StrayCommitError(SidetierError):
-    """After a commit the table's offsets are not those of the commit."""
+    """After a commit, the table's last commit is another one."""

@@ -1,4 +1,4 @@
-"""The records of a plan as rows for a table: a task for each split, values decoded where asked."""
+"""The records of a plan as rows of a table: one task for each split, with decoded values."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ def value_columns(
     keys: ValueOptions = AS_BYTES,
     registry: RegistryConfig | None = None,
 ) -> ValueColumns:
-    """How keys and values become columns beside those of the record."""
+    """Return how keys and values become columns, beside the other columns of a record."""
     kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
     return ValueColumns(values, flat, kafka, letters, null_values, keys, registry)
 
@@ -44,33 +44,42 @@ def table_frames(
     report: ReadReport,
     kafka: KafkaSource | None = None,
 ) -> Frames:
-    """Rows with the columns of Spark's Kafka source, headers too, and values as they are asked for,
-    by the schemas that the registry has when the rows are planned. `kafka` reads what only the
-    brokers have.
+    """Return a function that makes rows of a plan.
+
+    The rows have the columns of Spark's Kafka source, headers included, and decoded values. The
+    schemas of values are those that the registry has when the rows are planned.
+
+    Args:
+        spark: the session.
+        settings: how tasks read the archive.
+        columns: how keys and values become columns.
+        report: receives the results of tasks.
+        kafka: reads records that only the brokers have; None if there are none to read.
 
     Raises:
-        ConfigurationError: a schema of values cannot be used, or a field has the name of a column.
+        ConfigurationError: a schema of values cannot be used, or a field has the name of another
+            column.
     """
-    columns.decoded_schema()  # what is wrong with it is told before anything is read
+    columns.decoded_schema()  # raise its errors before anything is read
 
     def frame(plan: Plan) -> DataFrame:
-        now = columns.with_newest_schemas()
-        schema = from_arrow_schema(now.decoded_schema())
+        current = columns.with_newest_schemas()
+        schema = from_arrow_schema(current.decoded_schema())
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))
-        work = _RowWork(SplitWork(settings, replace(plan, on_broker=()), report.teller()), now)
+        work = _RowWork(SplitWork(settings, replace(plan, on_broker=()), report.teller()), current)
         stored = numbers.mapInArrow(work, schema)
         if kafka is None or not plan.on_broker:
             return stored
-        behind = kafka.frame(plan.on_broker, now)
+        behind = kafka.frame(plan.on_broker, current)
         return stored.unionByName(behind) if plan.splits else behind
 
     return frame
 
 
 class _RowWork:
-    """What is sent to executors: a split's records, and their values decoded."""
+    """The function that Spark runs on executors: it reads splits and decodes their values."""
 
     def __init__(self, work: SplitWork, values: ValueColumns) -> None:
         self.__name__ = work.__name__

@@ -1,4 +1,4 @@
-"""Which of a table's commits says where the next run begins."""
+"""Find the state of an export in a table's commits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice, pairwise
@@ -18,23 +18,32 @@ from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.segments.isolation import IsolationLevel
 
 _CHECKED: Final = 5
-"""So many commits are compared: a writer that comes back from the dead is late by one or two."""
+"""Number of commits that are compared. A writer that comes back late is one or two commits
+behind.
+"""
 
 
 def last_progress(
     newest_first: Iterable[Progress | Changes | None],
     kept: Callable[[str], Progress | None] = lambda _commit: None,
 ) -> Progress | None:
-    """The state after the last commit of ours, of a table's commits; None stands for those of
-    others. Where the last one says only its changes, older ones are read up to the one with the
-    whole state: as many as it says. `kept` gives that one by its name where it was kept, and those
-    behind it are not there any more.
+    """Return the state after the last commit of an export; None if there is none.
+
+    If that commit has only changes, older commits are read up to the one with the whole state. Its
+    age is stored in the last commit.
+
+    Args:
+        newest_first: the table's commits; None for commits of others.
+        kept: returns the state of a commit by its name, if it was kept although the commits behind
+            it are gone.
 
     Raises:
         BrokenProgressError: the last commits do not follow each other.
-        LostProgressError: the commit with the whole state is not there any more.
+        LostProgressError: the commit with the whole state does not exist any more.
     """
-    ours: Iterator[Progress | Changes] = (one for one in newest_first if one is not None)
+    ours: Iterator[Progress | Changes] = (
+        progress for progress in newest_first if progress is not None
+    )
     last = list(islice(ours, _CHECKED))
     for later, earlier in pairwise(last):
         _require_follows(later, earlier)
@@ -43,9 +52,9 @@ def last_progress(
     newest = last[0]
     if isinstance(newest, Progress):
         return newest
-    for one in islice(chain(last, ours), 1, newest.age + 1):
-        if isinstance(one, Progress) and one.commit == newest.whole_commit:
-            return newest.on(one)
+    for progress in islice(chain(last, ours), 1, newest.age + 1):
+        if isinstance(progress, Progress) and progress.commit == newest.whole_commit:
+            return newest.on(progress)
     whole = kept(newest.whole_commit)
     if whole is not None:
         return newest.on(whole)
@@ -61,7 +70,7 @@ def last_progress(
 def _require_follows(later: Progress | Changes, earlier: Progress | Changes) -> None:
     if isinstance(later, Changes) or later.previous is not None:
         follows = later.previous == earlier.commit
-    else:  # of an earlier version of Sidetier, as then is the one before it
+    else:  # written by an earlier version of Sidetier, as is the commit before it
         follows = isinstance(earlier, Progress) and dict(later.since) == dict(earlier.offsets)
     if follows:
         return
@@ -73,10 +82,10 @@ def _require_follows(later: Progress | Changes, earlier: Progress | Changes) -> 
 
 
 def require_same(progress: Progress, cluster: str, isolation: IsolationLevel, table: str) -> None:
-    """Refuse to go on with what another cluster's, or another kind of, export has begun.
+    """Check that the table belongs to an export of the same cluster and isolation level.
 
     Raises:
-        OtherExportError: see there.
+        OtherExportError: it does not.
     """
     if progress.cluster != cluster:
         raise OtherExportError(
@@ -90,18 +99,23 @@ def require_same(progress: Progress, cluster: str, isolation: IsolationLevel, ta
 
 
 def require_same_topics(before: Tail, now: Mapping[str, str], table: str) -> None:
-    """Refuse to go on with another topic of the same name; raises OtherTopicError."""
+    """Check that topics were not recreated since the last commit.
+
+    Raises:
+        OtherTopicError: a topic has another id now.
+    """
     for topic, known in before.topic_ids.items():
         require_same_topic(topic, known, now.get(topic), table)
 
 
 def is_at(read: Callable[[], Progress | None], since: Offsets) -> bool:
-    """Whether a table says what a commit begins with.
+    """Return whether the table's offsets are those at which a commit starts.
 
-    A run that was told to begin without the table's offsets begins with none, and finds none.
+    A run that ignores lost offsets of the table starts without any. So lost offsets match an empty
+    `since`.
 
     Raises:
-        LostProgressError: the offsets are not to be found, and the commit begins with some.
+        LostProgressError: the offsets are lost, and `since` is not empty.
     """
     try:
         held = read()

@@ -1,9 +1,9 @@
 """Records that only the brokers have, as rows: Spark's own Kafka source over fixed offsets.
 
-What it is told is `failOnDataLoss`: where the broker has deleted some of the records since they
-were planned, the write fails and nothing is committed; the next run plans anew, and may find them
-in the archive. Options that Spark's source takes are shown in no plan, and Kafka's client hides
-passwords where it logs its settings.
+The source has `failOnDataLoss` set: if the broker has deleted records since they were planned, the
+write fails and nothing is committed. The next run plans again, and may find the records in the
+archive. Spark's source shows its options in no plan, and Kafka's client hides passwords where it
+logs its settings.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ class KafkaSource:
     """Reads ranges from the brokers.
 
     Attributes:
-        properties: of Kafka's Java client, `bootstrap.servers` among them; with secrets.
+        properties: properties of Kafka's Java client, `bootstrap.servers` included; with secrets.
     """
 
     spark: SparkSession
@@ -38,11 +38,12 @@ class KafkaSource:
     isolation: IsolationLevel
 
     def __post_init__(self) -> None:
-        """Raises MissingJarsError where Spark does not know Kafka."""
+        """Raise MissingJarsError if Spark does not have its Kafka source."""
         require_class(self.spark, _CLASS, TableJar.KAFKA)
 
     def frame(self, ranges: tuple[BrokerRange, ...], columns: ValueColumns) -> DataFrame:
-        """The records of ranges on the brokers, as rows with the columns of those from the archive.
+        """Return the records of ranges as rows with the same columns as rows from the archive.
+
         `columns` decodes keys and values.
         """
         names = columns.schema.names
@@ -55,9 +56,13 @@ class KafkaSource:
     def _options(self, ranges: tuple[BrokerRange, ...]) -> dict[str, str]:
         return {
             **{f"kafka.{name}": value for name, value in self.properties.items()},
-            "assign": partitions_json(one.tp for one in ranges),
-            "startingOffsets": numbers_json({one.tp: one.range.start for one in ranges}),
-            "endingOffsets": numbers_json({one.tp: one.range.end for one in ranges}),
+            "assign": partitions_json(broker_range.tp for broker_range in ranges),
+            "startingOffsets": numbers_json(
+                {broker_range.tp: broker_range.range.start for broker_range in ranges}
+            ),
+            "endingOffsets": numbers_json(
+                {broker_range.tp: broker_range.range.end for broker_range in ranges}
+            ),
             "kafka.isolation.level": self.isolation.value,
             "failOnDataLoss": "true",
             "includeHeaders": "true",
@@ -65,7 +70,7 @@ class KafkaSource:
 
 
 class _Decoded:
-    """What is sent to executors: values are decoded as those from the archive are."""
+    """The function that Spark runs on executors: it decodes values as those from the archive."""
 
     def __init__(self, columns: ValueColumns) -> None:
         self.__name__ = "sidetier values of Kafka's records"
@@ -73,14 +78,15 @@ class _Decoded:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = self._columns.schema
-        return self._columns(as_stored(one, schema) for one in batches)
+        return self._columns(as_stored(batch, schema) for batch in batches)
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch that Spark has made, in the types of those from the archive: Spark gives times in
-    the session's zone, and headers under names of its own.
+    """Convert a batch of Spark to the types of batches from the archive.
+
+    Spark returns times in the session's time zone, and headers with its own field names.
     """
-    arrays = [_typed(batch.column(one.name), one.type) for one in schema]
+    arrays = [_typed(batch.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -89,7 +95,7 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column.cast(kind)
     pairs = column.flatten()
     keys, values = pairs.field(0).cast(pa.string()), pairs.field(1).cast(pa.binary())
-    fields = [HEADERS_TYPE.value_type.field(at) for at in range(2)]
+    fields = [HEADERS_TYPE.value_type.field(index) for index in range(2)]
     structs = pa.StructArray.from_arrays([keys, values], fields=fields)
     ends = pc.cumulative_sum(column.value_lengths().fill_null(0))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])

@@ -1,9 +1,10 @@
-"""One writer at a time: a lease on a table, kept as one object that is written with conditions.
+"""A lease on a table, so that one writer works at a time: one object with conditional puts.
 
-Its holder writes it anew again and again. Who wants it takes it where there is none, where its
-holder is known to be dead, or where it has not changed for `ttl` seconds of the watcher's own
-clock: no two clocks are compared. A kill leaves the object, and the next run takes it over so.
-A holder that cannot renew it takes it for lost well before another can take it.
+The holder renews the lease by writing the object again. Another export takes it if there is no
+object, if the holder is known to be dead, or if the object has not changed for `ttl` seconds of the
+watcher's own clock. Clocks of two machines are never compared. A kill leaves the object, and the
+next run takes it over in these ways. A holder that cannot renew the lease counts it as lost well
+before another export can take it.
 """
 
 import json
@@ -27,14 +28,17 @@ from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 
 VERSION: Final = 1
 _SAFE: Final = 2 / 3
-"""After so much of its time without a renewal, a holder takes the lease for lost."""
+"""Part of `ttl` without a renewal after which the holder counts the lease as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """In seconds: how long a lease lives without renewal, how long to wait for one, between looks.
+    """Times of a lease, in seconds. It is renewed three times in `ttl`.
 
-    A lease is renewed three times in its life.
+    Attributes:
+        ttl: life of a lease without renewal.
+        wait: how long to wait for a lease that another export holds.
+        look: interval between reads while waiting.
     """
 
     ttl: float = 60.0
@@ -50,7 +54,7 @@ class _Held:
 
 
 class Lease:
-    """A lease that is held from `acquire` to `release`, or until `lost` says otherwise."""
+    """A lease that is held from `acquire` to `release`, or until `lost` is True."""
 
     def __init__(
         self,
@@ -73,27 +77,27 @@ class Lease:
         self._renewer: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Acquire it, and keep it renewed."""
+        """Acquire the lease, and start a thread that renews it."""
         self.acquire()
         self._renewer = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._renewer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop renewing, and release it."""
+        """Stop renewing, and release the lease."""
         self._stop.set()
         if self._renewer is not None:
             self._renewer.join()
         self.release()
 
     def acquire(self) -> None:
-        """Take it, or wait for it.
+        """Take the lease, or wait for it.
 
         Raises:
-            OtherWriterError: another holds it, and has renewed it meanwhile.
-            NewerStateError: a later version of Sidetier holds or held it.
-            MalformedObjectError: what is there is no lease.
-            StorageError: as the port says.
+            OtherWriterError: another export holds it, and has renewed it in the meantime.
+            NewerStateError: a later version of Sidetier has written it.
+            MalformedObjectError: the object is not a lease.
+            StorageError: see `RemoteStorage`.
         """
         until = self._clock() + self._times.wait
         seen, since = None, 0.0
@@ -109,22 +113,22 @@ class Lease:
             self._stop.wait(self._times.look)
 
     def release(self) -> None:
-        """Let it go; one that another has taken meanwhile stays."""
+        """Delete the lease's object, unless another export has taken it in the meantime."""
         if self._taken:
             self._taken = False
             try:
                 self._store.delete_object(self._key, condition=IfMatch(self._etag))
             except StorageError:
-                return  # it lapses
+                return  # the lease expires
 
     @property
     def lost(self) -> bool:
-        """Whether another may have it by now."""
+        """Whether another export may hold the lease now."""
         late = self._clock() - self._confirmed > self._times.ttl * _SAFE
         return not self._taken or late
 
     def require(self) -> None:
-        """Raises OtherWriterError where it is lost."""
+        """Raise OtherWriterError if the lease is lost."""
         if self.lost:
             raise OtherWriterError(
                 f"{self._key}: not renewed for {self._clock() - self._confirmed:.0f} s, or taken "
@@ -132,7 +136,9 @@ class Lease:
             )
 
     def renew(self) -> None:
-        """Say that its holder lives. A store that is away for a while does no harm."""
+        """Write the lease again. If the store does not answer for a short time, the lease stays
+        valid.
+        """
         try:
             self._write(IfMatch(self._etag))
         except PreconditionFailedError:
@@ -147,7 +153,7 @@ class Lease:
             try:
                 self.renew()
             except (StorageError, MalformedObjectError):
-                continue  # `lost` tells, when it lasts
+                continue  # if this goes on, `lost` becomes True
 
     def _try(self, seen: _Held | None, since: float) -> bool:
         held = self._read()
@@ -162,7 +168,7 @@ class Lease:
             else:
                 return False
         except PreconditionFailedError:
-            return False  # looked at again: it may have been our own first try
+            return False  # `acquire` reads again: an earlier attempt of ours may have succeeded
         self._taken = True
         return True
 
@@ -186,7 +192,7 @@ class Lease:
             {
                 "version": VERSION,
                 "lease": self._name,
-                "nonce": uuid4().hex,  # or equal bytes would have equal etags
+                "nonce": uuid4().hex,  # equal bytes could have equal ETags
                 "holder": asdict(self._me),
             }
         )

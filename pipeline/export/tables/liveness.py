@@ -1,4 +1,4 @@
-"""Whether the process that holds a lease still runs, where this machine can tell."""
+"""Check whether the process that holds a lease still runs, if this machine can tell."""
 
 import os
 import socket
@@ -8,18 +8,18 @@ from typing import Final, Literal
 
 _PROC: Final = Path("/proc")
 _STARTED: Final = 19
-"""Which field behind a process's name in `stat` says when it began, from 0: `proc(5)`."""
+"""Index of the start time in `stat`, counted from 0 after the process's name: see `proc(5)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, unlike any other that ever ran.
+    """Identity of one process, different from that of every other process at any time.
 
     Attributes:
-        machine: this boot of this machine, and its namespace of process ids; empty where unknown.
-        pid: its number there.
-        started: when it began, in the kernel's ticks, so that a number used again is another.
-        host: for people.
+        machine: boot id of the machine, and its namespace of process ids; empty if unknown.
+        pid: process id in that namespace.
+        started: start time in the kernel's ticks. It distinguishes processes with a reused pid.
+        host: host name, for messages.
     """
 
     machine: str
@@ -29,7 +29,7 @@ class ProcessId:
 
 
 def process_here(pid: int | None = None, proc: Path = _PROC) -> ProcessId:
-    """One of this machine's; the one that asks with None."""
+    """Return the identity of a process of this machine; of the calling process if `pid` is None."""
     pid = os.getpid() if pid is None else pid
     started = _started(proc, pid)
     machine = "" if started is None else _machine(proc)
@@ -37,7 +37,7 @@ def process_here(pid: int | None = None, proc: Path = _PROC) -> ProcessId:
 
 
 def state_of(process: ProcessId, proc: Path = _PROC) -> Literal["runs", "gone", "unknown"]:
-    """Unknown where it ran on another machine, or in another container."""
+    """Return whether a process runs; "unknown" if it is of another machine or another container."""
     if not process.machine or process.machine != _machine(proc):
         return "unknown"
     return "runs" if _started(proc, process.pid) == process.started else "gone"

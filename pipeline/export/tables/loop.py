@@ -1,4 +1,4 @@
-"""Runs one after the other, at an interval, until told to stop."""
+"""Repeat runs at an interval until stopped."""
 
 import threading
 from collections.abc import Callable
@@ -17,13 +17,13 @@ def run_at_interval(
     clock: Callable[[], float],
     can_pass: Callable[[SidetierError], bool],
 ) -> None:
-    """Run now, and then every `interval` seconds; a run that takes longer is followed at once.
+    """Run now, and then every `interval` seconds. A longer run is followed by the next one at once.
 
-    A failure that `can_pass` is tried again at the next interval, as Hudi's sink does; the tenth in
-    a row is not.
+    A failed run that `can_pass` accepts is repeated at the next interval, as in Hudi's sink
+    connector.
 
     Raises:
-        SidetierError: one that trying again does not help, or the tenth in a row.
+        SidetierError: an error that `can_pass` does not accept, or the tenth failure in a row.
     """
     failures = 0
     while not stop.is_set():

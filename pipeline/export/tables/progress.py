@@ -1,11 +1,11 @@
-"""What a commit says of the offsets that its table holds: plain text under plain names.
+"""The state that a commit stores: the table's offsets, as text properties.
 
-Both formats keep strings by name beside a commit (Hudi's extra metadata, Iceberg's snapshot
-summary). Ours begin with `sidetier.`; the offsets have the JSON form of Spark's Kafka source.
+Both formats store strings by name with a commit (Hudi's extra metadata, Iceberg's snapshot
+summary). The names here begin with `sidetier.`; offsets have the JSON form of Spark's Kafka source.
 
-A commit has the whole state (version 1), or, of a table of many partitions, only what has changed
-since an earlier commit that has the whole state (version 2). Changes add up since that commit, so
-two commits are enough to know the state.
+A commit has the whole state (version 1). For a table of many partitions, it can have only the
+changes since an earlier commit with the whole state (version 2). Changes accumulate since that
+commit, so two commits are enough to know the state.
 """
 
 import json
@@ -31,7 +31,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Offsets = Mapping[TopicPartition, Offset]
-"""Next offsets: the records below are in the table."""
+"""Next offsets: the table holds the records below them."""
 
 PREFIX: Final = "sidetier."
 VERSION_KEY: Final = f"{PREFIX}version"
@@ -49,9 +49,11 @@ SINCE_WHOLE_KEY: Final = f"{PREFIX}commits-since-whole-state"
 WHOLE_VERSION: Final = 1
 CHANGES_VERSION: Final = 2
 SMALL_STATE: Final = 32 * 1024
-"""Bytes of properties up to which each commit has the whole state: about 300 partitions."""
+"""Size of the properties, in bytes, up to which each commit has the whole state: about 300
+partitions.
+"""
 WHOLE_STATE_EVERY: Final = 50
-"""Commits, the one with the whole state included."""
+"""At least one of this many consecutive commits has the whole state."""
 _EPOCHS: Final = TypeAdapter(dict[str, dict[int, Rows]])
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -59,14 +61,13 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What of a table came from the brokers, and of which topics and history it is.
+    """Which of a table's records came from the brokers, and their topics and leader epochs.
 
     Attributes:
-        offsets: of each partition, up to where it was last read from them: the archive may end
-            below.
-        topic_ids: of the topics, where the archive or the brokers give them.
-        epoch_histories: of each partition, the newest leader epochs below its next offset; none
-            where nobody knows.
+        offsets: the offset up to which each partition was last read from the brokers. The archive
+            may end below it.
+        topic_ids: ids of the topics, if the archive or the brokers have them.
+        epoch_histories: the newest leader epochs below each partition's next offset, where known.
     """
 
     offsets: Offsets = field(default_factory=dict)
@@ -76,8 +77,13 @@ class Tail:
     def and_then(
         self, later: "Tail", held: Offsets, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> "Tail":
-        """Once these ranges were read, too, of which the `later` one tells. What is known already
-        is of what lies below `held`: a range without records may have been passed over since.
+        """Return the state after these ranges were also read.
+
+        Args:
+            later: the state of the new ranges.
+            held: next offsets up to which the present state is known. A range without records may
+                have been skipped since.
+            ranges: the new ranges.
         """
         kept = {
             tp: followed(
@@ -94,7 +100,7 @@ class Tail:
         )
 
     def without(self, tps: Container[TopicPartition]) -> "Tail":
-        """What is known of other partitions' offsets."""
+        """Return the state without these partitions. Topic ids stay."""
         return Tail(
             {tp: offset for tp, offset in self.offsets.items() if tp not in tps},
             self.topic_ids,
@@ -111,13 +117,13 @@ NO_TAIL: Final = Tail()
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """An earlier commit that has the whole state.
+    """An earlier commit with the whole state.
 
     Attributes:
-        commit: its name.
-        offsets: what it says.
-        tail: what it says.
-        age: how many commits of ours ago it was made.
+        commit: the commit's name.
+        offsets: the offsets that it stores.
+        tail: the tail that it stores.
+        age: number of this export's commits since then.
     """
 
     commit: str
@@ -131,14 +137,15 @@ class Progress:
     """The state of a table after one commit.
 
     Attributes:
-        cluster: the name of the cluster whose records these are.
-        isolation: which records were taken of those offsets.
-        offsets: of every partition that was ever exported into the table, the next offset.
-        since: the same before the commit; empty at the first one.
-        commit: a name for the commit that no other has.
-        tail: what of the table came from the brokers.
-        previous: the name of the commit before; None at the first, and of earlier versions.
-        whole: the commit since which this one says the changes; None where it has the whole state.
+        cluster: name of the cluster of the records.
+        isolation: isolation level with which records were read.
+        offsets: next offset of every partition that was ever exported to the table.
+        since: the offsets before the commit; empty for the first commit.
+        commit: unique name of the commit.
+        tail: which records came from the brokers.
+        previous: name of the commit before; None for the first commit, and for commits of earlier
+            versions.
+        whole: the commit to which this one stores changes; None if it stores the whole state.
     """
 
     cluster: str
@@ -152,8 +159,8 @@ class Progress:
 
     @property
     def offsets_without_epoch(self) -> Offsets:
-        """Those of the next offsets below which no epoch history is known: a fork there is not
-        seen.
+        """Next offsets without a known epoch history. A divergence below them cannot be
+        detected.
         """
         known = self.tail.epoch_histories
         return {tp: offset for tp, offset in self.offsets.items() if tp not in known}
@@ -161,15 +168,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a commit says that has not the whole state.
+    """The content of a commit that does not have the whole state.
 
     Attributes:
-        commit: as in `Progress`.
-        previous: the name of the commit before.
-        whole_commit: the name of the commit since which these are the changes.
-        age: how many commits of ours ago that one was made.
-        offsets: those that have changed.
-        tail: what of it has changed.
+        commit: see `Progress`.
+        previous: name of the commit before.
+        whole_commit: name of the commit with the whole state, to which the changes apply.
+        age: number of this export's commits since that one.
+        offsets: changed offsets.
+        tail: changed parts of the tail.
     """
 
     cluster: str
@@ -182,7 +189,7 @@ class Changes:
     tail: Tail
 
     def on(self, whole: Progress) -> Progress:
-        """The whole state."""
+        """Apply the changes to the whole state; return the resulting state."""
         before = WholeState(whole.commit, whole.offsets, whole.tail, self.age)
         return Progress(
             self.cluster,
@@ -201,9 +208,10 @@ class Changes:
 
 
 def following(progress: Progress, earlier: Progress | None, every: int) -> Progress:
-    """A commit as it is to be written behind another one: with its changes alone where the state is
-    large, the changes are less than half of it, and fewer than `every` commits have passed since
-    the last one with the whole state.
+    """Return the state of a commit that follows `earlier`, with the whole state or with changes.
+
+    The commit stores only changes if the state is large, the changes are less than half of it, and
+    fewer than `every` commits have passed since the last whole state.
     """
     if earlier is None:
         return progress
@@ -218,7 +226,7 @@ def following(progress: Progress, earlier: Progress | None, every: int) -> Progr
 
 
 def _has_lost(before: WholeState, now: Progress) -> bool:
-    """Whether something is known no more: changes cannot say that."""
+    """Return whether a part of the state was removed, which changes cannot express."""
     return not (
         before.offsets.keys() <= now.offsets.keys()
         and before.tail.offsets.keys() <= now.tail.offsets.keys()
@@ -236,7 +244,7 @@ def _changed(before: Mapping[_K, _V], now: Mapping[_K, _V]) -> dict[_K, _V]:
 
 
 def to_properties(progress: Progress) -> dict[str, str]:
-    """What is kept beside the commit."""
+    """Return the properties to store with a commit."""
     offsets, tail, whole = progress.offsets, progress.tail, progress.whole
     own = {VERSION_KEY: str(WHOLE_VERSION), SINCE_KEY: numbers_json(progress.since)}
     if whole is not None:
@@ -269,11 +277,15 @@ def to_properties(progress: Progress) -> dict[str, str]:
 
 
 def from_properties(properties: Mapping[str, str], where: str) -> Progress | Changes | None:
-    """What a commit says; None where it is not one of ours. `where` names it, for errors.
+    """Parse the properties of a commit; return None for a commit of another program.
+
+    Args:
+        properties: the properties of the commit.
+        where: name of the commit, for errors.
 
     Raises:
-        NewerStateError: a later version has written it.
-        MalformedObjectError: a part is missing, or is not what it should be.
+        NewerStateError: a later version of Sidetier has written it.
+        MalformedObjectError: a part is missing or invalid.
     """
     version = properties.get(VERSION_KEY)
     if version is None:
@@ -306,24 +318,24 @@ def from_properties(properties: Mapping[str, str], where: str) -> Progress | Cha
 
 
 def epochs_json(epoch_histories: Mapping[TopicPartition, EpochHistory]) -> str:
-    """Rows of leader epochs, each with its first offset: `{"orders":{"0":[[3,0],[5,120]]}}`."""
-    found: dict[str, dict[str, Rows]] = {}
+    """Return leader epochs with their start offsets as JSON: `{"orders":{"0":[[3,0],[5,120]]}}`."""
+    rows_by_topic: dict[str, dict[str, Rows]] = {}
     for tp, epoch_history in sorted(epoch_histories.items()):
-        found.setdefault(tp.topic, {})[str(tp.partition)] = rows_of(epoch_history)
-    return json.dumps(found, separators=(",", ":"))
+        rows_by_topic.setdefault(tp.topic, {})[str(tp.partition)] = rows_of(epoch_history)
+    return json.dumps(rows_by_topic, separators=(",", ":"))
 
 
 def parse_epochs(text: str) -> dict[TopicPartition, EpochHistory]:
-    """What `epochs_json` has written; raises ConfigurationError."""
+    """Parse the JSON of `epochs_json`; raise ConfigurationError if it is invalid."""
     try:
-        found = _EPOCHS.validate_json(text)
+        rows_by_topic = _EPOCHS.validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigurationError(f"{EPOCHS_KEY}: {place}: {first['msg']}") from None
     return {
         TopicPartition(topic, partition): epoch_history_of(rows)
-        for topic, partitions in found.items()
+        for topic, partitions in rows_by_topic.items()
         for partition, rows in partitions.items()
     }
 
@@ -338,7 +350,9 @@ def _known(version: str, where: str) -> int:
 def _tail(properties: Mapping[str, str]) -> Tail:
     offsets = _offsets(properties, TAIL_KEY) if TAIL_KEY in properties else {}
     topics = json.loads(properties.get(TOPICS_KEY, "{}"))
-    if not isinstance(topics, dict) or not all(isinstance(one, str) for one in topics.values()):
+    if not isinstance(topics, dict) or not all(
+        isinstance(topic_id, str) for topic_id in topics.values()
+    ):
         raise ConfigurationError(f"{TOPICS_KEY}: {topics!r}: must be the ids of topics by name")
     epoch_histories = parse_epochs(properties[EPOCHS_KEY]) if EPOCHS_KEY in properties else {}
     return Tail(offsets, topics, epoch_histories)

@@ -1,13 +1,13 @@
-"""One run: everything that is stored now, in commits of a bounded size.
+"""One run of an export to a table: all records that are readable now, in commits of a bounded size.
 
-What a kill leaves behind, step by step:
+After a kill at each step, this is left:
 
-1. the table's offsets are read: nothing;
-2. the offsets up to which this run goes are fixed, on the driver: nothing;
-3. the rows are written: files that no commit names, which the next run, or the format's own
-   maintenance, removes;
-4. the commit: all of it, or nothing of it;
-5. the table's offsets are read again: the commit. The next run begins behind it.
+1. The run reads the table's offsets: nothing is left.
+2. The driver fixes the offsets at which the run ends: nothing is left.
+3. Tasks write the rows: files that no commit names. The next run, or the format's own maintenance,
+   removes them.
+4. The table format commits: the whole commit, or nothing of it.
+5. The run reads the table's offsets again: the commit is left. The next run starts behind it.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,7 +53,7 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 
 DEFAULT_TIMEOUT: Final = 300.0
-"""Seconds; the default of Hudi's sink for the same."""
+"""Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
 _WAY_ON: Final = (
     "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
     "what is there now, beside the rows of what was thrown away; or export into another table"
@@ -62,19 +62,20 @@ _WAY_ON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a run goes about it.
+    """Settings of a run.
 
     Attributes:
-        isolation: which records are taken.
-        most_offsets: how many offsets one commit spans at most, about; None for all.
-        most_bytes: how many archived bytes, about; None for all.
-        timeout: seconds that writing one commit may take.
-        allow_empty: whether offsets without a record are committed too; otherwise they are read
-            again by the next run.
-        anew: begin without the table's offsets where they are lost.
-        reread: go on from where brokers have thrown away what was exported.
-        transaction_timeout_ms: from which age on an open transaction counts as hung.
-        whole_state_every: one of so many commits has the whole state of a table of many partitions.
+        isolation: isolation level with which records are read.
+        most_offsets: approximate limit of one commit, in offsets; None for no limit.
+        timeout: time limit for writing one commit, in seconds.
+        allow_empty: whether to commit offsets without records. Otherwise the next run reads them
+            again.
+        anew: whether to start without the table's offsets if they are lost.
+        reread: whether to export again from where the brokers have discarded exported records.
+        most_bytes: approximate limit of one commit, in archived bytes; None for no limit.
+        transaction_timeout_ms: age in ms from which on an open transaction counts as hung.
+        whole_state_every: for a table of many partitions, at least one of this many commits has the
+            whole state.
         now_ms: the wall clock, in ms since 1970.
     """
 
@@ -92,16 +93,16 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a run has done.
+    """Result of a run.
 
     Attributes:
-        commits: how many, oldest first.
-        offsets: what the table holds now.
-        spanned: how many offsets they span; those of aborted records and markers count too.
-        skipped: the same of chunks without a record, for which no commit was made.
-        tail: what of that came from the brokers.
-        held_back: partitions that the run could not take farther.
-        last: what the table's last commit says; None where there is none.
+        commits: names of its commits, oldest first.
+        offsets: next offsets of the table now.
+        spanned: number of offsets that the commits span, including aborted records and markers.
+        skipped: number of offsets in chunks without a record, for which no commit was made.
+        tail: which records came from the brokers.
+        held_back: partitions that the run could not advance further.
+        last: state of the table's last commit; None if there is none.
     """
 
     commits: tuple[str, ...]
@@ -118,14 +119,14 @@ Report = Callable[[Progress, Chunk], None]
 
 
 def _silent(_progress: Progress, _chunk: Chunk) -> None:
-    """Tells nobody."""
+    """Ignore the commit."""
 
 
 def progress_of(table: Table, *, anew: bool) -> Progress | None:
-    """What a table says; with `anew`, nothing where it has lost it.
+    """Return the state of a table; with `anew`, None if it is lost.
 
     Raises:
-        LostProgressError: it has lost it, and nobody has said `anew`.
+        LostProgressError: the state is lost, and `anew` is False.
     """
     try:
         return table.progress()
@@ -137,16 +138,15 @@ def progress_of(table: Table, *, anew: bool) -> Progress | None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run begins.
+    """Where a run starts.
 
     Attributes:
-        held: what the table says.
-        tail: what is known besides of what it holds.
-        left: what there is to be exported, of each partition.
-        first: where the run begins: as `held`, but lower where brokers have thrown away what the
-            table has, and it is exported anew.
-        behind: partitions that are left out, since their log ends below that.
-        last: what the table's last commit says; None where there is none.
+        held: next offsets of the table.
+        tail: further state of the records below the starting offsets.
+        left: ranges to export, for each partition.
+        first: starting offsets: as `held`, or lower if discarded records are exported again.
+        behind: partitions that are left out because their log ends below the starting offset.
+        last: state of the table's last commit; None if there is none.
     """
 
     held: Offsets
@@ -158,7 +158,7 @@ class Standing:
 
 
 class TableRun:
-    """Exports what is stored. One run at a time."""
+    """Exports the readable records to a table. One run at a time."""
 
     def __init__(
         self,
@@ -175,16 +175,16 @@ class TableRun:
         self._new_id = new_id
 
     def run(self) -> Committed:
-        """Go on from the table's last commit up to what is stored now.
+        """Export from the table's last commit up to the present end of the readable records.
 
         Raises:
-            NotCommittedError: a commit has failed; those before it stand.
-            OtherExportError: the table is of another cluster, or of another isolation level.
-            BehindError: a partition's log ends below what the table has, and may be another
-                topic's.
-            MissingRecordsError: records that come next are not stored.
+            NotCommittedError: a commit has failed. The commits before it remain.
+            OtherExportError: the table belongs to another cluster or isolation level.
+            BehindError: a partition's log ends below the table's offset, and the topic may be
+                another one.
+            MissingRecordsError: the next records are not stored.
             LogTruncatedError: see `standing`.
-            As `Table` and `Planner` say.
+            SidetierError: see `Table` and `Planner`.
         """
         self._table.recover()
         standing = self.standing()
@@ -206,12 +206,12 @@ class TableRun:
         return replace(done, held_back=self.held_back(standing, reached))
 
     def standing(self) -> Standing:
-        """What the table has, and what is left for it; nothing is changed.
+        """Return the table's state, and what is left to export. Does not change anything.
 
         Raises:
-            LogTruncatedError: records of the table were thrown away since by the brokers, and
-                nobody has said `reread`.
-            As `run`.
+            LogTruncatedError: the brokers have discarded records of the table, and `reread` is
+                False.
+            SidetierError: see `run`.
         """
         progress = progress_of(self._table, anew=self._terms.anew)
         held, tail = ({}, NO_TAIL) if progress is None else (progress.offsets, progress.tail)
@@ -223,16 +223,16 @@ class TableRun:
         return Standing(held, tail, left, first, behind, progress)
 
     def _left(self, first: Offsets, tail: Tail) -> tuple[Ranges, tuple[HeldBack, ...]]:
-        """What is left of each partition, and the partitions that are left out."""
+        """Return the ranges that are left, and the partitions that are left out."""
         errors: list[BehindError] = []
         stored = self._source.stored(first, tail.offsets, errors)
-        self._require_same_topics(tail, (*stored, *(one.tp for one in errors)))
+        self._require_same_topics(tail, (*stored, *(error.tp for error in errors)))
         left = continued(stored, first, tail.offsets, errors)
-        found = self._source.topic_ids([one.tp for one in errors])
-        return left, tuple(behind_of_one_topic(errors, first, tail.topic_ids, found))
+        topic_ids = self._source.topic_ids([error.tp for error in errors])
+        return left, tuple(behind_of_one_topic(errors, first, tail.topic_ids, topic_ids))
 
     def held_back(self, standing: Standing, reached: Offsets) -> tuple[HeldBack, ...]:
-        """The partitions that a run which began at `standing` could not take farther than
+        """Return the partitions that a run from `standing` could not advance further than
         `reached`.
         """
         starts = {tp: span.start for tp, span in standing.left.items()}
@@ -241,7 +241,7 @@ class TableRun:
         return (*standing.behind, *waiting_for_transactions(tails, now, timeout))
 
     def _of_one_history(self, held: Offsets, tail: Tail) -> tuple[Offsets, Tail]:
-        """From where the table is gone on with: lower, where that was thrown away."""
+        """Return the offsets to start from, lower where records below them were discarded."""
         known = _positions(held, tail)
         gone = self._source.truncated(known)
         if not gone:
@@ -249,8 +249,8 @@ class TableRun:
         self._require_same_topics(tail, held)
         if not self._terms.reread:
             raise LogTruncatedError(gone, _WAY_ON)
-        forks = {one.tp: one.range.start for one in gone}
-        # Another fork may come before the next commit of a partition: what is below stays known.
+        forks = {discarded.tp: discarded.range.start for discarded in gone}
+        # Keep the epochs below the divergence: another one may follow before the next commit.
         kept = {tp: shortened(known[tp], fork) for tp, fork in forks.items()}
         epoch_histories = {
             tp: epoch_history for tp, epoch_history in kept.items() if epoch_history.entries
@@ -272,8 +272,10 @@ class TableRun:
     def _has_forked(
         self, known_below: Offsets, known_tail: Tail, later: Tail, ranges: Ranges
     ) -> bool:
-        """Whether the archive shows by now that what the table holds was thrown away: a run can be
-        long, and what is known of the later offsets must not stand for the earlier ones.
+        """Return whether the archive now shows that records of the table were discarded.
+
+        A run can be long, and epochs of later records must not replace unchecked epochs of earlier
+        ones.
         """
         known = _positions(known_below, known_tail)
         doubtful = {
@@ -306,7 +308,10 @@ class TableRun:
         )
 
     def _commit(self, progress: Progress, frame: DataFrame) -> None:
-        """The table decides: an error may have come after the commit."""
+        """Write a commit, and check in the table whether it is there.
+
+        An error may have been raised after the commit, so only the table shows whether it failed.
+        """
         try:
             self._table.write(frame, progress, self._terms.timeout)
         except NotCommittedError:
@@ -327,4 +332,8 @@ class TableRun:
 
 
 def _positions(held: Offsets, tail: Tail) -> dict[TopicPartition, Position]:
-    return {tp: Position(held[tp], one) for tp, one in tail.epoch_histories.items() if tp in held}
+    return {
+        tp: Position(held[tp], epoch_history)
+        for tp, epoch_history in tail.epoch_histories.items()
+        if tp in held
+    }

@@ -1,6 +1,6 @@
-"""The jars that Spark needs for a table's format and for its Kafka source, by its minor version.
+"""The jars that Spark needs for a table format and for its Kafka source, by Spark's minor version.
 
-Only versions are listed of which Maven Central has the whole set, and that the tests run.
+A version is listed only if Maven Central has all jars for it and the tests run it.
 """
 
 from enum import Enum
@@ -10,7 +10,7 @@ from sidetier.segments.errors import ConfigurationError
 
 
 class TableJar(Enum):
-    """What a jar is for; the value names it in errors."""
+    """Purpose of a jar. The value names it in errors."""
 
     HUDI = "Hudi"
     ICEBERG = "Iceberg"
@@ -31,25 +31,25 @@ _BY_MINOR: Final = {
 
 
 def jar_of(jar: TableJar, spark_version: str) -> str:
-    """The coordinates of a jar for a version of Spark, such as `4.0.0`.
+    """Return the coordinates of a jar for a Spark version such as `4.0.0`.
 
     Raises:
-        ConfigurationError: none is known to go with that version.
+        ConfigurationError: no jar is known for that version.
     """
     minor = ".".join(spark_version.split(".")[:2])
-    found = _BY_MINOR.get(minor, {}).get(jar)
-    if found is None:
+    coordinates = _BY_MINOR.get(minor, {}).get(jar)
+    if coordinates is None:
         supported = " and ".join(name for name, jars in _BY_MINOR.items() if jar in jars)
         raise ConfigurationError(
             f"Spark {spark_version}: no jar of {jar.value} is known to go with it, only with Spark "
             f"{supported}. Install such a PySpark (sidetier[spark35], sidetier[spark]), or name "
             "the jars yourself with spark.jars.packages (--spark-conf)"
         )
-    return found.format(version=spark_version)
+    return coordinates.format(version=spark_version)
 
 
 def hint_of(jar: TableJar, spark_version: str) -> str:
-    """How Spark is started with a jar that it does not find."""
+    """Return how to start Spark with a jar that it does not find."""
     try:
         return f"Start it with --packages {jar_of(jar, spark_version)}"
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""What an export asks of a table, whatever its format."""
+"""Ports of the export to tables: a table of any format, and the source of records."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -15,53 +15,59 @@ from sidetier.segments.offsets import TopicPartition
 
 
 class Table(Protocol):
-    """A table with commits that carry a `Progress`."""
+    """A table whose commits store a `Progress`."""
 
     @property
     def name(self) -> str:
-        """What it is called, for errors."""
+        """The table's name, for errors."""
         ...
 
     def recover(self) -> None:
-        """Undo what writers that are gone have left; called only where none is at work."""
+        """Undo what dead writers have left. Called only while no writer is at work."""
         ...
 
     def progress(self) -> Progress | None:
-        """What the last commit of ours says, of those that readers see; None: nothing yet.
+        """Return the state of the last visible commit of an export; None if there is none yet.
 
         Raises:
-            LostProgressError: there was one, or may have been, and it is not to be found.
+            LostProgressError: there is, or may have been, such a commit, and it is not found.
             BrokenProgressError: the last commits do not follow each other.
             NewerStateError, MalformedObjectError: see `from_properties`.
         """
         ...
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
-        """Put the rows in, together with `progress`, in one commit, or nothing.
+        """Write the rows and `progress` in one commit, or nothing.
 
-        A kill at any moment leaves what was there before, or the whole commit. Without rows there
-        is a commit too.
+        A kill at any moment leaves the table as before, or with the whole commit. A frame without
+        rows is committed too.
+
+        Args:
+            frame: the rows.
+            progress: the state after the commit.
+            seconds: time limit.
 
         Raises:
-            OtherWriterError: the table says another thing than `progress.since`; nothing is
-                written.
-            CommitTimedOutError: it has taken more than so many seconds.
-            NotCommittedError: Spark or the table has refused it.
+            OtherWriterError: the table's offsets are not `progress.since`. Nothing is written.
+            CommitTimedOutError: the write took longer than `seconds`.
+            NotCommittedError: Spark or the table has refused the write.
         """
         ...
 
 
 class Source(Protocol):
-    """Where the records come from."""
+    """The records that there are to export."""
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster."""
+        """Name of the cluster."""
         ...
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        """What below these was thrown away since by the brokers, as far as that can be known; of
-        topics that are exported.
+        """Return the ranges below these positions that the brokers have discarded since, where
+        known.
+
+        Only exported topics are included.
         """
         ...
 
@@ -71,41 +77,49 @@ class Source(Protocol):
         tail: Offsets | None = None,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        """Of each partition that is exported, from where to where its records can be read now; an
-        archive may not have what is in `tail` yet: it came from the brokers.
+        """Return the range of each exported partition whose records can be read now.
 
-        Where one begins that is not in `held`, is what its export begins with. `behind` collects
-        the errors of partitions whose log on the brokers ends below what is held; they are left
-        out.
+        The range of a partition that is not in `held` starts where its export starts.
+
+        Args:
+            held: next offsets of the table.
+            tail: offsets up to which records were read from the brokers. The archive may end below
+                them.
+            behind: receives the errors of partitions whose log on the brokers ends below `held`.
+                They are left out of the result.
 
         Raises:
-            BehindError: there is such a partition, and no list for it.
+            BehindError: there is such a partition, and `behind` is None.
         """
         ...
 
     def undecided(self, reached: Offsets) -> Mapping[TopicPartition, UndecidedTail]:
-        """Of the partitions whose next offset is the last stable offset, what waits there for a
-        transaction; by the look that `stored` has taken.
+        """Return the open transactions that partitions have reached.
+
+        The result has the partitions whose next offset is the last stable offset and that have
+        records of an undecided transaction there. It uses the snapshot of the last `stored` call.
         """
         ...
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        """The first parts of these ranges that have about so many archived bytes in all. What only
-        the brokers have counts nothing.
+        """Return first parts of these ranges with about `most_bytes` archived bytes in total.
+
+        Records that only the brokers have count as 0 bytes.
         """
         ...
 
     def frame(self, ranges: Ranges) -> DataFrame:
-        """Their records, as rows."""
+        """Return the records of these ranges as rows."""
         ...
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> Mapping[str, str]:
-        """Of which topics these partitions are, as far as the last look shows it."""
+        """Return the ids of these partitions' topics, as far as the last snapshot has them."""
         ...
 
     def tail(self, ranges: Ranges) -> Tail:
-        """What of these ranges, as `stored` has given them or less, only the brokers have; of which
-        topics they are, and what is known of the epoch history below their ends. Of an empty range
-        nothing is told of the epoch history.
+        """Return the tail of these ranges, which are those of `stored` or shorter.
+
+        It has the ends that only the brokers have, the topic ids, and the epoch history below the
+        ends. An empty range has no epoch history.
         """
         ...

@@ -1,4 +1,4 @@
-"""What an export into a table reads: archived records, and behind them what the brokers have."""
+"""Source of archived records, and behind them records that only the brokers have, for tables."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class TailedRecords:
-    """A `Source`. Where records come from goes by the look that `stored` takes."""
+    """A `Source` of archive and brokers. The last `stored` call decides where records are read."""
 
     archived: ArchivedRecords
     logs: TopicLogs
 
     @property
     def cluster(self) -> str:
-        """See `Source`."""
+        """See `Source.cluster`."""
         return self.archived.cluster
 
     def stored(
@@ -46,58 +46,64 @@ class TailedRecords:
         tail: Offsets | None = None,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        """See `Source`: up to what the brokers have.
+        """See `Source.stored`. Ranges go up to the end of the brokers' logs.
 
         Raises:
-            ConfigurationError: offsets do not name just the partitions that are read.
-            BrokerBehindError: neither the archive nor the broker goes as far as the table.
-            As `TopicLogs.look`.
+            ConfigurationError: the requested offsets do not name exactly the partitions that are
+                read.
+            BrokerBehindError: archive and broker both end below the table's offset.
+            SidetierError: see `TopicLogs.look`.
         """
-        del tail  # the brokers tell how far they go
+        del tail  # the log offsets of the brokers are used instead
         request = self.archived.request
         logs = self.logs.look(request.isolation, behind)
         starting = Edge.EARLIEST if held else request.starting
         asked = limited(logs, starting, request.ending)
-        found = {}
+        spans = {}
         for tp, log in logs.items():
             try:
-                found[tp] = self._span(tp, asked[tp], log, held.get(tp))
+                spans[tp] = self._span(tp, asked[tp], log, held.get(tp))
             except BehindError as error:
                 if behind is None:
                     raise
                 behind.append(error)
-        return found
+        return spans
 
     def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
-        """See `Source`, and `TopicLogs.undecided`."""
+        """See `Source.undecided` and `TopicLogs.undecided`."""
         return self.logs.undecided(self.archived.undecided(reached), reached.get)
 
     def within(self, ranges: Ranges, most_bytes: int) -> Ranges:
-        """See `Source`: where all that is archived of a range fits, it goes on as far as before."""
+        """See `Source.within`. A range whose archived part fits entirely keeps its part on the
+        brokers.
+        """
         logs = self.logs.logs
         stored = {
             tp: OffsetRange(span.start, min(span.end, max(span.start, logs[tp].cut)))
             for tp, span in ranges.items()
         }
-        found = self.archived.within(stored, most_bytes)
-        return {tp: span if found[tp] == stored[tp] else found[tp] for tp, span in ranges.items()}
+        limited_ranges = self.archived.within(stored, most_bytes)
+        return {
+            tp: span if limited_ranges[tp] == stored[tp] else limited_ranges[tp]
+            for tp, span in ranges.items()
+        }
 
     def plan(self, ranges: Ranges) -> Plan:
-        """What `frame` reads; raises as it does."""
+        """Return the plan of `frame`. Raises the same errors."""
         request = self.archived.request
         logs = self.logs.known(request.isolation)
         return with_tail(self.archived.planner, logs, ranges, request)
 
     def frame(self, ranges: Ranges) -> DataFrame:
-        """See `Source`.
+        """See `Source.frame`.
 
         Raises:
-            MissingRecordsError, ArchiveError, StorageError: as `with_tail`.
+            MissingRecordsError, ArchiveError, StorageError: see `with_tail`.
         """
         return self.archived.frames(self.plan(ranges))
 
     def tail(self, ranges: Ranges) -> Tail:
-        """See `Source`."""
+        """See `Source.tail`."""
         logs: Mapping[TopicPartition, Log] = self.logs.logs
         offsets = {
             tp: span.end
@@ -108,11 +114,13 @@ class TailedRecords:
         return Tail(offsets, self.topic_ids(ranges), epoch_histories_of(self.logs.positions(news)))
 
     def topic_ids(self, tps: Iterable[TopicPartition]) -> dict[str, str]:
-        """See `Source`: the brokers' go before the archive's."""
+        """See `Source.topic_ids`. Ids from the brokers take precedence over those of the
+        archive.
+        """
         return {**self.archived.topic_ids(tps), **self.logs.topic_ids}
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
-        """See `Source`."""
+        """See `Source.truncated`."""
         return self.archived.truncated(positions)
 
     def _span(
@@ -122,7 +130,7 @@ class TailedRecords:
         if held is None:
             require_below(asked, log.latest, tp, "the broker's log ends")
         first = asked.start if held is None else held
-        # Who is to end in the archive waits for nothing behind it.
+        # An export that ends within the archive need not wait for later records.
         end = self.logs.reach(tp, first) if asked.end > log.cut else log.latest
         return within_stored(asked, max(first, end), held)
 

@@ -1,4 +1,4 @@
-"""Values of records as columns: decoded where the rows are made, in Arrow batches."""
+"""Values of records as columns, decoded in Arrow batches."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -32,17 +32,17 @@ _TIMESTAMP: Final = "timestamp"
 
 @dataclass(frozen=True, slots=True)
 class ValueColumns:
-    """How values become columns.
+    """How keys and values become columns.
 
     Attributes:
-        options: what values are.
-        flat: the fields of a value are columns beside those of the record; otherwise the value is
-            one column.
-        schema: of a batch of records, value and all.
-        keys: what keys are.
-        registry: how the schema registry is reached.
-        null_values: what becomes of records without a value.
-        letters: where records go whose value does not fit; an error with None.
+        options: how values are decoded.
+        flat: whether the fields of a value are columns beside those of the record. Otherwise the
+            value is one column.
+        schema: schema of a batch of records, value included.
+        letters: receives records whose key or value does not fit; if None, they are an error.
+        null_values: whether records without a value are kept.
+        keys: how keys are decoded.
+        registry: connection to the schema registry.
     """
 
     options: ValueOptions
@@ -55,17 +55,17 @@ class ValueColumns:
 
     @property
     def decodes(self) -> bool:
-        """Whether batches become anything else than they are."""
+        """Whether batches are changed at all."""
         is_other = {self.options.format, self.keys.format} != {ValueFormat.BYTES} or self.flat
         return is_other or self.null_values == "skip"
 
     @property
     def follows_registry(self) -> bool:
-        """Whether columns can be added by a change of a schema."""
-        return any(one.subject is not None for one in (self.options, self.keys))
+        """Whether a schema change can add columns."""
+        return any(part_options.subject is not None for part_options in (self.options, self.keys))
 
     def with_newest_schemas(self) -> "ValueColumns":
-        """The same by the schemas that the registry has now; raises as `newest`."""
+        """Return a copy with the registry's present schemas. Raises the errors of `newest`."""
         if not self.follows_registry:
             return self
         return replace(
@@ -75,10 +75,10 @@ class ValueColumns:
         )
 
     def decoded_schema(self) -> pa.Schema:
-        """The columns of a batch that `decode` makes.
+        """Return the columns of decoded batches.
 
         Raises:
-            ConfigurationError: a schema cannot be used, or a field has the name of a column.
+            ConfigurationError: a schema cannot be used, or a field has the name of another column.
         """
         (values, _), (keys, _) = self._parts()
         return self._decoded_schema(values, keys)
@@ -89,7 +89,7 @@ class ValueColumns:
         return _with_value(schema, values.type, flat=self.flat)
 
     def _parts(self) -> tuple[tuple[ValueDecoder, SchemaGuard], tuple[ValueDecoder, SchemaGuard]]:
-        """What reads values, and what reads keys."""
+        """Return decoder and schema guard of values, and those of keys."""
 
         def part(options: ValueOptions) -> tuple[ValueDecoder, SchemaGuard]:
             registry = registry_of(options, self.registry)
@@ -98,13 +98,14 @@ class ValueColumns:
         return part(self.options), part(self.keys)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What runs on executors. Timestamps come as raw milliseconds, or as Spark's source gives
-        them.
+        """Decode batches. Runs on executors.
+
+        Timestamps are raw milliseconds, or timestamps as Spark's source returns them.
 
         Raises:
-            MisfitError: a key or value does not fit, and no dead letters are kept.
-            NewerSchemaError: a record has a newer schema than rows have.
-            StorageError: a dead letter cannot be kept.
+            MisfitError: a key or value does not fit, and dead letters are not kept.
+            NewerSchemaError: a record has a newer schema than the rows.
+            StorageError: a dead letter cannot be stored.
         """
         (decoder, guard), (key_decoder, key_guard) = self._parts()
         schema = self._decoded_schema(decoder, key_decoder)
@@ -118,11 +119,11 @@ class ValueColumns:
                 decoded = decoder.decode(batch.column(_VALUE))
                 keys = key_decoder.decode(batch.column(_KEY))
                 more = list(_out_of_range(batch))
-                more += [Misfit(one.row, f"key: {one.reason}") for one in keys.misfits]
+                more += [Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits]
                 if self.flat:
                     more += lacking(decoder, batch.column(_VALUE))
                 if more:
-                    misfits = {one.row: one for one in (*decoded.misfits, *more)}
+                    misfits = {misfit.row: misfit for misfit in (*decoded.misfits, *more)}
                     ordered = tuple(misfits[row] for row in sorted(misfits))
                     decoded = replace(decoded, misfits=ordered)
                 rows = self._fitting(batch, decoded, store)
@@ -137,18 +138,20 @@ class ValueColumns:
     def _fitting(
         self, batch: pa.RecordBatch, decoded: DecodedValues, store: RemoteStorage | None
     ) -> pa.Array | None:
-        """The rows of the records that fit, None for all of them."""
+        """Return the rows of records that fit; None for all rows. Store the others as dead
+        letters.
+        """
         if not decoded.misfits:
             return None
         if self.letters is None or store is None:
             raise _misfit(batch, decoded.misfits[0])
         self.letters.put(store, batch, decoded.misfits)
-        misfits = [one.row for one in decoded.misfits]
+        misfits = [misfit.row for misfit in decoded.misfits]
         return pa.array(np.setdiff1d(np.arange(batch.num_rows), misfits))
 
 
 def _out_of_range(batch: pa.RecordBatch) -> Iterator[Misfit]:
-    """Records whose timestamps no column holds; none where they are no raw milliseconds."""
+    """Yield misfits for raw timestamps that no column can hold."""
     column = batch.column(_TIMESTAMP)
     if pa.types.is_integer(column.type):
         for row in timestamps.out_of_range(column).tolist():
@@ -156,29 +159,29 @@ def _out_of_range(batch: pa.RecordBatch) -> Iterator[Misfit]:
 
 
 def _timed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With a column of timestamps where it has raw milliseconds."""
-    at = batch.schema.get_field_index(_TIMESTAMP)
-    column = batch.column(at)
+    """Convert raw milliseconds to a column of timestamps."""
+    index = batch.schema.get_field_index(_TIMESTAMP)
+    column = batch.column(index)
     if not pa.types.is_integer(column.type):
         return batch
-    return batch.set_column(at, _TIMESTAMP, timestamps.as_timestamps(column))
+    return batch.set_column(index, _TIMESTAMP, timestamps.as_timestamps(column))
 
 
 def _with_value(schema: pa.Schema, kind: pa.DataType, *, flat: bool) -> pa.Schema:
-    at = schema.get_field_index(_VALUE)
+    index = schema.get_field_index(_VALUE)
     if not flat:
-        return schema.set(at, pa.field(_VALUE, kind))
+        return schema.set(index, pa.field(_VALUE, kind))
     if not pa.types.is_struct(kind):
         raise ConfigurationError(f"values of the type {kind} have no fields to be columns")
-    rest = schema.remove(at)
+    rest = schema.remove(index)
     fields = [kind.field(number) for number in range(kind.num_fields)]
-    for one in fields:
-        if one.name.lower() in {name.lower() for name in rest.names}:
+    for field in fields:
+        if field.name.lower() in {name.lower() for name in rest.names}:
             raise ConfigurationError(
-                f"the value's field {one.name} has the name of a column of the record: keep the "
+                f"the value's field {field.name} has the name of a column of the record: keep the "
                 "value in one column"
             )
-    return pa.schema([*rest, *(one.with_nullable(nullable=True) for one in fields)])
+    return pa.schema([*rest, *(field.with_nullable(nullable=True) for field in fields)])
 
 
 def _replaced(

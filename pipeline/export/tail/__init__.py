@@ -1,1 +1,3 @@
-"""Records that only the brokers have yet: where they lie behind the archive, and reading them."""
+"""The tail of a log: records that only the brokers have, not the archive yet, and how to
+read them.
+"""

@@ -1,4 +1,4 @@
-"""How far topics go on the brokers, asked of the cluster."""
+"""Offsets and ids of topics, read from the cluster."""
 
 from typing import Final
 
@@ -15,15 +15,17 @@ from sidetier.segments.offsets import TopicPartition
 
 _TIMEOUT: Final = 10.0
 _NONE: Final = "A" * 22
-"""Kafka's id of no topic: brokers before 2.8, and ZooKeeper's before the upgrade, have no other."""
+"""Kafka's zero topic id, which stands for no id: brokers before 2.8, or ZooKeeper clusters before
+an upgrade.
+"""
 
 
 def client_settings(broker: BrokerConfig) -> tuple[str, dict[str, str]]:
-    """Where the cluster is, and further properties for librdkafka, with secrets: keep it out of
-    logs.
+    """Return the bootstrap servers, and further librdkafka properties with secrets. Do not log
+    them.
 
     Raises:
-        ConfigurationError: no address of a broker is known, or a secret cannot be read.
+        ConfigurationError: no broker address is set, or a secret cannot be read.
     """
     properties = broker.client_properties()
     servers = properties.pop("bootstrap.servers", None)
@@ -36,21 +38,21 @@ def client_settings(broker: BrokerConfig) -> tuple[str, dict[str, str]]:
 
 
 def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) -> BrokerTopic | None:
-    """A topic as the cluster has it now; None where it has none of this name.
+    """Return a topic as the cluster has it now; None if it has no topic of this name.
 
     Raises:
-        ConfigurationError: see `client_settings`; librdkafka refuses a property.
+        ConfigurationError: see `client_settings`; or librdkafka refuses a property.
         LeadershipUnavailableError: the cluster does not answer.
     """
     servers, properties = client_settings(broker)
     client = admin_client(servers, properties, {"log_level": 0})
     try:
         cluster = client.describe_cluster(request_timeout=_TIMEOUT).result()
-        found = described(client, topic, _TIMEOUT)
-        if found is None:
+        description = described(client, topic, _TIMEOUT)
+        if description is None:
             return None
-        tps = [TopicPartition(topic, one.id) for one in found.partitions]
-        # The start comes last: what is deleted meanwhile is not taken to be there.
+        tps = [TopicPartition(topic, partition.id) for partition in description.partitions]
+        # Read the log start last, so that records deleted in between do not count as available.
         ends = all_offsets(client, tps, End.LATEST, _TIMEOUT, isolation)
         committed = ends
         if isolation is IsolationLevel.READ_COMMITTED:
@@ -66,7 +68,7 @@ def broker_topic(broker: BrokerConfig, topic: str, isolation: IsolationLevel) ->
         )
         for tp in tps
     }
-    return BrokerTopic(_topic_id(found.topic_id), logs, cluster.cluster_id)
+    return BrokerTopic(_topic_id(description.topic_id), logs, cluster.cluster_id)
 
 
 def _topic_id(uuid: object) -> str | None:

@@ -1,8 +1,8 @@
-"""Reads a fixed range of offsets from the brokers with Kafka's own client.
+"""Read a fixed range of offsets from the brokers with Kafka's own client.
 
-It ends by offsets: once the last one came, or a record that lies at or above the end, or the broker
-says that the log goes no farther and that is at or above it. Markers, aborted and compacted records
-give none.
+Reading ends by offsets: at the last one of the range; at a record at or above the end; or when the
+broker reports the end of its log at or above the end of the range. Transaction markers, aborted
+records and compacted records give no record.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 
 PATIENCE: Final = 60.0
-"""Seconds without any news of the broker."""
+"""Seconds without records or progress after which reading fails."""
 _MOST: Final = 1 << 14
 _WAIT: Final = 0.5
 _PASSING: Final = frozenset(
     {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 -- librdkafka's names
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 -- names of librdkafka
         KafkaError._TRANSPORT,  # noqa: SLF001
     }
 )
@@ -44,7 +44,7 @@ _REFUSED: Final = frozenset(
 )
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 _UNLESS_TOLD: Final = {
-    "group.id": "sidetier-export",  # the client wants one; it joins no group, and commits nothing
+    "group.id": "sidetier-export",  # the client requires it, but joins no group and never commits
     "check.crcs": True,
     "log_level": 0,
 }
@@ -57,24 +57,26 @@ _OURS: Final = {
 
 
 class Messages(Protocol):
-    """What is asked of a client that was given its partition."""
+    """The part of Kafka's consumer that a reader uses. Partitions are assigned already."""
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Messages and errors; none where nothing came in time."""
+        """Return messages and errors; an empty list if there is none within `timeout` seconds."""
         ...
 
     def position(self, partitions: list[KafkaPartition]) -> list[KafkaPartition]:
-        """Behind what it has come by: markers too, which are not handed out."""
+        """Return the next offsets. They also advance over markers, which are not returned as
+        messages.
+        """
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Close the client."""
         ...
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """What the client has complained of last."""
+    """Receives errors of the client and keeps the last one."""
 
     text: str = ""
 
@@ -84,7 +86,12 @@ class _Trouble:
 
 @dataclass(slots=True)
 class BrokerReader:
-    """Reads ranges; `patience` is how many seconds may pass without a record."""
+    """Reads ranges from the brokers.
+
+    Attributes:
+        columns: columns of the record batches.
+        patience: seconds that may pass without records or progress.
+    """
 
     broker: BrokerConfig
     isolation: IsolationLevel
@@ -94,12 +101,12 @@ class BrokerReader:
     _trouble: _Trouble = field(default_factory=_Trouble)
 
     def read(self, wanted: BrokerRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order of offsets, in batches that are never empty.
+        """Yield the records of a range, in order of offsets, in batches that are never empty.
 
         Raises:
-            BrokerReadError: the broker is silent, has deleted some of them meanwhile, or gives
-                an error; or the client cannot hand out a record.
-            ConfigurationError: a property is refused, or the cluster refuses who asks.
+            BrokerReadError: the broker does not answer, has deleted records of the range, or
+                returns an error; or the client cannot hand out a record.
+            ConfigurationError: librdkafka refuses a property, or the cluster refuses the client.
         """
         if wanted.range.start >= wanted.range.end:
             return
@@ -110,19 +117,19 @@ class BrokerReader:
             client.close()
 
     def take(self, client: Messages, wanted: BrokerRange) -> Iterator[pa.RecordBatch]:
-        """The same of a client that was given its partition."""
+        """Do the work of `read` with a client that has its partition assigned."""
         until, done = wanted.range.end, False
         heard, place = self.clock(), int(wanted.range.start)
         while not done:
             messages, ended = self._sorted(client.consume(_MOST, _WAIT), wanted)
-            chosen = [one for one in messages if _offset(one) < until]
+            chosen = [message for message in messages if _offset(message) < until]
             done = ended or len(chosen) < len(messages)
             done |= bool(chosen) and _offset(chosen[-1]) == until - 1
             if chosen:
                 yield self._records(chosen)
-                heard = self.clock()  # what became of them meanwhile is no silence of the broker
+                heard = self.clock()  # the time that the caller took does not count
             elif place < (now := _place(client, wanted)) < until:
-                heard, place = self.clock(), now  # over records that are not to be seen
+                heard, place = self.clock(), now  # the client has skipped invisible records
             elif not done and self.clock() - heard > self.patience:
                 trouble = f": {self._trouble.text}" if self._trouble.text else ""
                 raise BrokerReadError(
@@ -140,14 +147,18 @@ class BrokerReader:
             ) from None
 
     def _sorted(self, came: Sequence[Message], wanted: BrokerRange) -> tuple[list[Message], bool]:
-        """The records, and whether the end of the log was met, at or above that of the range."""
+        """Return the records, and whether the log's end is reached at or above the end of the
+        range.
+
+        Raise errors that another attempt to consume does not solve.
+        """
         messages, ended = [], False
-        for one in came:
-            error = one.error()
+        for message in came:
+            error = message.error()
             if error is None:
-                messages.append(one)
+                messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                ended |= _offset(one) >= wanted.range.end
+                ended |= _offset(message) >= wanted.range.end
             elif error.code() in _GONE:
                 raise BrokerReadError(
                     f"{in_words(wanted.tp)}: the broker has deleted records below offset "
@@ -156,10 +167,10 @@ class BrokerReader:
                 )
             elif error.code() in _REFUSED:
                 raise ConfigurationError(f"{in_words(wanted.tp)}: {error.str()}")
-            elif _passes(one, error):
+            elif _passes(message, error):
                 self._trouble(error)
             else:
-                # A damaged batch, a topic that was deleted, a log that was truncated, ...
+                # For example a damaged batch, a deleted topic, or a truncated log.
                 raise BrokerReadError(
                     f"{in_words(wanted.tp)}: up to offset {wanted.range.end - 1} the broker "
                     f"gives: {error.str()}"
@@ -177,21 +188,24 @@ class BrokerReader:
 def record_timestamps(
     broker: BrokerConfig, offsets: Mapping[TopicPartition, Offset], seconds: float = 10.0
 ) -> dict[TopicPartition, int]:
-    """The timestamps, in ms, of the records at these offsets, committed or not; of the next one
-    where there is no such record. A partition whose record does not come within `seconds` is left
-    out.
+    """Return the timestamps, in ms, of the records at these offsets, committed or not.
+
+    If there is no record at an offset, the next record is taken. A partition whose record does not
+    arrive within `seconds` is left out.
 
     Raises:
-        ConfigurationError: a property is refused.
+        ConfigurationError: librdkafka refuses a property.
     """
     settings = {
         "isolation.level": IsolationLevel.READ_UNCOMMITTED.value,
-        "fetch.message.max.bytes": 1,  # one batch of each partition
+        "fetch.message.max.bytes": 1,  # brokers still return one whole batch per partition
         "error_cb": _Trouble(),
     }
     client = _consumer(broker, settings)
     try:
-        client.assign([KafkaPartition(tp.topic, tp.partition, at) for tp, at in offsets.items()])
+        client.assign(
+            [KafkaPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        )
         return first_timestamps(client, offsets, seconds)
     finally:
         client.close()
@@ -203,16 +217,16 @@ def first_timestamps(
     seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> dict[TopicPartition, int]:
-    """The same of a client that was given its partitions."""
-    found: dict[TopicPartition, int | None] = {}
+    """Do the work of `record_timestamps` with a client that has its partitions assigned."""
+    timestamps: dict[TopicPartition, int | None] = {}
     until = clock() + seconds
-    while len(found) < len(offsets) and clock() < until:
+    while len(timestamps) < len(offsets) and clock() < until:
         for message in client.consume(_MOST, _WAIT):
             if message.error() is None:
                 tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
                 kind, timestamp = message.timestamp()
-                found.setdefault(tp, None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp)
-    return {tp: timestamp for tp, timestamp in found.items() if timestamp is not None}
+                timestamps.setdefault(tp, None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp)
+    return {tp: timestamp for tp, timestamp in timestamps.items() if timestamp is not None}
 
 
 def _consumer(broker: BrokerConfig, settings: Mapping[str, Any]) -> Consumer:
@@ -227,13 +241,15 @@ def _consumer(broker: BrokerConfig, settings: Mapping[str, Any]) -> Consumer:
 
 def _place(client: Messages, wanted: BrokerRange) -> int:
     tp = wanted.tp
-    [found] = client.position([KafkaPartition(tp.topic, tp.partition)])
-    return found.offset
+    [position] = client.position([KafkaPartition(tp.topic, tp.partition)])
+    return position.offset
 
 
 def _passes(message: Message, error: KafkaError) -> bool:
-    """Whether records may come all the same. What is said of no topic is of the client's group: it
-    looks for the coordinator, but nobody joins, and a right to the group is not needed.
+    """Return whether records may still arrive after this error.
+
+    An error without a topic concerns the client's group: the client looks for a coordinator.
+    Nothing joins the group, so no permission for it is needed.
     """
     return message.topic() is None or error.retriable() or error.code() in _PASSING
 

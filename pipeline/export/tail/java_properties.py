@@ -1,6 +1,6 @@
-"""From librdkafka's properties to those of Kafka's Java client, which Spark's source uses.
+"""Conversion of librdkafka's properties to those of Kafka's Java client, which Spark's source uses.
 
-Certificates are read here and sent as text: executors may not have the files.
+Certificates are read here and passed as text, because executors may not have the files.
 
 Source: librdkafka's CONFIGURATION.md, Kafka's documentation of consumer settings (KIP-651 for PEM).
 """
@@ -41,18 +41,18 @@ _KNOWN: Final = {
     "ssl.key.password",
 }
 _NOT_JAVAS: Final = frozenset({_USER, _PASSWORD, "sasl.mechanisms", *_PEMS})
-"""Java's client passes over names that it does not know."""
+"""Names that only librdkafka has. Java's client would ignore them silently."""
 
 
 def java_properties(broker: BrokerConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """How Spark reaches the cluster, with secrets: keep it out of logs.
+    """Return the properties with which Spark reaches the cluster, with secrets. Do not log them.
 
-    What is `given` wins; where it says `security.protocol`, nothing of the sidecar's own security
-    is taken over.
+    Properties of `given` take precedence. If it has `security.protocol`, no security setting of the
+    sidecar's client is used.
 
     Raises:
-        ConfigurationError: no address is known; a secret, or a file, cannot be read; a property of
-            the sidecar's client has no counterpart here; a given one is librdkafka's.
+        ConfigurationError: no broker address is set; a secret or a file cannot be read; a property
+            of the sidecar's client has no counterpart in Java; or `given` has a name of librdkafka.
     """
     for name in sorted(_NOT_JAVAS & given.keys()):
         raise ConfigurationError(
@@ -68,7 +68,7 @@ def java_properties(broker: BrokerConfig, given: Mapping[str, str]) -> dict[str,
 def translated(
     properties: Mapping[str, str], read: Callable[[Path], str] = Path.read_text
 ) -> dict[str, str]:
-    """What of librdkafka's properties is about security, in Java's names.
+    """Return librdkafka's security properties under Java's names.
 
     Raises:
         ConfigurationError: see `java_properties`.
@@ -80,10 +80,10 @@ def translated(
                 "reads: give security.protocol and what goes with it in Java's names, by "
                 "--kafka-config or --kafka-option"
             )
-    found = {name: properties[name] for name in _SAME if name in properties}
-    if _SECURITY in found:
-        found[_SECURITY] = found[_SECURITY].upper()
-    return found | _sasl(properties) | _ssl(properties, read)
+    converted = {name: properties[name] for name in _SAME if name in properties}
+    if _SECURITY in converted:
+        converted[_SECURITY] = converted[_SECURITY].upper()
+    return converted | _sasl(properties) | _ssl(properties, read)
 
 
 def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
@@ -104,17 +104,17 @@ def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ssl(properties: Mapping[str, str], read: Callable[[Path], str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    converted: dict[str, str] = {}
     for name, (kind, target) in _PEMS.items():
         if name in properties:
             value = properties[name]
-            found |= {kind: "PEM", target: _text(name, value, read)}
+            converted |= {kind: "PEM", target: _text(name, value, read)}
     if "ssl.key.password" in properties:
-        found["ssl.key.password"] = properties["ssl.key.password"]
+        converted["ssl.key.password"] = properties["ssl.key.password"]
     if _IDENTIFICATION in properties:
-        # Java has "" for librdkafka's "none".
-        found[_IDENTIFICATION] = properties[_IDENTIFICATION].replace("none", "")
-    return found
+        # An empty value in Java means what "none" means in librdkafka.
+        converted[_IDENTIFICATION] = properties[_IDENTIFICATION].replace("none", "")
+    return converted
 
 
 def _text(name: str, value: str, read: Callable[[Path], str]) -> str:
@@ -127,6 +127,6 @@ def _text(name: str, value: str, read: Callable[[Path], str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As JAAS has it."""
+    """Quote a text for a JAAS configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

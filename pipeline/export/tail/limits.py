@@ -1,4 +1,4 @@
-"""Where an export begins and ends that is told so, over the archive and the brokers. Pure."""
+"""Requested start and end of an export, over archive and brokers. Pure."""
 
 from collections.abc import Mapping
 
@@ -19,10 +19,10 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 def limited(
     logs: Mapping[TopicPartition, Log], starting: Limit, ending: Limit
 ) -> dict[TopicPartition, OffsetRange]:
-    """The range of each partition; empty where it would end before it begins.
+    """Return the range of each partition; an empty one if it would end before its start.
 
     Raises:
-        ConfigurationError: offsets do not name just these partitions, or a limit is a time.
+        ConfigurationError: offsets do not name exactly these partitions, or a limit is a time.
     """
     check_covered(starting, logs, "startingOffsets")
     check_covered(ending, logs, "endingOffsets")

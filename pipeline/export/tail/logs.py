@@ -1,8 +1,8 @@
-"""A partition's log as an export sees it: what is archived, and then what the broker has. Pure.
+"""A partition's log as an export reads it: first the archive, then the broker. Pure.
 
-Where one ends and the other begins is fixed once, by one look at each: the archive's first, since
-nothing is archived that the broker has not committed. Both are told by offsets, never by records:
-transaction markers, aborted and compacted records leave gaps between those.
+The border between both is fixed once, by one snapshot of each. The archive's is taken first, since
+the archive has only records that the broker has committed. Borders are offsets, not records:
+transaction markers, aborted records and compacted records leave gaps between records.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ GONE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BrokerLog:
-    """What a broker says of one partition.
+    """The offsets of one partition on its broker.
 
     Attributes:
         start: the log start offset.
-        stable: one past the last record that may be shown: the last stable offset, or the high
+        stable: end of the readable records, exclusive: the last stable offset, or the high
             watermark.
-        high_watermark: one past the last record that is committed.
-        epoch: the newest leader epoch of its log: nothing below is of a later one.
+        high_watermark: the high watermark: end of the committed records, exclusive.
+        epoch: newest leader epoch of the log. No record is of a later one.
     """
 
     start: Offset
@@ -42,7 +42,9 @@ class BrokerLog:
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """A topic as the brokers have it. Ids, its own and the cluster's, may not be given."""
+    """A topic as the brokers have it. The ids of topic and cluster are None if brokers
+    give none.
+    """
 
     topic_id: str | None
     logs: Mapping[int, BrokerLog]
@@ -51,7 +53,13 @@ class BrokerTopic:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A range of offsets by where they are read; each part may be empty."""
+    """A range of offsets, divided by where they are read. Each part may be empty.
+
+    Attributes:
+        archived: offsets to read from the archive.
+        gone: offsets that are neither archived nor on the broker.
+        on_broker: offsets to read from the broker.
+    """
 
     archived: OffsetRange
     gone: OffsetRange
@@ -60,16 +68,18 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One partition's.
+    """One partition's log over archive and broker.
 
     Attributes:
-        earliest: the first offset that anybody has.
-        cut: up to here the archive is read: what it has stored, and decided.
-        stored: one past the last offset that is archived, decided or not.
-        begins: from here on the broker is read: the cut, or above it the broker's log start.
-        latest: one past the last offset that may be shown.
-        epoch: as the broker's.
-        high_watermark: as the broker's; None where the brokers do not have the partition.
+        earliest: the first offset that archive or broker have.
+        cut: end of the offsets that are read from the archive, exclusive: those that are stored and
+            decided.
+        stored: end of the archived offsets, exclusive, decided or not.
+        begins: start of the offsets that are read from the broker: `cut`, or the broker's log start
+            if it is higher.
+        latest: end of the readable offsets, exclusive.
+        epoch: see `BrokerLog`.
+        high_watermark: see `BrokerLog`; None if the brokers do not have the partition.
     """
 
     earliest: Offset
@@ -82,27 +92,29 @@ class Log:
 
     @property
     def has_gap(self) -> bool:
-        """Whether there are offsets between the archive and the broker that neither has."""
+        """Whether offsets between archive and broker are in neither."""
         return 0 < self.stored < self.begins
 
     @property
     def undecided(self) -> OffsetRange:
-        """What the archive has, but the broker alone could decide, and has deleted; mostly empty.
+        """Offsets of the archive that only deleted records of the broker would decide; usually
+        empty.
 
-        It is never stepped over: the archive decides it, once it has stored the transaction's end.
+        They are never skipped. The archive decides them once it has stored the end of the
+        transaction.
         """
         return OffsetRange(self.cut, max(self.cut, min(self.stored, self.begins)))
 
     def waits(self, first: Offset) -> bool:
-        """Whether one who begins at `first` has to wait for the archive."""
+        """Return whether an export that starts at `first` must wait for the archive."""
         return first < self.undecided.end and self.undecided.start < self.undecided.end
 
     def reach(self, first: Offset) -> Offset:
-        """Up to where one comes who begins at `first`."""
+        """Return the offset, exclusive, up to which an export can read from `first`."""
         return self.cut if self.waits(first) else self.latest
 
     def divided(self, wanted: OffsetRange) -> Divided:
-        """Where the offsets of a range are read, or that nobody has them."""
+        """Divide a range by where its offsets are read."""
         cut = _within(self.cut, wanted)
         begins = _within(max(self.cut, self.begins), wanted)
         return Divided(
@@ -113,10 +125,11 @@ class Log:
 
 
 def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | None) -> Log:
-    """The log of a partition that one of the two has, at least.
+    """Return the log of a partition that archive or broker have, or both.
 
     Raises:
         BrokerBehindError: the broker's log ends below the archive's.
+        ValueError: neither has the partition.
     """
     if archived is None:
         if broker is None:
@@ -148,10 +161,10 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
 
 
 def require_same_topic(topic: str, known: str | None, found: str | None, whose: str) -> None:
-    """Refuse the records of a topic that only has the name of the one that was exported before.
+    """Check that the next records belong to the same topic as those that were exported.
 
     Raises:
-        OtherTopicError: both ids are known, and differ.
+        OtherTopicError: both topic ids are known, and they differ.
     """
     if None not in {known, found} and known != found:
         raise OtherTopicError(
@@ -162,7 +175,7 @@ def require_same_topic(topic: str, known: str | None, found: str | None, whose: 
 
 
 def missing_of(tp: TopicPartition, span: OffsetRange) -> tuple[Missing, ...]:
-    """What nobody has of a range."""
+    """Return a range that neither archive nor broker have; nothing if it is empty."""
     return (Missing(tp, span, GONE),) if span.start < span.end else ()
 
 

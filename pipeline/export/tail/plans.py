@@ -1,4 +1,4 @@
-"""Fixed ranges of offsets as a plan: splits of the archive, and what is read from the brokers."""
+"""Plans of fixed ranges: splits of the archive, and ranges to read from the brokers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,36 +17,38 @@ def with_tail(
     ranges: Mapping[TopicPartition, OffsetRange],
     request: ReadRequest,
 ) -> Plan:
-    """What is read of the ranges, each divided where its log has been seen to be divided.
+    """Plan the reading of ranges, each divided between archive and broker as in its log.
 
     Raises:
-        MissingRecordsError: some are neither stored nor on the broker, and
-            `request.fail_on_data_loss` is set; or they lie above the broker's end.
-        UndecidedRecordsError: a run that was fixed earlier goes over `Log.undecided`.
-        ArchiveError, StorageError: as `Planner.plan_ranges`.
+        MissingRecordsError: some records are neither archived nor on the broker, and
+            `request.fail_on_data_loss` is set; or they are above the broker's end.
+        UndecidedRecordsError: a range that an earlier run fixed covers `Log.undecided`.
+        ArchiveError, StorageError: see `Planner.plan_ranges`.
     """
     _require_known(logs, ranges)
     divided = {tp: logs[tp].divided(span) for tp, span in sorted(ranges.items())}
     _require_decided(logs, divided)
-    gone = [one for tp, parts in divided.items() for one in missing_of(tp, parts.gone)]
+    gone = [item for tp, parts in divided.items() for item in missing_of(tp, parts.gone)]
     if gone and request.fail_on_data_loss:
         raise MissingRecordsError(gone)
-    stored = {tp: one.archived for tp, one in divided.items() if _length(one.archived)}
+    stored = {tp: item.archived for tp, item in divided.items() if _length(item.archived)}
     plan = planner.plan_ranges(stored, request)
-    missing = sorted((*plan.missing, *gone), key=lambda one: (one.tp, one.range.start))
+    missing = sorted((*plan.missing, *gone), key=lambda item: (item.tp, item.range.start))
     return replace(plan, ranges=dict(ranges), missing=tuple(missing), on_broker=_on_broker(divided))
 
 
 def _on_broker(divided: Mapping[TopicPartition, Divided]) -> tuple[BrokerRange, ...]:
     return tuple(
-        BrokerRange(tp, one.on_broker) for tp, one in divided.items() if _length(one.on_broker)
+        BrokerRange(tp, parts.on_broker)
+        for tp, parts in divided.items()
+        if _length(parts.on_broker)
     )
 
 
 def _require_known(
     logs: Mapping[TopicPartition, Log], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> None:
-    """What was fixed by an earlier run, and is nowhere any more: never stepped over."""
+    """Refuse ranges of an earlier run above the present end of the log. They are never skipped."""
     lost = []
     for tp, span in sorted(ranges.items()):
         end = logs[tp].latest if tp in logs else span.start

@@ -1,4 +1,4 @@
-"""The logs of topics, from one look at the archive and one at the brokers."""
+"""The logs of topics, from one snapshot of the archive and one of the brokers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,15 +26,15 @@ AskTimestamps = Callable[
 
 @dataclass(slots=True)
 class TopicLogs:
-    """Looks, and keeps what was seen last, so that all of one run goes by the same.
+    """Reads the logs of topics, and keeps the last result, so that all steps of a run use the same.
 
     Attributes:
-        broker: where the cluster is, and how it is reached.
-        said: is told where an export has to wait for the archive.
-        ask_timestamps: gives the timestamps of records by their offsets on the brokers, in ms.
-        logs: of the last look.
-        topic_ids: those that the brokers gave then.
-        waiting: where an export has to wait for the archive, and for which offsets.
+        broker: connection to the cluster.
+        said: receives a message if an export must wait for the archive.
+        logs: the logs of the last `look`.
+        topic_ids: topic ids that the brokers gave then.
+        waiting: partitions whose export must wait for the archive, and the offsets to wait for.
+        ask_timestamps: returns the timestamps, in ms, of records at offsets on the brokers.
     """
 
     planner: Planner
@@ -50,23 +50,27 @@ class TopicLogs:
     def look(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
     ) -> Mapping[TopicPartition, Log]:
-        """How far every partition goes now: the archive is asked first. `behind` collects the
-        errors of partitions that `joined` refuses; they are left out.
+        """Read the present logs of all partitions, the archive's first.
+
+        Args:
+            isolation: decides where readable records end.
+            behind: receives the errors of partitions that `joined` refuses. They are left out of
+                the result.
 
         Raises:
-            NoSuchTopicError: neither has the topic.
-            ConfigurationError: the brokers are those of another cluster.
-            OtherTopicError: they have two topics of one name.
-            BrokerBehindError: see `joined`; without a list for it.
+            NoSuchTopicError: neither archive nor brokers have the topic.
+            ConfigurationError: the brokers belong to another cluster.
+            OtherTopicError: archive and brokers have different topics of one name.
+            BrokerBehindError: see `joined`; only if `behind` is None.
             LeadershipUnavailableError: the cluster does not answer.
-            ArchiveError, StorageError: as `Planner.reaches`.
+            ArchiveError, StorageError: see `Planner.reaches`.
         """
         self.logs, self.topic_ids = {}, {}
         for topic in self.topics:
             refused: list[BehindError] = []
             logs = self._look(topic, isolation, refused)
-            if any(one.has_gap for one in logs.values()):
-                # What was archived, and then deleted, between the two looks is there by now.
+            if any(log.has_gap for log in logs.values()):
+                # Records that were archived and deleted between the two snapshots are archived now.
                 refused.clear()
                 logs = self._look(topic, isolation, refused)
             if refused and behind is None:
@@ -77,12 +81,13 @@ class TopicLogs:
         return self.logs
 
     def known(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
-        """Those of the last look, or of a first one."""
+        """Return the logs of the last `look`; read them if there was none."""
         return self.logs or self.look(isolation)
 
     def reach(self, tp: TopicPartition, first: Offset) -> Offset:
-        """Up to where one comes who begins at `first`, by the last look; whoever has to wait for
-        the archive is told, and noted in `waiting`.
+        """Return the offset, exclusive, up to which an export can read from `first`.
+
+        If it must wait for the archive, report this once, and note it in `waiting`.
         """
         log = self.logs[tp]
         if not log.waits(first):
@@ -101,15 +106,16 @@ class TopicLogs:
         archived: Mapping[TopicPartition, UndecidedTail],
         reached: Callable[[TopicPartition], int | None],
     ) -> dict[TopicPartition, UndecidedTail]:
-        """What waits for a transaction where an export has reached the end of the last look: what
-        is open on the brokers, and in the archive of a partition that they do not have.
+        """Return the open transactions at the ends of logs that an export has reached.
 
-        Librdkafka does not have DescribeProducers, so the producer id is known only where the
-        transaction begins in the archive. The first record tells when a transaction began.
+        They are open on the brokers, or in the archive if the brokers do not have the partition.
+        librdkafka has no DescribeProducers, so the producer id is known only if the transaction
+        starts in the archive. The timestamp of the first record is the start time of the
+        transaction.
 
         Args:
             archived: the transactions that are open in the archive.
-            reached: the next offset of a partition; None where the export has none.
+            reached: returns the next offset of a partition; None if the export has none.
         """
         at_end = {tp: log for tp, log in self.logs.items() if reached(tp) == log.latest}
         known = {
@@ -142,8 +148,9 @@ class TopicLogs:
     def positions(
         self, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, Position]:
-        """What an export keeps that has read these ranges, by the last look; raises as
-        `Planner.epoch_histories`.
+        """Return the positions that an export keeps after these ranges.
+
+        Raises the errors of `Planner.epoch_histories`.
         """
         archived = [tp for tp in ranges if self.logs[tp].stored > 0]
         epoch_histories = self.planner.epoch_histories(archived)
@@ -155,13 +162,13 @@ class TopicLogs:
     def _look(
         self, topic: str, isolation: IsolationLevel, refused: list[BehindError]
     ) -> dict[TopicPartition, Log]:
-        stored, nothing = self._stored(topic, isolation)
-        found = self.ask(self.broker, topic, isolation)
-        if found is None and nothing is not None:
-            raise nothing
-        if found is None:
+        stored, no_archive = self._stored(topic, isolation)
+        on_brokers = self.ask(self.broker, topic, isolation)
+        if on_brokers is None and no_archive is not None:
+            raise no_archive
+        if on_brokers is None:
             self.said(f"{topic}: the brokers have no topic of this name: only the archive is read")
-        return self._joined(topic, stored, found, refused)
+        return self._joined(topic, stored, on_brokers, refused)
 
     def _stored(
         self, topic: str, isolation: IsolationLevel
@@ -213,4 +220,4 @@ def _position(span: OffsetRange, log: Log, stored: EpochHistory) -> Position:
 
 
 def _ids(stored: Iterable[LogOffsets]) -> set[str]:
-    return {one.topic_id for one in stored if one.topic_id is not None}
+    return {log.topic_id for log in stored if log.topic_id is not None}

@@ -1,8 +1,8 @@
-"""The disk and the descriptors of a simulated sidecar: calls of its process that fail for a while.
+"""The disk and descriptors of a simulated sidecar: calls of its process that fail for a while.
 
-The functions of `os` that the sidecar uses are replaced for the length of an example. They pass
-everything on, but for the calls that a sidecar makes while a fault of its machine lasts: brokers,
-and the simulation itself, never see one.
+During an example, the `os` functions that the sidecar uses are replaced. They forward every call,
+except the calls of a sidecar whose machine has a fault. Brokers, and the simulation itself, never
+see a fault.
 """
 
 import builtins
@@ -21,7 +21,7 @@ _BLOCK = 4096
 
 
 class Trouble(Enum):
-    """What a machine suffers from."""
+    """Kinds of faults of a machine."""
 
     NO_DESCRIPTORS = "EMFILE: nothing can be opened or listed"
     NAMES = "EIO: a log dir cannot be opened, listed or looked at"
@@ -38,14 +38,14 @@ _CALLS = {
 
 @dataclass(slots=True)
 class Fault:
-    """Calls under `path` fail: after `spared` of them, so many `times`."""
+    """Calls under `path` fail: after `spared` successful ones, `times` in a row."""
 
     trouble: Trouble
     path: Path
     spared: int = 0
     times: int = 1 << 30
     struck: int = 0
-    """How many calls have failed."""
+    """Number of calls that have failed."""
 
     def strikes(self, call: str, path: str) -> bool:
         if call not in _CALLS[self.trouble] or not path.startswith(str(self.path)):
@@ -64,7 +64,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Machine:
-    """What a sidecar's process meets: a fault, or none, and how much of the disk is free."""
+    """State of a sidecar's machine: its fault, if any, and the free bytes of its disk."""
 
     fault: Fault | None = None
     free_bytes: int = 1 << 40
@@ -72,7 +72,7 @@ class Machine:
 
 @dataclass
 class FaultyDisk:
-    """Stands before `os` between `install` and `remove`; one machine at a time is `running`."""
+    """Replaces `os` functions between `install` and `remove`; one machine is `running`."""
 
     _machine: Machine | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -90,7 +90,7 @@ class FaultyDisk:
 
     @contextmanager
     def running(self, machine: Machine) -> Iterator[None]:
-        """What is called now is called by a process of this machine."""
+        """Attribute the calls in this context to a process of this machine."""
         before, self._machine = self._machine, machine
         try:
             yield

@@ -1,4 +1,4 @@
-"""What must hold at every moment, seen from outside: the store, and what the cluster committed."""
+"""Invariants of the store, checked at every moment against the cluster's batches."""
 
 import json
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from tests.harness.simulation.world import World
 
 @lru_cache(maxsize=4096)
 def next_offset_of(log: bytes, base: int) -> int:
-    """Of a stored `.log`, every batch of which is checked."""
+    """Return the next offset of a stored `.log`, after a check of every batch."""
     walker = BatchWalker(segment_file_name(BaseOffset(base), FileKind.LOG))
     walker.feed(memoryview(log))
     following = walker.finish().next_offset
@@ -32,34 +32,34 @@ def next_offset_of(log: bytes, base: int) -> int:
 
 @dataclass
 class Laws:
-    """Checked after every step; remembers what it saw before."""
+    """The invariants. They are checked after every step, and compared with the states before."""
 
     cluster: Replicated
     store: FakeStorage
     world: World = field(default_factory=World)
     moved_to: int = 0
     moving: bool = False
-    """Something is being set aside, and the watermark stands before it."""
+    """A move to quarantine is pending, and `offset.wm` is at the offset before it."""
     start: int | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     pins_were_lost: bool = False
-    """A process died that held files open, or what it held could not be kept (by a bound, say), or
-    not be proven to be committed.
+    """Whether a gap is allowed: a process died with open files, or a pin could not be kept (by a
+    bound, for example), or pinned records could not be proven to be committed.
     """
     isolated_at: int | None = None
-    """The leader epoch up to which a broker that was cut off from the others has answered."""
+    """Highest leader epoch in which a broker that is cut off from the others has answered."""
     changes: int = -1
     seen: set[bytes] = field(default_factory=set)
     """Every batch that was ever in the archive."""
     moves: set[str] = field(default_factory=set)
-    """The plans by which the watermark has gone back."""
+    """Quarantine plans by which the archive end has moved back."""
 
     @property
     def tp(self) -> TopicPartition:
         return self.cluster.tp
 
     def check(self) -> None:
-        """Only when something was written since the last time."""
+        """Check the invariants if the store has changed since the last check."""
         if self.store.changes == self.changes:
             return
         self.changes = self.store.changes
@@ -73,48 +73,59 @@ class Laws:
         self._begins_where_recorded(logs, watermark)
         self._moved(watermark)
         if watermark is None or watermark.pending is not None:
-            return  # nothing is there, or it is being cut
+            return  # no archive, or a move to quarantine is pending
         assert watermark.next_offset is not None
         below = {base: log for base, log in sorted(logs.items()) if base <= watermark.base_offset}
         assert watermark.base_offset in below, "the watermark names what is not stored"
-        shown = {base: log for base, log in below.items() if base in named}
-        self._of_one_topic(shown, watermark)
-        self._contiguous(shown, watermark.next_offset)
-        for base, log in shown.items():
+        readable = {base: log for base, log in below.items() if base in named}
+        self._of_one_topic(readable, watermark)
+        self._contiguous(readable, watermark.next_offset)
+        for base, log in readable.items():
             self._indexes(base, log)
 
     def left_over(self) -> dict[int, int]:
-        """How many batches in each shown segment the cluster has thrown away: none, once everybody
-        has heard of the leader and has had time. Below what the leader knows of, nothing tells
-        any more which history was which.
+        """Count the discarded batches in each segment that `_metadata` names.
+
+        The result must be empty once every sidecar knows the leader and has had time. Below the
+        leader's known epochs nothing shows which history a batch belongs to, so these batches are
+        not counted.
         """
-        logs, known = stored_logs(self.store, self.tp), self.cluster.known_from()
-        told = {
-            base: {data for first, _, data in batches_of(logs[base]) if first >= known}
+        logs, known_from = stored_logs(self.store, self.tp), self.cluster.known_from()
+        decidable = {
+            base: {data for first, _, data in batches_of(logs[base]) if first >= known_from}
             for base in self._named(logs)
         }
-        lost = {base: len(self.cluster.thrown_away & batches) for base, batches in told.items()}
+        lost = {
+            base: len(self.cluster.thrown_away & batches) for base, batches in decidable.items()
+        }
         return {base: count for base, count in lost.items() if count}
 
     def read_wrongly(self) -> dict[int, int]:
-        """How many of them our own readers hand out, of each segment: they do not need it named."""
+        """Count the discarded batches that our own reader returns, by segment.
+
+        Our reader also reads segments that `_metadata` does not name.
+        """
         watermark = watermark_of(self.store, self.tp)
         if watermark is None or watermark.pending is not None:
             return {}
-        logs, known = stored_logs(self.store, self.tp), self.cluster.known_from()
+        logs, known_from = stored_logs(self.store, self.tp), self.cluster.known_from()
         rows = listed(self.store.list_objects(prefix := LAYOUT.partition_prefix(self.tp)), prefix)
         named = {BaseOffset(base) for base in self._named(logs)}
-        below = [one for one in rows if one.base_offset <= watermark.base_offset]
-        kept = without_orphans(below, named, lambda one: _end_of(logs, one.base_offset))
-        view = view_of_ours("the archive", watermark, "", kept)
+        below = [segment for segment in rows if segment.base_offset <= watermark.base_offset]
+        visible = without_orphans(below, named, lambda segment: _end_of(logs, segment.base_offset))
+        view = view_of_ours("the archive", watermark, "", visible)
         lost: dict[int, int] = {}
-        for base, until in ((one.base_offset, view.until(one.base_offset)) for one in view.logs):
-            read = {data for first, _, data in batches_of(logs[base]) if known <= first < until}
+        for base, until in (
+            (segment.base_offset, view.until(segment.base_offset)) for segment in view.logs
+        ):
+            read = {
+                data for first, _, data in batches_of(logs[base]) if known_from <= first < until
+            }
             lost[base] = len(self.cluster.thrown_away & read)
         return {base: count for base, count in lost.items() if count}
 
     def _committed_only(self, logs: dict[int, bytes]) -> None:
-        """Batches that were, one after the other."""
+        """Check that stored batches were committed once, and are contiguous per segment."""
         for base, log in logs.items():
             expected = base
             for first, end, data in batches_of(log):
@@ -123,37 +134,42 @@ class Laws:
                 expected = end
 
     def _nothing_disappears(self, logs: dict[int, bytes]) -> None:
-        """What was stored is in the archive, or lies where things are set aside."""
-        there = {data for log in logs.values() for _, _, data in batches_of(log)}
-        if not self.seen <= there:
-            aside = (log for key, log in self.store.contents().items() if self._is_log_aside(key))
-            there_too = {data for log in aside for _, _, data in batches_of(log)}
-            assert self.seen <= there | there_too, "what was stored is nowhere any more"
-        self.seen |= there
+        """Check that every batch that was stored is in the archive, in quarantine or retired."""
+        archived = {data for log in logs.values() for _, _, data in batches_of(log)}
+        if not self.seen <= archived:
+            quarantined = (
+                log for key, log in self.store.contents().items() if self._is_log_aside(key)
+            )
+            there_too = {data for log in quarantined for _, _, data in batches_of(log)}
+            assert self.seen <= archived | there_too, "what was stored is nowhere any more"
+        self.seen |= archived
 
     def _moved(self, watermark: Watermark | None) -> None:
-        """Forwards only, but for once by each plan to set something aside; one that sets aside all
-        of an archive removes the watermark after that.
+        """Check that the archive end only moves forwards, except once for each quarantine plan.
+
+        A plan that quarantines a whole archive removes `offset.wm` afterwards.
         """
-        now = 0 if watermark is None else int(watermark.next_offset or 0)
-        if now < self.moved_to:
+        archive_end = 0 if watermark is None else int(watermark.next_offset or 0)
+        if archive_end < self.moved_to:
             plans = {key for key in self.store.contents() if self._is_plan(key)}
             removed = watermark is None and self.moving
             assert removed or plans - self.moves, "the watermark went back"
             self.moves = plans
         if watermark is None:
             self.start = None
-        self.moved_to = now
+        self.moved_to = archive_end
         self.moving = watermark is not None and watermark.pending is not None
 
     def _of_one_topic(self, shown: dict[int, bytes], watermark: Watermark) -> None:
-        """That of the watermark's topic id."""
+        """Check that all readable batches belong to the topic id in `offset.wm`."""
         topics = self.cluster.topics
-        found = {topics[data] for log in shown.values() for _, _, data in batches_of(log)}
-        assert found <= {watermark.topic_id}, f"{found} in an archive of {watermark.topic_id}"
+        topic_ids = {topics[data] for log in shown.values() for _, _, data in batches_of(log)}
+        assert topic_ids <= {watermark.topic_id}, (
+            f"{topic_ids} in an archive of {watermark.topic_id}"
+        )
 
     def _whole(self, logs: dict[int, bytes]) -> None:
-        """Who lists a `.log` finds its indexes, too."""
+        """Check that each listed `.log` has its indexes."""
         keys = self.store.contents().keys()
         for base in logs:
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
@@ -188,7 +204,7 @@ class Laws:
         assert all(base <= offset < ends for _, offset in times.entries)
 
     def _named(self, logs: dict[int, bytes]) -> set[int]:
-        """What Pinterest's consumer can see: the segments in `_metadata`, all of them stored."""
+        """Return the segments in `_metadata`, which Pinterest's consumer reads; all are stored."""
         data = self.store.contents().get(LAYOUT.metadata_key(self.tp))
         entries = decode_metadata(data, "_metadata").entries if data is not None else ()
         named = {int(entry.base_offset) for entry in entries}
@@ -208,7 +224,7 @@ class Laws:
         return key.startswith((LAYOUT.quarantine_prefix(tp), LAYOUT.retired_prefix(tp)))
 
     def recorded_start(self) -> int | None:
-        """Where the archive of this topic is to begin, once that is recorded."""
+        """Return the recorded start offset of this topic's archive; None before it is recorded."""
         data = self.store.contents().get(LAYOUT.start_key(self.tp))
         record = {} if data is None else json.loads(data)
         if record.get("topic_id", self.cluster.topic_id) != self.cluster.topic_id:
@@ -216,27 +232,30 @@ class Laws:
         return record.get("start_offset")
 
     def unrecorded_beginning(self) -> tuple[int, int] | None:
-        """The first of the offsets that were gone before the first watermark and are in no recorded
-        gap, and the archive's start; None where there is none. Once everybody has caught up.
+        """Return the offsets below the archive that are missing without a recorded gap, or None.
+
+        The range begins at the first offset that was deleted before the first `offset.wm` was
+        written, and ends at the archive's start. It must be None once every sidecar has caught up.
 
         Two sidecars may begin an archive at the same time: a follower's, whose copy begins later,
-        and the leader's, which remembers what was deleted. Then the records that are gone lie in a
-        gap below the archive's start. Where the one writes the first watermark right after it has
-        read the record, and the other one lowers that in between, nothing tells it (ADR 13).
+        and the leader's, which remembers what was deleted. Then the deleted records are in a gap
+        below the archive's start. No sidecar can detect the case in which one writes the first
+        `offset.wm` right after it has read the record of the start, and the other lowers that
+        record in between (ADR 13).
         """
         start, watermark = self.recorded_start(), watermark_of(self.store, self.tp)
         if self.world.offset_reset == "latest" or start is None or watermark is None or self.moves:
             return None
         if self.cluster.start_outrun:
             return None
-        begun = int(watermark.start_offset or 0)
+        archive_start = int(watermark.start_offset or 0)
         for first, end in sorted(recorded_gaps(self.store, self.tp)):
             if first <= start < end:
                 start = end
-        return None if begun <= start else (start, begun)
+        return None if archive_start <= start else (start, archive_start)
 
     def _begins_where_recorded(self, logs: dict[int, bytes], watermark: Watermark | None) -> None:
-        """What `offset_reset: latest` leaves out stays left out, after any restart."""
+        """Check that records excluded by `offset_reset: latest` stay excluded after any restart."""
         start = self.recorded_start()
         if self.world.offset_reset != "latest":
             return
@@ -248,12 +267,14 @@ class Laws:
         assert not below, f"{below} lie below {start}, where the archive is to begin"
 
     def _gaps_are_none_of_the_leaders(self, gaps: list[tuple[int, int]]) -> None:
-        """Nothing is given up that the broker of the writer still has, or that somebody could hold.
-        Where the partition is to halt at a gap, nothing passes one.
+        """Check each new gap record.
+
+        A gap must not contain records that the broker of the writer still has, or that a sidecar
+        could have pinned. With `on_gap: halt`, no gap may be recorded.
         """
         for gap in gaps:
             shorter = any(gap[0] == start and gap[1] <= end for start, end in self.gaps)
-            if shorter:  # it is known, or was cut at a fork
+            if shorter:  # known already, or cut at a divergence
                 continue
             self.gaps.append(gap)
             assert self.world.on_gap != "halt", f"{gap} was passed, and was to halt the partition"
@@ -263,8 +284,10 @@ class Laws:
                 assert not leader.holds(gap[0]), f"{gap} is recorded, and on the leader's disk"
 
     def _of_an_isolated_leader(self, gap: tuple[int, int]) -> bool:
-        """Its writer believes a leader that was cut off before the last election, and says he
-        leads: nobody could tell it otherwise.
+        """Return whether the gap was recorded in an epoch in which an isolated broker has answered.
+
+        Its writer believes a leader that was cut off before the last election and claims to lead;
+        no source could tell the writer otherwise.
         """
         if self.isolated_at is None:
             return False
@@ -278,7 +301,7 @@ def _end_of(logs: dict[int, bytes], base: int) -> Offset:
 
 @lru_cache(maxsize=4096)
 def batches_of(log: bytes) -> tuple[tuple[int, int, bytes], ...]:
-    """First and next offset of each batch, and its bytes."""
+    """Return first offset, next offset and bytes of each batch."""
     starts = batch_positions(log)
     ends = [*list(starts)[1:], len(log)]
     return tuple(
@@ -289,12 +312,12 @@ def batches_of(log: bytes) -> tuple[tuple[int, int, bytes], ...]:
 
 @lru_cache(maxsize=4096)
 def batch_positions(log: bytes) -> dict[int, tuple[int, int]]:
-    """First and next offset of each batch, by its position."""
-    found, position = {}, 0
+    """Return first and next offset of each batch, by its position."""
+    offsets_by_position, position = {}, 0
     while position < len(log):
         base = int.from_bytes(log[position : position + 8])
         length = int.from_bytes(log[position + 8 : position + 12])
         delta = int.from_bytes(log[position + 23 : position + 27])
-        found[position] = (base, base + delta + 1)
+        offsets_by_position[position] = (base, base + delta + 1)
         position += 12 + length
-    return found
+    return offsets_by_position

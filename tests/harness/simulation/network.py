@@ -1,8 +1,8 @@
-"""Requests that take effect when the simulation says so, and the threads that wait for them.
+"""Requests that take effect when the simulation decides, and the threads that wait for them.
 
-Every job of a sidecar has a thread to itself, but only one thread runs at any moment: a job goes on
-until it makes a request, and stands there until the simulation lets the request arrive, lets it
-fail, loses its answer, or kills its sender. So the same choices give the same run.
+Every job of a sidecar has its own thread, but only one thread runs at any moment. A job runs until
+it makes a request, and waits there until the simulation lets the request arrive, lets it fail,
+loses its answer, or kills its sender. So the same choices give the same run.
 """
 
 import threading
@@ -15,13 +15,13 @@ from sidetier.segments.errors import StoreTimeoutError, StoreUnavailableError
 from sidetier.uploader.running.workers import Job, Outcome
 
 _STUCK_SECONDS: Final = 60.0
-"""No task works so long between two requests."""
+"""Maximum time of a task between two requests, in seconds."""
 _LONGEST_LIFE: Final = 900.0
-"""Of one example, on a busy machine: a request may stand from its beginning to its end."""
+"""Maximum time of one example on a busy machine, in seconds: a request may wait that long."""
 
 
 class Fate(Enum):
-    """What becomes of a request."""
+    """Outcomes of a request."""
 
     ARRIVES = "takes effect, and the answer comes back"
     CUT = "has no effect, and fails"
@@ -30,25 +30,25 @@ class Fate(Enum):
 
 
 class KilledError(BaseException):
-    """The process is gone; no handler of errors sees it."""
+    """The process is dead; a BaseException, so that no error handler catches it."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One under way; its bytes are on the wire already, so it may outlive its sender."""
+    """A request in flight. Its bytes are on the wire already, so it may outlive its sender."""
 
     operation: str
     key: str
     effect: Callable[[], object]
     unanswered: Callable[[str], Exception] = StoreTimeoutError
-    """What comes of it where there is no answer."""
+    """Creates the error of a request without an answer."""
 
 
 class _Signal:
-    """From one thread to one other; sent at most once before it is waited for."""
+    """A signal from one thread to another; sent at most once before the other waits for it."""
 
     def __init__(self) -> None:
-        self._unsent = threading.Lock()  # a semaphore of `threading` costs ten times as much
+        self._unsent = threading.Lock()  # ten times faster than a semaphore of `threading`
         self._unsent.acquire()
 
     def send(self) -> None:
@@ -60,7 +60,7 @@ class _Signal:
 
 
 class _Thread:
-    """Runs one task after the other: to start a thread takes longer than most tasks."""
+    """Runs tasks one after the other, because starting a thread takes longer than most tasks."""
 
     def __init__(self) -> None:
         self._has_next = _Signal()
@@ -85,8 +85,9 @@ _idle_threads: Final[list[_Thread]] = []
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One job of a sidecar's, between two of its requests; `failed` is the request before this one,
-    if it failed.
+    """One job of a sidecar, at a point between two of its requests.
+
+    `failed` is the previous request if it failed.
     """
 
     request: Request | None = None
@@ -98,7 +99,7 @@ class Task:
     _stands: _Signal = field(default_factory=_Signal)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run until the first request, or to the end."""
+        """Run until the first request or the end."""
         thread = _idle_threads.pop() if _idle_threads else _Thread()
 
         def run() -> None:
@@ -113,7 +114,7 @@ class Task:
         self._stands.wait(_STUCK_SECONDS)
 
     def ask(self, request: Request) -> object:
-        """On the task's own thread: stand until the simulation goes on."""
+        """Wait until the simulation continues the task. Called on the task's own thread."""
         self.request, self.answer, self.error = request, None, None
         self._stands.send()
         self._go.wait(_LONGEST_LIFE)
@@ -122,14 +123,14 @@ class Task:
         return self.answer
 
     def go_on(self, answer: object, error: BaseException | None) -> None:
-        """On the simulation's thread: run until the next request, or to the end."""
+        """Run until the next request or the end. Called on the simulation's thread."""
         self.request, self.answer, self.error = None, answer, error
         self._go.send()
         self._stands.wait(_STUCK_SECONDS)
 
     @property
     def trying_again(self) -> bool:
-        """The request before failed, and this is the same one."""
+        """Whether this request repeats the previous one, which failed."""
         if self.request is None or self.failed is None:
             return False
         before = self.failed.operation, self.failed.key
@@ -144,13 +145,13 @@ _here = _Here()
 
 
 def ask(request: Request) -> object:
-    """Make a request from a task; the simulation's own thread is answered at once."""
+    """Make a request from a task. On the simulation's own thread the answer comes at once."""
     task = _here.task
     return request.effect() if task is None else task.ask(request)
 
 
 class SteppedPool:
-    """A `WorkerPool` whose jobs go on when the simulation says so."""
+    """A `WorkerPool` whose jobs continue when the simulation decides."""
 
     def __init__(self, size: int, deliver: Callable[[Outcome], None]) -> None:
         self._size = size
@@ -162,12 +163,12 @@ class SteppedPool:
 
     @property
     def free(self) -> int:
-        """Workers without a job."""
+        """Number of workers without a job."""
         return self._size - self._running
 
     @property
     def busy(self) -> int:
-        """Jobs whose outcome has not been handled yet."""
+        """Number of jobs whose outcome has not been handled yet."""
         return self._running
 
     def submit(self, job: Job[object]) -> None:
@@ -180,17 +181,17 @@ class SteppedPool:
         self._forget_ended()
 
     def stop(self) -> None:
-        """Idle workers end."""
+        """Do nothing: idle workers need no stop."""
 
     def go_on(self, task: Task, fate: Fate) -> None:
-        """Let the request of a task have its fate, and the task go on."""
+        """Apply a fate to the request of a task, and continue the task."""
         request = task.request
         assert request is not None
         answer, error = None, None
         if fate not in {Fate.CUT, Fate.CONFLICT}:
             try:
                 answer = request.effect()
-            except Exception as refused:  # noqa: BLE001 - what the store raises, the task gets
+            except Exception as refused:  # noqa: BLE001 - the task gets every error of the store
                 error = refused
         if fate is not Fate.ARRIVES:
             error = _failure(request, fate)
@@ -199,21 +200,21 @@ class SteppedPool:
         self._forget_ended()
 
     def kill(self) -> list[Request]:
-        """The process dies; returns what is on the wire."""
+        """Kill the process, and return its requests in flight."""
         self._alive = False
-        left = [task.request for task in self.tasks if task.request is not None]
+        in_flight = [task.request for task in self.tasks if task.request is not None]
         for task in self.tasks:
             if task.request is not None:
                 task.go_on(None, KilledError())
         self.tasks.clear()
-        return left
+        return in_flight
 
     def _work(self, job: Job[object]) -> None:
         try:
             result = job.work()
         except KilledError:
             return
-        except Exception as error:  # noqa: BLE001 - handed to the job's owner, as a pool does
+        except Exception as error:  # noqa: BLE001 - passed to the owner of the job, as in a real pool
             failure = error
             self._tell(lambda: job.failed(failure))
         else:
@@ -232,11 +233,11 @@ class SteppedPool:
 
 
 def _failure(request: Request, fate: Fate) -> Exception:
-    what = f"{request.operation} {request.key}"
+    description = f"{request.operation} {request.key}"
     if request.unanswered is not StoreTimeoutError:
-        return request.unanswered(f"{what}: no answer")
+        return request.unanswered(f"{description}: no answer")
     if fate is Fate.CUT:
-        return StoreUnavailableError(f"{what}: connection refused")
+        return StoreUnavailableError(f"{description}: connection refused")
     if fate is Fate.CONFLICT:
-        return StoreUnavailableError(f"{what}: ConditionalRequestConflict")
-    return StoreTimeoutError(f"{what}: no answer")
+        return StoreUnavailableError(f"{description}: ConditionalRequestConflict")
+    return StoreTimeoutError(f"{description}: no answer")

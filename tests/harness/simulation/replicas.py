@@ -1,9 +1,10 @@
 """Brokers and their partitions: appends, replication, high watermark, elections, retention.
 
-What Kafka promises holds here: what lies below the high watermark is never lost or changed, and a
-clean election picks a replica that has all of it. Replicas roll where they like, so their segments
-have other bases over the same batches. An unclean election breaks the promise: what the new leader
-lacks is thrown away. A topic that is deleted and created again begins anew under the same name.
+Kafka's guarantees hold: records below the high watermark are never lost or changed, and a clean
+election selects a replica that has all of them. Replicas roll independently, so their segments have
+different bases over the same batches. An unclean election breaks the guarantee: records that the
+new leader lacks are discarded. A topic that is deleted and recreated starts empty under the same
+name.
 """
 
 import os
@@ -21,14 +22,14 @@ from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
 TP = TopicPartition("t", 0)
 ANOTHER_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAg"
 WALL_START = 1_700_000_000.0
-"""When a simulation begins, in seconds since 1970."""
+"""Start time of a simulation, in seconds since 1970."""
 
 
 class Broker:
     """A machine with one or more log dirs, a directory for a spool, and a clock that may jump.
 
-    `ticks` are shared by all brokers: files get the times of the order of events, so that the same
-    choices give the same run.
+    All brokers share `ticks`: file times follow the order of events, so that the same choices give
+    the same run.
     """
 
     def __init__(self, directory: Path, number: int, log_dirs: int, ticks: Iterator[int]) -> None:
@@ -41,7 +42,7 @@ class Broker:
         self._ticks = ticks
 
     def now_ns(self) -> int:
-        """The next moment on this machine's wall clock, in ns since 1970."""
+        """Return the next moment of this machine's wall clock, in ns since 1970."""
         return int((WALL_START + self.skew) * 1e9) + next(self._ticks) * 1000
 
     def checkpoint(self) -> None:
@@ -57,7 +58,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A record batch as it lies in a log."""
+    """A record batch in a log."""
 
     base: int
     end: int
@@ -67,7 +68,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Replica:
-    """A broker's copy: every batch that it ever had and has not truncated, and its files."""
+    """A broker's replica: every batch that it has ever had and not truncated, and its files."""
 
     broker: Broker
     log_dir: LogDir
@@ -75,16 +76,16 @@ class Replica:
     batches: list[Batch] = field(default_factory=list)
     high_watermark: int = 0
     log_start: int = 0
-    """The log start offset, where delete-records has moved it to."""
+    """Log start offset that delete-records or retention has set."""
     seen: set[int] = field(default_factory=set)
-    """Bases of segments that a sidecar has had time to notice since they were staged."""
+    """Bases of segments that a sidecar could notice after they were marked for deletion."""
     remembered: set[int] = field(default_factory=set)
-    """The leader epochs that a sidecar knows to belong to this log's history."""
+    """Leader epochs that a sidecar knows to belong to this log's history."""
     remembered_from: int = 0
-    """The first offset of which a sidecar that remembers them knows who wrote it."""
+    """First offset from which a sidecar with `remembered` knows the leader epoch of each record."""
     epochs_lost: bool = False
-    """The log start has passed the beginning of an epoch before a sidecar has read of it: nothing
-    proves that what was deleted before was committed.
+    """Whether the log start passed the start of an epoch before a sidecar read that epoch. Then
+    nothing proves that the records deleted before it were committed.
     """
     moved_away: list[Path] = field(default_factory=list)
     """Directories that the broker deletes after a move to another log dir."""
@@ -101,8 +102,10 @@ class Replica:
         self.batches.append(batch)
 
     def lead(self, epoch: int) -> None:
-        """A later epoch begins at the log's end. Where the log start is there too, the checkpoint
-        keeps no entry that connects the epoch with what was deleted.
+        """Begin a later epoch at the log end.
+
+        If the log start is there too, the checkpoint keeps no entry that connects the epoch with
+        the deleted records.
         """
         before = self.log.epochs()[:1]
         self.log.lead(epoch)
@@ -113,8 +116,9 @@ class Replica:
         os.utime(self.log.file(self.log.active), ns=(now_ns, now_ns))
 
     def truncate(self, kept: int) -> None:
-        """Keep only so many batches; where retention has taken those before, too, an empty log
-        begins there.
+        """Keep the first `kept` batches only.
+
+        If retention has already deleted these, an empty log begins there.
         """
         end = self.batches[kept - 1].end if kept else 0
         del self.batches[kept:]
@@ -122,12 +126,12 @@ class Replica:
         self.log.begin_at(end) if below_start else self.log.truncate(end)
         self._touch()
         self.seen = {base for base in self.seen if base < end}
-        known = self.log.known_from() < end  # an empty log knows no epoch
-        self.log.epoch = self.batches[-1].epoch if known else -1
+        has_epochs = self.log.known_from() < end  # an empty log has no epochs
+        self.log.epoch = self.batches[-1].epoch if has_epochs else -1
         self.log_start = min(self.log_start, end)
 
     def create_again(self, topic_id: str) -> None:
-        """The topic was deleted, and another one has its name."""
+        """Replace the deleted topic by another one of the same name."""
         tp = self.log.tp
         self.log.delete_topic()
         self.log = self.log_dir.create(tp.topic, tp.partition, topic_id=topic_id)
@@ -137,24 +141,27 @@ class Replica:
         self.forget()
 
     def look(self) -> None:
-        """A sidecar reads the checkpoint: it goes on from what was read before where its first
-        epoch was known then.
+        """Read the checkpoint as a sidecar does.
+
+        It continues the earlier history if it knew the checkpoint's first epoch already.
         """
         epochs = self.log.epochs()
         if epochs:
             first, start = epochs[0]
-            known = first in self.remembered and self.remembered_from <= start
-            self.remembered_from = self.remembered_from if known else start
-            before = {epoch for epoch in self.remembered if known and epoch < first}
+            continues = first in self.remembered and self.remembered_from <= start
+            self.remembered_from = self.remembered_from if continues else start
+            before = {epoch for epoch in self.remembered if continues and epoch < first}
             self.remembered = before | {epoch for epoch, _ in epochs}
 
     def forget(self) -> None:
-        """The sidecar has died: what it remembered is lost."""
+        """Forget the remembered epochs, as a sidecar that dies does."""
         self.remembered = set()
 
     def known_from(self) -> int:
-        """The first offset of which the sidecar can know who wrote it. It is above 0 where nobody
-        has read what the log start has passed, or an empty log began anew.
+        """Return the first offset from which the sidecar can know the leader epochs.
+
+        It is above 0 if no sidecar has read an epoch that the log start has passed, or if an empty
+        log began.
         """
         epochs = self.log.epochs()
         if epochs and epochs[0][0] in self.remembered:
@@ -165,23 +172,23 @@ class Replica:
         return [int(base) for base in self.log.bases()[:-1]]
 
     def marked_for_deletion(self) -> list[Path]:
-        """Files that wait for their end: retention's, or what truncation left."""
+        """Return the `.deleted` files of retention or truncation."""
         log = self.log
         return [log.path / name for name in log.names() if name.endswith(".deleted")]
 
     def holds(self, offset: int) -> bool:
-        """The offset lies in a segment that the broker still has under its name."""
+        """Return whether the offset is in a segment that is not marked for deletion."""
         return self.log.bases()[0] <= offset < self.end
 
     def stage_oldest(self) -> None:
-        """The oldest closed segment gets its `.deleted` names, if all of it is committed."""
+        """Mark the oldest closed segment for deletion, if all of it is committed."""
         bases = self.log.bases()
         if len(bases) > 1 and bases[1] <= self.high_watermark:
             self.log.stage(bases[0])
             self.move_start(bases[1])
 
     def move_start(self, offset: int) -> None:
-        """The log start offset moves forwards; segments below it are deleted."""
+        """Move the log start offset forwards; segments below it are marked for deletion."""
         offset = max(self.log_start, self.log.bases()[0], offset)
         self.log_start = offset
         while len(bases := self.log.bases()) > 1 and bases[1] <= offset:
@@ -191,8 +198,9 @@ class Replica:
         self.epochs_lost |= not self.remembered.issuperset(first)
 
     def begin_move(self, target: LogDir, rolls: Collection[int]) -> None:
-        """The copy in another log dir has caught up, and gets the partition's name: for a moment
-        both directories have it.
+        """Give the caught-up copy in another log dir the partition's name.
+
+        For a moment both directories have it, as in Kafka.
         """
         copy = self.log.copy_to(target, rolls)
         for base in copy.bases():
@@ -205,19 +213,19 @@ class Replica:
         target.partitions[copy.tp] = copy
 
     def end_move(self) -> None:
-        """What was moved gets the name of a directory that is to be deleted."""
-        left, nonce = self.moved_away[-1], f"{self.broker.now_ns():032x}"
-        self.moved_away[-1] = left.rename(left.with_name(f"{left.name}.{nonce}-delete"))
+        """Rename the old directory to `-delete`."""
+        old_path, nonce = self.moved_away[-1], f"{self.broker.now_ns():032x}"
+        self.moved_away[-1] = old_path.rename(old_path.with_name(f"{old_path.name}.{nonce}-delete"))
 
     def delete_moved(self) -> None:
-        """Some time later the broker deletes the directories."""
+        """Delete the old directories, as the broker does some time later."""
         for path in self.moved_away:
             shutil.rmtree(path)
         self.moved_away.clear()
 
 
 class Replicated:
-    """A partition: who leads, in which epoch, who is in sync, and what is committed."""
+    """A partition: its leader, leader epoch, in-sync replicas and committed batches."""
 
     def __init__(self, brokers: Mapping[int, Broker], seed: int, tp: TopicPartition = TP) -> None:
         self.tp = tp
@@ -234,12 +242,12 @@ class Replicated:
         self.committed: list[Batch] = []
         self.topic_id = TOPIC_ID
         self.topics: dict[bytes, str] = {}
-        """The topic id of every batch that was ever committed, by its bytes."""
+        """Topic id of every batch that was ever committed, by its bytes."""
         self.thrown_away: set[bytes] = set()
-        """Batches that were committed, and are in no leader's log any more."""
+        """Batches that were committed and that no leader's log has any more."""
         self.config = TopicConfig()
         self.start_outrun = False
-        """Two sidecars have begun the archive within the same request."""
+        """Whether two sidecars have begun the archive within the same request."""
         self._random = Random(f"{seed} {tp}")
 
     def note_start_outrun(self) -> None:
@@ -254,13 +262,13 @@ class Replicated:
         self._advance()
 
     def replicate(self, broker: int) -> None:
-        """A fetch: what the leader does not have goes, what it has comes."""
+        """Fetch from the leader: truncate batches that it does not have, and append its others."""
         if broker == self.leader:
             return
         leader, follower = self.replicas[self.leader], self.replicas[broker]
         common = 0
-        for ours, theirs in zip(follower.batches, leader.batches, strict=False):
-            if ours != theirs:
+        for follower_batch, leader_batch in zip(follower.batches, leader.batches, strict=False):
+            if follower_batch != leader_batch:
                 break
             common += 1
         if common < len(follower.batches):
@@ -275,13 +283,13 @@ class Replicated:
             follower.move_start(deleted)
 
     def fall_behind(self, broker: int) -> None:
-        """A follower leaves the in-sync set; two replicas stay, as `min.insync.replicas` has it."""
+        """Remove a follower from the ISR; two replicas stay, as with `min.insync.replicas`."""
         if broker != self.leader and len(self.in_sync) > 2:
             self.in_sync.discard(broker)
             self._advance()
 
     def elect(self, broker: int) -> None:
-        """A clean election; who has not fetched from the new leader yet is not in sync."""
+        """Elect cleanly. Replicas that have not fetched from the new leader yet are not in sync."""
         if broker == self.leader or broker not in self.in_sync:
             return
         self.epoch += 1
@@ -292,7 +300,9 @@ class Replicated:
         leader.high_watermark = max(leader.high_watermark, self.committed_end())
 
     def elect_unclean(self, broker: int) -> None:
-        """A replica leads that is not in sync: what it lacks is lost, acknowledged or not."""
+        """Elect a replica that is not in sync. Records that it lacks are lost, even
+        acknowledged.
+        """
         if broker == self.leader or broker in self.in_sync:
             return
         self.epoch += 1
@@ -301,18 +311,18 @@ class Replicated:
         leader = self.replicas[broker]
         leader.lead(self.epoch)
         self.high_watermark = leader.high_watermark
-        before, kept = self.committed, 0
-        for ours, theirs in zip(before, leader.batches, strict=False):
-            if ours != theirs:
+        before, common = self.committed, 0
+        for old_batch, leader_batch in zip(before, leader.batches, strict=False):
+            if old_batch != leader_batch:
                 break
-            kept += 1
-        known = sum(1 for batch in leader.batches if batch.end <= leader.high_watermark)
-        self.committed = leader.batches[: max(kept, known)]
+            common += 1
+        committed_count = sum(1 for batch in leader.batches if batch.end <= leader.high_watermark)
+        self.committed = leader.batches[: max(common, committed_count)]
         self.thrown_away.update(batch.data for batch in before)
         self._commit(self.committed)
 
     def create_again(self) -> None:
-        """The topic is deleted, and created again under its name."""
+        """Delete the topic, and recreate it under the same name."""
         self.topic_id = ANOTHER_TOPIC_ID
         self.epoch = self.high_watermark = 0
         self.in_sync = set(self.replicas)
@@ -322,28 +332,34 @@ class Replicated:
             replica.create_again(self.topic_id)
 
     def lose_tail(self, broker: int, batches: int) -> int:
-        """A machine crashes, and its broker comes back without what had not reached the disk;
-        returns how many batches these are. A leader is followed by a replica that is in sync; where
-        there is none, nothing is lost here: its broker has flushed in time.
+        """Crash a machine whose broker comes back without the last, unflushed batches.
+
+        A crashed leader is replaced by an in-sync replica. Without one nothing is lost: its broker
+        has flushed in time.
+
+        Returns:
+            The number of lost batches.
         """
         replica = self.replicas[broker]
         start = max(replica.log_start, replica.log.bases()[0])
-        left = sum(1 for batch in replica.batches if batch.base >= start)
+        remaining = sum(1 for batch in replica.batches if batch.base >= start)
         if broker == self.leader:
-            others = sorted(self.in_sync - {broker})
-            if not others:
+            other_replicas = sorted(self.in_sync - {broker})
+            if not other_replicas:
                 return 0
-            self.elect(others[0])
+            self.elect(other_replicas[0])
         self.in_sync.discard(broker)
-        lost = min(batches, left)
+        lost = min(batches, remaining)
         if lost:
             replica.truncate(len(replica.batches) - lost)
             replica.high_watermark = min(replica.high_watermark, replica.end)
         return lost
 
     def delete_records(self, share: float) -> int | None:
-        """An operator deletes records from the log's start, mostly up to the middle of a segment;
-        returns up to where, None where there is nothing to delete.
+        """Delete records from the log start, mostly up to the middle of a segment.
+
+        Returns:
+            The new log start offset; None if there is nothing to delete.
         """
         leader = self.replicas[self.leader]
         start = max(leader.log_start, leader.log.bases()[0])
@@ -354,8 +370,12 @@ class Replicated:
         return offset
 
     def move(self, broker: int, rolls: Collection[int] | None) -> bool:
-        """The copy in the broker's next log dir gets the partition's name; False where there is no
-        other log dir. It rolls where the log did, or at those of `rolls` alone.
+        """Move a replica to the broker's next log dir.
+
+        The copy rolls where the log did, or only at those bases that are in `rolls`.
+
+        Returns:
+            False if the broker has no other log dir.
         """
         replica = self.replicas[broker]
         dirs = replica.broker.log_dirs
@@ -374,7 +394,7 @@ class Replicated:
         return self.committed[-1].end if self.committed else 0
 
     def known_from(self) -> int:
-        """The first offset of which the leader's sidecar can know who wrote it."""
+        """Return the first offset from which the leader's sidecar can know the leader epochs."""
         return self.replicas[self.leader].known_from()
 
     def roll(self, broker: int) -> None:
@@ -383,11 +403,11 @@ class Replicated:
             log.roll()
 
     def stage(self, broker: int) -> None:
-        """Retention takes the oldest closed segment, if all of it is committed."""
+        """Let retention mark the oldest closed segment for deletion, if all of it is committed."""
         self.replicas[broker].stage_oldest()
 
     def unlink(self, broker: int) -> None:
-        """The end of the staged segments that a sidecar has had time to see."""
+        """Unlink `.deleted` files that a sidecar could notice, or that are not committed."""
         replica = self.replicas[broker]
         for path in replica.marked_for_deletion():
             base = int(path.name.split(".")[0])
@@ -398,7 +418,7 @@ class Replicated:
         self.brokers[broker].checkpoint()
 
     def noticed(self, broker: int) -> None:
-        """A sidecar has looked at the directory."""
+        """Note that a sidecar has listed the directory."""
         replica = self.replicas[broker]
         replica.seen.update(int(path.name.split(".")[0]) for path in replica.marked_for_deletion())
         replica.look()

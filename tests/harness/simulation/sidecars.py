@@ -1,4 +1,4 @@
-"""A sidecar's real engine; the simulation moves its jobs, clock, leadership and brokers."""
+"""A sidecar's real engine. The simulation drives its jobs, clock, leadership and brokers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
@@ -26,15 +26,16 @@ from tests.harness.simulation.world import FLOOR, World
 
 _PROMPT_RESCUE = {"enabled": True, "patience": 1.5}
 _METRICS = Metrics(CollectorRegistry())
-"""Shared by all lives: nothing here reads them, and to create them takes longer than a step."""
+"""Shared by all lives: nothing reads them here, and creating them takes longer than a step."""
 
 Answers = Mapping[TopicPartition, HighWatermark]
 
 
 class _Brokers:
-    """Tells the high watermarks of the partitions' leaders, as ListOffsets does, and how topics are
-    configured. An answer is on its way for as long as the simulation says. From `isolated` brokers
-    it is what they knew when they were cut off from the others.
+    """Returns high watermarks, as ListOffsets does, and topic configurations.
+
+    The simulation decides when an answer arrives. `isolated` holds the answers of brokers at the
+    time when they were cut off from the others.
     """
 
     def __init__(self, partitions: Sequence[Replicated]) -> None:
@@ -59,13 +60,13 @@ class _Brokers:
         return dict.fromkeys(topics, self._partitions[0].config)
 
     def close(self) -> None:
-        """No connection."""
+        """Do nothing: there is no connection."""
 
 
 class Sidecar:
     """One life of the process beside a broker; a kill ends it."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a process meets that much
+    def __init__(  # noqa: PLR0913, PLR0917 - a process has this many inputs
         self,
         partitions: Sequence[Replicated],
         broker: int,
@@ -128,14 +129,14 @@ class Sidecar:
         return cast("WorkerPool", pool)
 
     def hear_of_leadership(self) -> None:
-        """The present view arrives; until the next one it is what this sidecar believes."""
+        """Deliver the present leadership view. The sidecar believes it until the next one."""
         led = (p for p in self._partitions if p.leader == self.broker)
         leads = {partition.tp: LeaderEpoch(partition.epoch) for partition in led}
         ids = {partition.tp.topic: partition.topic_id for partition in self._partitions}
         self.engine.deliver(LeadershipView(leads=leads, topic_ids=ids, known=True))
 
     def step(self, *, events: bool = True) -> None:
-        """File events arrive, if none is lost, and the engine acts on all that it knows."""
+        """Deliver file events, unless they are lost, and let the engine act on its state."""
         if events:
             for partition in self._partitions:
                 self._board.touch(str(partition.replicas[self.broker].log.path))
@@ -147,17 +148,19 @@ class Sidecar:
                 partition.noticed(self.broker)
 
     def waiting(self) -> list[tuple[SteppedPool, Task]]:
-        """The jobs that stand before a request, in the order in which they began."""
+        """Return the jobs that wait in a request, in the order in which they began."""
         return [(pool, task) for pool in self._pools for task in pool.tasks]
 
     def go_on(self, pool: SteppedPool, task: Task, fate: Fate) -> None:
-        """The request has its fate, and the sidecar's process goes on."""
+        """Apply a fate to the request, and continue the sidecar's process."""
         with self._disk.running(self.machine):
             pool.go_on(task, fate)
 
     def work(self, steps: int, *, events: bool = True) -> None:
-        """Undisturbed: every request arrives. It ends early where the engine would sleep: the clock
-        stands, so another step would change nothing.
+        """Run without faults: every request arrives.
+
+        It ends early where the engine would sleep: the clock does not move, so another step would
+        change nothing.
         """
         for _ in range(steps):
             was_busy = self._is_busy()
@@ -169,25 +172,25 @@ class Sidecar:
                     self.go_on(pool, task, Fate.ARRIVES)
 
     def _is_busy(self) -> bool:
-        """A job is under way, or the engine has not taken in its outcome."""
+        """Return whether a job is running, or its outcome is not handled yet."""
         return any(pool.busy for pool in self._pools)
 
     def _would_sleep(self) -> bool:
-        """Nothing is due. While a disk fails, each step counts: a fault ends after some calls."""
+        """Return whether nothing is due. A disk fault ends after some calls: each step counts."""
         return self.machine.fault is None and self._tasks.wait_seconds() > 0
 
     def halted(self, tp: TopicPartition) -> str | None:
-        """Why nothing of a partition goes on until an operator acts."""
+        """Return why a partition is halted until an operator acts; None if it is not."""
         partition = self._leads.get(tp)
         return None if partition is None else partition.halted
 
     def error(self, tp: TopicPartition) -> str | None:
-        """Why the last request of a partition failed, if it did."""
+        """Return why the last request of a partition failed; None if it succeeded."""
         partition = self._leads.get(tp)
         return None if partition is None else partition.hold.error
 
     def __str__(self) -> str:
-        """What it would say if asked why nothing goes on."""
+        """Describe the state of each partition, to show why nothing progresses."""
         return "; ".join(
             f"broker {self.broker}, {p.topic_partition}, archive {p.archive}, {p.gap}, "
             f"asks {p.requesting}, {p.hold.error}, {p.halted or p.refused}, "
@@ -196,10 +199,10 @@ class Sidecar:
         )
 
     def kill(self) -> list[Request]:
-        """What is on the wire may still take effect."""
-        left = [request for pool in self._pools for request in pool.kill()]
+        """Kill the process, and return its requests in flight, which may still take effect."""
+        in_flight = [request for pool in self._pools for request in pool.kill()]
         self.engine.abandon()
         for partition in self._leads.with_parked():
             for tracked in partition.tracked.values():
                 tracked.close()
-        return left
+        return in_flight

@@ -1,4 +1,4 @@
-"""The store as a simulated sidecar sees it: each request stands until it may arrive."""
+"""The store as a simulated sidecar sees it: each request waits until it may arrive."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 
 class SteppedStore:
-    """Passes requests on to a store in memory, one at a time.
+    """Passes requests to a store in memory, one at a time.
 
-    `sent_again` are the keys of segment files whose very bytes were sent although they had been
-    stored before this life of the sidecar began, and had not been touched since.
+    `sent_again` has the keys of segment files that were sent with the same bytes, although they had
+    been stored before this life of the sidecar began and had not changed since.
 
     Args:
-        store: the store.
-        starts: the key of the record of the archive's start, by the key of the watermark.
-        outran: is told the key of a first watermark that was written although that record has
-            changed since this sidecar read it last.
+        store: The store.
+        starts: Key of the record of the archive's start, by the key of its `offset.wm`.
+        outran: Called with the key of a first `offset.wm` that was written although the record of
+            the start has changed since this sidecar last read it.
     """
 
     def __init__(
@@ -73,16 +73,18 @@ class SteppedStore:
             )
             start = self._starts.get(key)
             if start is not None and isinstance(condition, IfAbsent):
-                there = self.store.contents().get(start)
-                if there is not None and there is not self._seen.get(start):
+                start_record = self.store.contents().get(start)
+                if start_record is not None and start_record is not self._seen.get(start):
                     self._outran(key)
             return etag
 
         return _ask("put", key, effect)
 
     def _note(self, key: str, sent: BytesBody) -> None:
-        """By identity: what was written anew is another object, though its bytes are the same.
-        There is only one empty one, so those are left out.
+        """Note a repeated upload of an unchanged object.
+
+        Objects are compared by identity: a rewritten object is another object, even with equal
+        bytes. Empty objects are left out, because Python has only one empty bytes object.
         """
         before = self._at_first.get(key)
         parsed = parse_segment_file_name(key.rpartition("/")[2])
@@ -133,7 +135,7 @@ class SteppedStore:
         )
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to close."""
 
 
 def _ask(operation: str, key: str, effect: Callable[[], T]) -> T:

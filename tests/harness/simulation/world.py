@@ -1,4 +1,4 @@
-"""What an example is set in: drawn once, before its first moment."""
+"""Configuration of an example, drawn once before it begins."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 MANY_FILES = 20_000
 MANY_BYTES = 1 << 40
 FLOOR = 1 << 20
-"""Free bytes below which pins are let go."""
+"""Free bytes below which pins are released."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How many partitions and log dirs each broker has, and how the sidecars are configured.
+    """Number of partitions and of log dirs per broker, and the configuration of the sidecars.
 
-    `attempts` is how often a request is tried below the engine.
+    `attempts` is the number of attempts of a request below the engine.
     """
 
     partitions: int = 1
@@ -29,7 +29,7 @@ class World:
 
     @property
     def pins_everything(self) -> bool:
-        """No bound of open files keeps a segment from being pinned."""
+        """Whether no bound of open files can keep a segment from being pinned."""
         return self.max_files == MANY_FILES
 
 

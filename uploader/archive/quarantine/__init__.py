@@ -1,1 +1,1 @@
-"""Moving a part of an archive, or all of it, out of the way: quarantine and retirement."""
+"""Moving segments out of an archive: quarantine (a part) and retirement (all of it)."""

@@ -1,7 +1,7 @@
 """The right to move objects of a partition's archive: the version of `offset.wm` that we wrote.
 
 Each write has a new nonce and replaces the version before it. So a sidecar notices when another one
-takes the move over, and a sidecar that read the watermark before the move can no longer write it.
+takes over the move, and a sidecar that read `offset.wm` before the move can no longer write it.
 """
 
 from sidetier.archive.objects.watermark import Watermark, write_watermark
@@ -16,7 +16,7 @@ from sidetier.storage.port import IfMatch, RemoteStorage
 
 
 class Claim:
-    """`etag` is that of the watermark that was read; None where there was none."""
+    """Holds the etag of our version of `offset.wm`; None where there is no object."""
 
     def __init__(
         self, store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition, etag: str | None
@@ -26,7 +26,7 @@ class Claim:
         self._etag = etag
 
     def write(self, watermark: Watermark) -> None:
-        """Replace our version.
+        """Replace our version of `offset.wm`.
 
         Raises:
             WatermarkConflictError: another process has written it since.
@@ -34,7 +34,7 @@ class Claim:
         _, self._etag = write_watermark(self._store, self._key, watermark, self._etag)
 
     def check(self) -> None:
-        """Check that the stored version is still ours. Called before what cannot be undone.
+        """Check that the stored version is still ours. Called before a step that cannot be undone.
 
         Raises:
             ArchiveConflictError: another process has continued the move, and may have finished it.
@@ -47,7 +47,7 @@ class Claim:
             raise ArchiveConflictError(f"{self._key}: another process has taken over the move")
 
     def remove(self) -> None:
-        """Delete the watermark of an archive of which nothing stays.
+        """Delete the `offset.wm` of an archive that was moved as a whole.
 
         Raises:
             ArchiveConflictError: another process has written it since.

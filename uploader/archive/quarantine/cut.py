@@ -1,7 +1,8 @@
-"""The segment that holds the fork: its first part is stored anew under its own name.
+"""Cut the segment that contains the divergence: store its first part anew under its own name.
 
-Read from where it was set aside, where nothing changes any more, and written in place of the whole
-one: above the watermark then, so no reader counts on it. Done again it finds its own objects there.
+The part is read from the quarantined copy, which no process changes any more. It replaces the whole
+segment, which is above `offset.wm` by then, so no reader uses it. A repeated cut finds its own
+objects in place.
 """
 
 import contextlib
@@ -42,11 +43,11 @@ from sidetier.uploader.sending.conditional_put import Existing, FileToStore, com
 def store_cut(
     store: RemoteStorage, layout: ArchiveLayout, plan: MovePlan, cut: Cut, claim: Claim
 ) -> None:
-    """Store what stays of the segment, with indexes that belong to it.
+    """Store the part of the segment that stays, with rebuilt indexes.
 
     Raises:
-        DamagedSegmentError: what was set aside is not whole record batches up to the cut.
-        ArchiveConflictError: a later leader has been here.
+        DamagedSegmentError: the quarantined copy is not whole record batches up to the cut.
+        ArchiveConflictError: another process has taken over the move, or written the object.
         StorageError: as the port says.
     """
     source = plan.target + segment_file_name(cut.base_offset, FileKind.LOG)
@@ -63,15 +64,17 @@ def store_cut(
 
 
 def _store(store: RemoteStorage, file: FileToStore, claim: Claim) -> None:
-    """In place of what was set aside. Nowhere else is a `.log` replaced: here the watermark, which
-    is ours, stands before it.
+    """Store one file, also over the whole one.
+
+    This is the only code that replaces a sidecar's `.log`. It may, because our `offset.wm` ends
+    below the segment during the move.
     """
     condition: Condition = IfAbsent()
     with contextlib.suppress(ObjectNotFoundError):
-        there = store.head_object(file.key)
-        if compare(there, file) is Existing.GOOD and there.size == file.body.size:
+        head = store.head_object(file.key)
+        if compare(head, file) is Existing.GOOD and head.size == file.body.size:
             return
-        condition = IfMatch(there.etag)
+        condition = IfMatch(head.etag)
     claim.check()
     try:
         put_file(store, file, condition)
@@ -121,18 +124,22 @@ def _cut_transactions(
     claim: Claim,
     before: Mapping[str, str],
 ) -> dict[str, str]:
-    """Abort markers from the fork on belong to what was thrown away: returns what the `.log` is to
-    note of those that are left, nothing where it noted nothing, or something else.
+    """Store the transaction index without the entries whose abort marker is at the divergence or
+    above it.
+
+    Returns:
+        The metadata that the `.log` gets about the transaction index. Empty where the whole
+        segment's `.log` had none, or the stored index does not match it.
     """
     note, name = NOTE_KEYS[FileKind.TXNINDEX], segment_file_name(cut.base_offset, FileKind.TXNINDEX)
-    told = before.get(note)
+    noted = before.get(note)
     key = layout.object_key(plan.topic_partition, cut.base_offset, FileKind.TXNINDEX)
     try:
         whole = store.get_object(plan.target + name).data
         entries = parse_txn_index(whole, name)
     except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
-        return {note: NONE} if told == NONE else {}
-    if told != f"{crc64nvme(whole):016x}":
+        return {note: NONE} if noted == NONE else {}
+    if noted != f"{crc64nvme(whole):016x}":
         return {}
     data = encode_txn_index(e for e in entries if e.last_offset < plan.next_offset)
     if data:
@@ -140,7 +147,7 @@ def _cut_transactions(
         _store(store, file, claim)
         return {note: f"{file.crc64nvme:016x}"}
     with contextlib.suppress(ObjectNotFoundError):
-        there = store.head_object(key)
+        head = store.head_object(key)
         claim.check()
-        store.delete_object(key, condition=IfMatch(there.etag))
+        store.delete_object(key, condition=IfMatch(head.etag))
     return {note: NONE}

@@ -1,8 +1,9 @@
-"""Where exactly what is stored leaves the history that the leader's log tells.
+"""Find the exact offset at which the archive and the leader's log diverge.
 
-An epoch that starts too early, or a log that ends too early, only says that there is a fork, and
-where it lies at the latest. The stored batches have their own epochs: what has the same epoch at
-the same offset was written by the same leader, and all before it is the same, too (KIP-101).
+A leader epoch that starts too early, or a log that ends too early, proves a divergence and gives
+the highest offset at which it can be. The stored batches have their own leader epochs: a batch with
+the same epoch at the same offset was written by the same leader, and everything before it is the
+same, too (KIP-101).
 """
 
 from bisect import bisect_left
@@ -22,10 +23,13 @@ from sidetier.uploader.gates.divergence import LocalHistory
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the histories part: `next_offset` is the first that is not common.
+    """Where the histories diverge.
 
-    `kept` is the last stored segment that is wholly common, `cut` the one that is so in part.
-    `proof` is the first stored batch behind it, None where none is stored.
+    Attributes:
+        next_offset: First offset that archive and log do not have in common.
+        kept: Base offset of the last stored segment that is common as a whole; None for none.
+        cut: The segment of which only the first part is common; None for none.
+        proof: First stored batch at or above the divergence; None where none is stored.
     """
 
     next_offset: Offset
@@ -42,7 +46,15 @@ def find_divergence(
     latest: Offset,
     local: LocalHistory,
 ) -> Divergence:
-    """The fork in an archive whose last committed segment is `last`, at `latest` or below it.
+    """Find the divergence of an archive.
+
+    Args:
+        store: The store.
+        layout: The keys on it.
+        tp: The partition.
+        last: Base offset of the last committed segment.
+        latest: Highest offset at which the divergence can be.
+        local: The history of the leader's log.
 
     Raises:
         DamagedSegmentError: a stored segment is not whole record batches.
@@ -55,7 +67,9 @@ def find_divergence(
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """The first byte and batch of a segment that are not common; at its end, None: all are."""
+    """Byte position and header of a segment's first batch that is not common. Where all batches are
+    common, the position is the segment's end, and the header is None.
+    """
 
     position: int
     size: int
@@ -70,17 +84,19 @@ class _Finder:
     local: LocalHistory
 
     def committed(self, last: BaseOffset) -> list[BaseOffset]:
-        """The segments that the archive consists of: those in `_metadata`. One that was stored too
-        late, over what others had, is not named there, and tells nothing of the history.
+        """Return the base offsets of the archive's segments, rising.
+
+        These are the segments in `_metadata`. A segment that was stored too late, over offsets that
+        other segments have, is not in it and proves nothing about the history.
         """
         prefix = self.layout.partition_prefix(self.tp)
-        found = (parse_object_key(row.key, prefix) for row in self.store.list_objects(prefix))
-        stored = sorted(p[0] for p in found if p and p[1] is FileKind.LOG and p[0] <= last)
+        names = (parse_object_key(row.key, prefix) for row in self.store.list_objects(prefix))
+        stored = sorted(p[0] for p in names if p and p[1] is FileKind.LOG and p[0] <= last)
         named = named_segments(self.store, self.layout.metadata_key(self.tp))
         return [base for base in stored if base in named] or stored
 
     def find(self, bases: Sequence[BaseOffset], latest: Offset) -> Divergence:
-        """Down from the last segment that begins below `latest`, until one begins in common."""
+        """Search downwards from `latest` until a segment begins with a common batch."""
         at = bisect_left(bases, latest) - 1
         proof = self._first_header(bases[at + 1]) if at + 1 < len(bases) else None
         while at >= 0:

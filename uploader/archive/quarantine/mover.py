@@ -1,17 +1,19 @@
-"""Carries a plan out, from wherever an earlier try has left it.
+"""Carry out a move plan, from wherever an earlier attempt has left it.
 
-Each step is one that may be done again, and after each the archive holds what its watermark says.
-What a kill right after it leaves:
+Each step may be repeated. After each step the archive holds every record below its `offset.wm`. The
+steps, and what a kill right after each one leaves:
 
-1. the plan is written: an intent that nobody follows; planned anew, it is found there again;
-2. `offset.wm` names the plan, and stands where it stood: whoever loads it goes on here;
-3. everything is copied: copies that the next try compares;
-4. `offset.wm` stands before all that moves: objects and entries above the watermark;
-5. `_metadata` loses the entries: objects above the watermark that it does not name;
-6. the segment with the fork is cut: the same, with another end;
-7. what moves is removed, gap records and the stored epoch history are cut: fewer of them;
-8. `_metadata` names the cut segment, above the watermark still;
-9. `offset.wm` stands at the fork and names no plan, or is removed where nothing stays: done.
+1. Write the plan: an intent that no sidecar has to follow. A new attempt finds it in place.
+2. Name the plan in `offset.wm`, without another change: the next sidecar that loads the archive
+   continues the move.
+3. Copy all objects: copies that the next attempt compares.
+4. Set `offset.wm` below everything that moves: objects and `_metadata` entries above `offset.wm`.
+5. Remove the entries from `_metadata`: objects above `offset.wm` that `_metadata` does not name.
+6. Cut the segment that contains the divergence: the same objects, one of them shorter.
+7. Remove the objects that move, cut gap records and the stored epoch history: fewer objects.
+8. Name the cut segment in `_metadata`: it is still above `offset.wm`.
+9. Set `offset.wm` to the divergence and remove the plan's name from it, or delete it where no
+   segment stays: the move is complete.
 """
 
 from collections.abc import Iterator
@@ -49,7 +51,10 @@ _START: Final = "start.json"
 
 @dataclass(frozen=True, slots=True)
 class MoveContext:
-    """Where an archive lies, and how its objects are moved."""
+    """The store of an archive, and how its objects are moved.
+
+    `for_each` sets how many requests are made at once; `moved_one` is called after each copy.
+    """
 
     store: RemoteStorage
     layout: ArchiveLayout
@@ -67,12 +72,17 @@ def probe_removal(store: RemoteStorage, plan: MovePlan) -> None:
 
 
 def carry_out(shop: MoveContext, plan: MovePlan, before: Watermark, etag: str | None) -> None:
-    """Set aside what the plan says; `before` is what stands in `offset.wm`, or is to stand there
-    where its etag is None, in the name of whoever carries it out.
+    """Move the objects of the plan.
+
+    Args:
+        shop: The store, and how objects are moved.
+        plan: The plan.
+        before: The content of `offset.wm` before the move, with this broker as the writer.
+        etag: Etag of `offset.wm`; None where there is no object, and `before` is written first.
 
     Raises:
-        ArchiveConflictError: another has written the watermark; read it again.
-        DamagedSegmentError: the segment that holds the fork cannot be cut.
+        ArchiveConflictError: another process has written `offset.wm`; read it again.
+        DamagedSegmentError: the segment that contains the divergence cannot be cut.
         StorageError: as the port says.
     """
     _Mover(shop, plan, before, etag).run()
@@ -114,8 +124,10 @@ class _Mover:
         self._finish(plan.final_base)
 
     def _finish(self, base: BaseOffset | None) -> None:
-        """In the epoch of the plan, whoever has carried it out: up to here the archive was compared
-        with the history of that epoch's leader.
+        """Write the final `offset.wm`.
+
+        It gets the leader epoch of the plan, also if a later leader finishes the move: the archive
+        was compared with the history of that epoch's leader.
         """
         last = replace(
             self._mark,
@@ -126,21 +138,23 @@ class _Mover:
         )
         self._claim.write(last)
 
-    # -- what is moved ----------------------------------------------------------------------------
+    # -- objects to move --------------------------------------------------------------------------
 
     def _everything(self) -> Iterator[Move]:
-        """All that is copied: what goes, and what will be changed."""
+        """Return all objects to copy: those that move, and those that will be changed."""
         yield from self._going(also_changed=True)
         yield from self._gaps()
         if self._plan.whole:
             yield from self._start()
 
     def _going(self, *, also_changed: bool = False) -> Iterator[Move]:
-        """`_metadata` goes first, if it goes; a `.log` before its indexes: a reader that
-        lists it finds them.
+        """Return the objects of the archive that move, in the order of their removal.
+
+        `_metadata` goes first, if it goes. A `.log` goes before its indexes, so a reader that lists
+        a `.log` finds them.
         """
-        every = self._rows(self._prefix)
-        rows = [row for row in every if self._goes(row, also_changed=also_changed)]
+        stored = self._rows(self._prefix)
+        rows = [row for row in stored if self._goes(row, also_changed=also_changed)]
         for row in sorted(rows, key=self._order):
             yield Move(row, self._plan.target + row.key.removeprefix(self._prefix))
 
@@ -159,7 +173,7 @@ class _Mover:
         return changed or self._plan.moves(parsed[0])
 
     def _gaps(self) -> Iterator[Move]:
-        """Records of gaps that reach beyond the new end."""
+        """Return the gap records that reach beyond the new archive end offset."""
         prefix = self._layout.gap_prefix(self._tp)
         for row in self._rows(prefix):
             gap = parse_gap_key(row.key, prefix)
@@ -175,11 +189,11 @@ class _Mover:
     def _rows(self, prefix: str) -> list[ObjectSummary]:
         return list(self._store.list_objects(prefix))
 
-    # -- what is changed --------------------------------------------------------------------------
+    # -- objects to change ------------------------------------------------------------------------
 
     def _name_segments(self, last: BaseOffset | None, cut: Cut | None) -> None:
-        """Have `_metadata` name what stays up to `last`, and nothing else; and the cut segment,
-        with the time that it had there before.
+        """Keep only the `_metadata` entries up to `last`, and add the cut segment with the time of
+        its former entry.
         """
         key = self._layout.metadata_key(self._tp)
         stored = read_metadata(self._store, key)
@@ -197,12 +211,12 @@ class _Mover:
         key = self._plan.target + self._layout.metadata_key(self._tp).removeprefix(self._prefix)
         before = read_metadata(self._store, key)
         entries = () if before is None else before.metadata.entries
-        known = {entry.base_offset: entry.timestamp for entry in entries}
+        times = {entry.base_offset: entry.timestamp for entry in entries}
         log = self._layout.object_key(self._tp, cut.base_offset, FileKind.LOG)
-        return known.get(cut.base_offset) or self._store.head_object(log).modified_ms
+        return times.get(cut.base_offset) or self._store.head_object(log).modified_ms
 
     def _cut_epoch_history(self) -> None:
-        """The stored `leader-epoch-checkpoint` ends where the archive does."""
+        """Cut the stored `leader-epoch-checkpoint` at the new archive end offset."""
         key = self._layout.epoch_checkpoint_key(self._tp)
         stored = read_epoch_history(self._store, self._layout, self._tp)
         left = stored.epoch_history.up_to(self._plan.next_offset)
@@ -211,7 +225,7 @@ class _Mover:
             self._replace(key, data, stored.etag)
 
     def _replace(self, key: str, data: bytes, etag: str) -> None:
-        """The move is ours still, after the object was read, and nobody has written it since."""
+        """Replace an object if the move is still ours and the object was not written meanwhile."""
         self._claim.check()
         try:
             self._store.put_object(key, BytesBody(data), condition=IfMatch(etag))

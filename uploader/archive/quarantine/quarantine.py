@@ -1,4 +1,4 @@
-"""Quarantine: what the cluster has thrown away is set aside, and the archive ends at the fork."""
+"""Quarantine: move archived records that the cluster has discarded out of the archive."""
 
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,16 @@ from sidetier.uploader.gates.divergence import LocalHistory
 
 @dataclass(frozen=True, slots=True)
 class SuspectedDivergence:
-    """An archive and a log that have parted at `latest` or below. Where only the epoch history that
-    is stored beside the archive tells, it is `told_beside`.
+    """An archive and a log that have diverged at `latest` or below.
+
+    Attributes:
+        topic_partition: The partition.
+        archive: The archive as it was read.
+        local: The history of the leader's log.
+        latest: Highest offset at which the divergence can be.
+        leader: The leader that writes the archive.
+        reason: The reason for the suspicion, for errors and the plan.
+        told_beside: Whether only the stored epoch history shows the divergence, not `offset.wm`.
     """
 
     topic_partition: TopicPartition
@@ -29,12 +37,12 @@ class SuspectedDivergence:
 
 
 def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan:
-    """Find the fork in what is stored, and what has to go.
+    """Find the divergence in the stored segments, and plan which of them move.
 
     Raises:
-        DivergedError: what is stored there fits the log after all: nothing may be moved.
+        DivergedError: the stored batches do not contradict the log, so nothing may be moved.
         DamagedSegmentError: a stored segment is not whole record batches.
-        ArchiveConflictError: the watermark has been written since it was read.
+        ArchiveConflictError: `offset.wm` has been written since it was read.
     """
     tp, archive = parting.topic_partition, parting.archive
     kept: BaseOffset | None = None
@@ -80,10 +88,13 @@ def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan
 def quarantine(
     shop: MoveContext, plan: MovePlan, archive: ArchiveState, leader: Leader
 ) -> MovePlan:
-    """Carry a new plan out, or one that the watermark names as pending; returns it as it stands.
+    """Carry out a new plan, or the one that `offset.wm` names as pending.
+
+    Returns:
+        The plan as it is stored.
 
     Raises:
-        AccessDeniedError: objects may not be removed; nothing has been changed.
+        AccessDeniedError: objects cannot be deleted; nothing has been changed.
         ArchiveConflictError: as `carry_out`.
     """
     pending = archive.watermark is not None and archive.watermark.pending == plan.target
@@ -95,7 +106,7 @@ def quarantine(
 
 
 def _in_name_of(leader: Leader, plan: MovePlan, archive: ArchiveState) -> Watermark:
-    """Where the watermark stands, written by this leader."""
+    """Return the present content of `offset.wm`, with this leader as the writer."""
     base, end = plan.moved_to
     mark = archive.watermark or Watermark(base, end, LeaderEpoch(-1))
     return replace(
@@ -104,5 +115,5 @@ def _in_name_of(leader: Leader, plan: MovePlan, archive: ArchiveState) -> Waterm
         leader_epoch=leader.leader_epoch,
         broker_id=leader.broker_id,
         topic_id=leader.topic_id or mark.topic_id,
-        epoch_history=None,  # it is cut with the rest
+        epoch_history=None,  # the move cuts the stored epoch history
     )

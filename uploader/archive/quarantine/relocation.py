@@ -1,7 +1,7 @@
-"""Objects on their way from an archive to where they are set aside: copied first, removed later.
+"""Move objects from an archive to the quarantine: copy them first, remove them later.
 
-A copy never replaces another one, and a removal spares what was stored since: so one that was
-begun, and carried out long after another sidecar has finished the move, changes nothing.
+A copy never replaces another object, and a removal spares an object that was written since. So a
+delayed request, carried out after another sidecar has finished the move, does no harm.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ from sidetier.uploader.archive.quarantine.claim import Claim
 from sidetier.uploader.sending.conditional_put import CHECKSUM_KEY
 
 ForEach = Callable[[Callable[[Any], None], Iterable[Any]], Iterable[None]]
-"""`map`, or that of an executor: how many requests are made at once."""
+"""`map`, or the `map` of an executor: sets how many requests are made at once."""
 MovedOne = Callable[[ObjectSummary], None]
-"""Is told of each object that has been copied."""
+"""Called with each object that has been copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An object where it lies, and the key that it gets."""
+    """An object, and the key to which it moves."""
 
     row: ObjectSummary
     target: str
@@ -33,17 +33,17 @@ class Move:
 
 @dataclass(slots=True)
 class Relocation:
-    """Copies and removes, for one plan."""
+    """Copies and removes the objects of one plan."""
 
     store: RemoteStorage
     claim: Claim
     for_each: ForEach = map
     moved_one: MovedOne = lambda _: None
     _copied: dict[str, str] = field(default_factory=dict)
-    """The etag of each object that was copied, or compared with its copy, by its key."""
+    """Etag of each object that was copied, or compared with its copy, by its key."""
 
     def copy(self, moves: Iterable[Move]) -> None:
-        """Copy each, unless it lies there already."""
+        """Copy each object, unless its copy exists."""
         for _ in self.for_each(self._copy, moves):
             pass
 
@@ -61,13 +61,13 @@ class Relocation:
         self.moved_one(row)
 
     def _copy_beside(self, move: Move) -> None:
-        """An earlier try has copied it; should that copy be of another version, both are kept."""
-        there = self.store.head_object(move.target, with_checksum=True)
-        here = self._head(move)
-        if here is None or _same(here, there):
+        """Check a copy of an earlier attempt. If it is of another version, keep both versions."""
+        copied = self.store.head_object(move.target, with_checksum=True)
+        original = self._head(move)
+        if original is None or _same(original, copied):
             return
         folder, _, name = move.target.rpartition("/")
-        beside = f"{folder}/also-{here.etag.replace('/', '_')}/{name}"
+        beside = f"{folder}/also-{original.etag.replace('/', '_')}/{name}"
         try:
             self.store.copy_object(move.row.key, beside, condition=IfAbsent())
         except PreconditionFailedError:
@@ -77,13 +77,13 @@ class Relocation:
         try:
             return self.store.head_object(move.row.key, with_checksum=True)
         except ObjectNotFoundError:
-            return None  # another is further with the same move
+            return None  # another process has moved it already
 
     def remove(self, moves: Iterable[Move]) -> None:
-        """Remove each, once it is known to be copied and the move is still ours.
+        """Remove each object, after a check that it is copied and the move is still ours.
 
         Raises:
-            ArchiveConflictError: somebody else has gone on with the move.
+            ArchiveConflictError: another process has taken over the move.
         """
         for _ in self.for_each(self._remove, moves):
             pass
@@ -100,7 +100,7 @@ class Relocation:
 
 
 def _same(first: ObjectHead, second: ObjectHead) -> bool:
-    """Whether two objects have the same bytes, as far as the store tells."""
+    """Return whether two objects have the same bytes, as far as the store's metadata shows."""
     if first.size != second.size:
         return False
     if first.checksum is not None and second.checksum is not None:

@@ -1,4 +1,4 @@
-"""Retirement: the archive of a topic that is no more is moved away, all of it."""
+"""Retirement: move the whole archive of a deleted or recreated topic to the retired archives."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ _NOWHERE = (BaseOffset(0), Offset(0))
 
 
 def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> bool:
-    """Whether anything of a partition is stored: an archive, a gap record, a start record."""
+    """Return whether an archive, a gap record or a start record of a partition is stored."""
     places = (layout.partition_prefix(tp), layout.gap_prefix(tp), layout.start_key(tp))
     return any(next(iter(store.list_objects(place)), None) is not None for place in places)
 
@@ -27,7 +27,7 @@ def is_there(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) ->
 def plan_retirement(
     layout: ArchiveLayout, tp: TopicPartition, mark: StoredWatermark | None, reason: str
 ) -> MovePlan:
-    """All of a partition's archive goes, with its records of gaps and of its start."""
+    """Plan to move a partition's whole archive, with its gap records and its start record."""
     watermark = mark.watermark if mark else None
     name = retired_name(
         watermark.topic_id if watermark else None, watermark.base_offset if watermark else None
@@ -45,15 +45,22 @@ def plan_retirement(
 def retire(
     shop: MoveContext, tp: TopicPartition, mark: StoredWatermark | None, reason: str
 ) -> MovePlan | None:
-    """Move a partition's archive away, or finish a move that was begun; None where there is none.
+    """Retire a partition's archive, or finish a retirement that was begun.
 
-    `mark` is the watermark that the decision to do so was made by, None where there was none. By
-    the time of the move another may have moved that archive away and begun the next one, which
-    must stay: so the watermark is not read again, and only this version of it is written over.
+    Args:
+        shop: The store, and how objects are moved.
+        tp: The partition.
+        mark: The `offset.wm` on which the decision is based; None where there was none. It is not
+            read again, and only this version of it is overwritten: meanwhile another process may
+            have retired the archive and begun the next one, which must stay.
+        reason: The reason, for the plan.
+
+    Returns:
+        The plan that was carried out; None where nothing is stored.
 
     Raises:
-        AccessDeniedError: objects may not be removed; nothing has been changed.
-        ArchiveConflictError: the watermark has been written since it was read.
+        AccessDeniedError: objects cannot be deleted; nothing has been changed.
+        ArchiveConflictError: `offset.wm` has been written since it was read.
     """
     store, layout = shop.store, shop.layout
     if mark is not None and mark.watermark.pending is not None:

@@ -1,4 +1,4 @@
-"""A stored `.log`, read from the store piece by piece."""
+"""Read a stored `.log` in pieces."""
 
 import io
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import BinaryIO, Final, cast
 from sidetier.storage.port import RemoteStorage
 
 PIECE: Final = 4 * 1024**2
-"""Bytes asked for at once."""
+"""Bytes of one request."""
 
 
 @dataclass(slots=True)
 class PieceReader:
-    """Reads at any position, as `os.pread` does, and keeps the last piece."""
+    """Reads an object at any position, as `os.pread` does. Keeps the last piece in memory."""
 
     store: RemoteStorage
     key: str
@@ -22,7 +22,7 @@ class PieceReader:
     _piece: bytes = b""
 
     def __call__(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position` on."""
+        """Return up to `length` bytes from `position` on."""
         at = position - self._start
         if at < 0 or at + length > len(self._piece):
             end = min(self.size, position + max(length, PIECE))
@@ -33,7 +33,7 @@ class PieceReader:
 
 
 def pieces(store: RemoteStorage, key: str, end: int) -> Iterator[memoryview]:
-    """The bytes up to `end`, in order."""
+    """Yield the bytes from the start up to `end`, exclusive, in order."""
     reader = PieceReader(store, key, end)
     for start in range(0, end, PIECE):
         yield memoryview(reader(start, min(PIECE, end - start)))
@@ -43,7 +43,7 @@ def pieces(store: RemoteStorage, key: str, end: int) -> Iterator[memoryview]:
 class BeginningOf:
     """The first `size` bytes of a stored object, as a Body of the storage port.
 
-    Never in memory as a whole: a segment can be larger than that.
+    It is streamed, because a segment can be larger than the memory.
     """
 
     store: RemoteStorage
@@ -51,7 +51,7 @@ class BeginningOf:
     size: int
 
     def open(self) -> BinaryIO:
-        """A fresh stream."""
+        """Return a new stream, at the first byte."""
         reader = PieceReader(self.store, self.key, self.size)
         return cast("BinaryIO", io.BufferedReader(_Stream(reader), PIECE))
 

@@ -1,1 +1,1 @@
-"""Taking over a partition that Pinterest's uploader has filled."""
+"""Takeover of an archive that Pinterest's uploader has written."""

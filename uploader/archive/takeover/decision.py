@@ -1,8 +1,9 @@
-"""What of Pinterest's archive is taken over, and where ours goes on: pure decisions.
+"""Decide which segments of Pinterest's archive are taken over, and where the archive then ends.
 
-Pinterest's watermark proves little: it may name a segment that is not stored, lie behind a gap, or
-far behind what is stored. What counts is which segments are whole, where each of them ends, and
-whether this broker's log can still fill what is missing between them.
+The `offset.wm` of Pinterest's uploader proves little: it may name a segment that is not stored,
+have a gap below it, or be far behind the stored segments. The decision depends on which segments
+are whole, where each of them ends, and whether this broker's log can still fill the gaps between
+them. The functions are pure.
 """
 
 from collections.abc import Iterable
@@ -13,10 +14,10 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A whole segment of Pinterest's, from its base offset up to, not including, `end`.
+    """A whole segment of Pinterest's, from its base offset (inclusive) to `end` (exclusive).
 
-    `same` says whether this broker's log holds its last batch: None where that cannot be told,
-    because that part of the log is gone.
+    `same` says whether this broker's log holds its last batch. It is None where that part of the
+    log was deleted.
     """
 
     base: BaseOffset
@@ -26,9 +27,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The segments that ours goes on from, without a gap, except `gaps`; `next_offset` is where.
+    """The result of `decide`.
 
-    `foreign` are not of this broker's log. Nothing may be taken at all: then `next_offset` is None.
+    Attributes:
+        taken: The segments that are taken over, by rising base offset.
+        gaps: The gaps between them, to be recorded.
+        next_offset: The archive end offset after the takeover; None where no segment is taken.
+        foreign: The segments that are not of this broker's log.
     """
 
     taken: tuple[Span, ...]
@@ -38,12 +43,18 @@ class Decision:
 
 
 def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | None) -> Decision:
-    """Up to the first gap that this broker's log, which begins at `log_start`, can fill.
+    """Take segments up to the first gap that this broker's log can fill.
 
-    Gaps below the log's start are recorded and passed: nobody can fill them any more. Above the
-    segment that the watermark names, what the log still holds is left to be uploaded again, since
-    Pinterest's uploader asks for no high watermark; what it holds no more is taken as it is.
-    Overlaps are. Without a watermark nothing is `named`, and so that holds for everything.
+    Gaps below the log start are recorded and passed, because no broker can fill them. Segments
+    above the one that `offset.wm` names are taken only if the log does not hold their base offset
+    any more. The others are uploaded again, because Pinterest's uploader does not check the high
+    watermark. Overlapping segments are taken.
+
+    Args:
+        spans: The whole segments that are stored.
+        named: Base offset of the segment that `offset.wm` names; None where there is no
+            `offset.wm`, and then every segment counts as above it.
+        log_start: First offset of this broker's log; None where it has none.
     """
     ordered = sorted(spans)
     taken: list[Span] = []
@@ -66,11 +77,11 @@ def decide(spans: Iterable[Span], named: BaseOffset | None, log_start: Offset | 
 
 
 def _is_gone(offset: int, log_start: Offset | None) -> bool:
-    """This broker's log holds nothing at the offset any more."""
+    """Return whether the broker has deleted the record at the offset from this log."""
     return log_start is not None and offset < log_start
 
 
 def is_of_another_log(spans: Iterable[Span]) -> bool:
-    """Of all segments that could be compared with this broker's log, it holds none."""
+    """Return whether segments could be compared with this broker's log, and it holds none."""
     verdicts = {span.same for span in spans}
     return False in verdicts and True not in verdicts

@@ -1,4 +1,4 @@
-"""This broker's own log, to compare Pinterest's archive with."""
+"""This broker's log, for the comparison with Pinterest's archive."""
 
 import contextlib
 import os
@@ -15,10 +15,16 @@ from sidetier.uploader.gates.divergence import log_end_offset
 
 @dataclass(frozen=True, slots=True)
 class LocalLog:
-    """Where the log lies, begins (None: there is none), and goes on in its active segment.
+    """This broker's log of a partition.
 
-    In a `compacted` one a segment's bytes change under the same name. `doubt` is why nothing may be
-    set aside that contradicts it: this need not be the leader's log, or it is not wanted.
+    Attributes:
+        directory: The partition's directory.
+        start: First offset of the log; None where there is none.
+        active: Base offset of the active segment; None where it is not known.
+        epoch_history: Leader epochs of the log.
+        compacted: Whether the bytes of a segment may change under the same name.
+        doubt: Why stored segments that contradict the log must not be quarantined: the log need
+            not be the leader's, or the configuration forbids it. None where they may be.
     """
 
     directory: str
@@ -29,10 +35,13 @@ class LocalLog:
     doubt: str | None = None
 
     def holds(self, base: BaseOffset, tail: Tail) -> bool | None:
-        """Whether the last batch of a stored segment is in this log; None where it cannot be told.
+        """Return whether the last batch of a stored segment is in this log; None where this log
+        cannot prove it, such as where that part of the log was deleted.
 
-        The batch's checksum covers all that its producer sent, and its place in the file all that
-        came before it: where both are the same, so is the segment.
+        Compares the batch's header, whose checksum covers the records, and the batch's position in
+        the file, which depends on every batch before it. If both are equal, so is the segment. In a
+        compacted log, or where the segment's file is gone, compares the leader epoch instead, which
+        can only prove that the log does not hold the batch.
         """
         if self.start is None or tail.batch.next_offset <= self.start:
             return None
@@ -44,8 +53,9 @@ class LocalLog:
         return None if problem is None else False
 
     def end(self) -> Offset | None:
-        """One past the last record; None where it cannot be told. Reads the active segment's
-        headers; raises OSError when that is gone.
+        """Return the log end offset, exclusive; None without an active segment.
+
+        Reads the batch headers of the active segment. Raises OSError if its file is gone.
         """
         return None if self.active is None else log_end_offset(self.directory, self.active)
 
@@ -56,7 +66,7 @@ class LocalLog:
             return None
 
     def _read(self, base: BaseOffset, position: int) -> bytes:
-        """Of the live file alone: a `.deleted` one may be what truncation has left behind."""
+        """Read a header from the live `.log`. A `.deleted` file may be left by a truncation."""
         path = os.path.join(self.directory, segment_file_name(base, FileKind.LOG))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,8 +1,9 @@
-"""Taking over: one scan, then what must be written before the watermark may be ours.
+"""Take over an archive: scan it once, then write what must be in place before our `offset.wm`.
 
-In this order: missing indexes, what is set aside, gaps, `_metadata`; the watermark with our second
-line comes last, and says that it is done. A kill before that leaves nothing that doing it again
-would not find, and the scan is made anew.
+The order of the writes: missing indexes, the move of foreign segments, gap records, `_metadata`.
+The caller writes `offset.wm` with Sidetier's second line last, which marks the takeover as
+complete. After a kill before that, the next takeover scans again and finds the finished writes in
+place.
 """
 
 import contextlib
@@ -38,11 +39,20 @@ _REMEDY: Final = "`sidetier retire` moves Pinterest's archive away"
 
 @dataclass(frozen=True, slots=True)
 class TakeoverReport:
-    """What was found: for the log, the metrics, and the watermark.
+    """The result of a takeover: for the log, the metrics, and `offset.wm`.
 
-    `last` is the segment that our watermark names, None where nothing whole was stored. `named` is
-    the one that Pinterest's named, if there was one. Keys are those of what was `rebuilt`,
-    `set_aside`, or `damaged` and left alone.
+    Attributes:
+        named: Base offset of the segment that Pinterest's `offset.wm` names; None where there was
+            no `offset.wm`.
+        segments: Number of segments that were taken over.
+        start: First archived offset; None where no segment was taken over.
+        last: Base offset of the last segment, for our `offset.wm`; None where no segment was taken
+            over.
+        next_offset: The archive end offset; None where no segment was taken over.
+        gaps: The gaps that were recorded.
+        rebuilt: Keys of the indexes that were rebuilt.
+        set_aside: New keys of the objects that were moved.
+        damaged: Keys of damaged `.log` objects, which stay where they are.
     """
 
     named: BaseOffset | None
@@ -58,7 +68,7 @@ class TakeoverReport:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Takes over the archive of one partition, in whose leader's name it is written."""
+    """The takeover of one partition's archive by this broker as the leader."""
 
     store: RemoteStorage
     layout: ArchiveLayout
@@ -69,13 +79,16 @@ class Takeover:
     local: LocalLog
 
     def run(self, named: BaseOffset | None) -> TakeoverReport:
-        """Everything but the watermark. `named` is the segment that Pinterest's watermark names,
-        None where there is no watermark.
+        """Do everything but write `offset.wm`.
+
+        Args:
+            named: Base offset of the segment that Pinterest's `offset.wm` names; None where there
+                is no `offset.wm`.
 
         Raises:
-            OperatorNeededError: what is stored is the archive of another log.
-            DivergedError: it reaches beyond this broker's log, or contradicts it in a part that may
-                not be set aside.
+            OperatorNeededError: the stored segments are of another log.
+            DivergedError: the stored segments reach beyond this broker's log, or some contradict it
+                and must not be moved.
             StorageError: as the port says.
         """
         whole, damaged = scan(self.store, self.layout, self.topic_partition)
@@ -115,29 +128,29 @@ class Takeover:
         )
 
     def _check(self, spans: Iterable[Span], decision: Decision) -> None:
-        where = self.layout.partition_prefix(self.topic_partition)
+        prefix = self.layout.partition_prefix(self.topic_partition)
         if is_of_another_log(spans):
             raise OperatorNeededError(
-                f"{where}: Pinterest's uploader stored the records of another log under this name: "
-                f"none of its segments that {self.local.directory} could hold is the same there "
-                f"(the topic was deleted and created again?); {_REMEDY}"
+                f"{prefix}: Pinterest's uploader stored the records of another log under this "
+                f"name: none of its segments that {self.local.directory} could hold is the same "
+                f"there (the topic was deleted and created again?); {_REMEDY}"
             )
         end, reached = self.local.end(), max((span.end for span in spans), default=0)
         if end is not None and end < reached:
             raise DivergedError(
-                f"{where}: Pinterest's archive reaches {reached}, but the log in "
+                f"{prefix}: Pinterest's archive reaches {reached}, but the log in "
                 f"{self.local.directory} ends at {end}: it stored what was never committed, or an "
                 "unclean election has lost it; nothing is written before the log has come so far; "
                 f"{_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(
-                f"{where}: Pinterest's segment {decision.foreign[0].base} is not the one in "
+                f"{prefix}: Pinterest's segment {decision.foreign[0].base} is not the one in "
                 f"{self.local.directory}; nothing is moved: {self.local.doubt}"
             )
 
     def _complete(self, segment: PinterestSegment) -> list[str]:
-        """Store the indexes that are missing; returns their keys."""
+        """Store the missing indexes, and return their keys."""
         if not segment.missing:
             return []
         indexes = rebuilt_indexes(self.store, segment.log)
@@ -147,19 +160,22 @@ class Takeover:
     def _put(self, base: BaseOffset, kind: FileKind, data: bytes) -> str:
         key = self.layout.object_key(self.topic_partition, base, kind)
         checksum = Checksum(ChecksumAlgorithm.CRC64NVME, crc64nvme(data).to_bytes(8))
-        known = self.store.capabilities.checksum in {None, ChecksumAlgorithm.CRC64NVME}
-        with contextlib.suppress(PreconditionFailedError):  # there is one now
+        is_supported = self.store.capabilities.checksum in {None, ChecksumAlgorithm.CRC64NVME}
+        with contextlib.suppress(PreconditionFailedError):  # another writer has stored it
             self.store.put_object(
-                key, BytesBody(data), checksum=checksum if known else None, condition=IfAbsent()
+                key,
+                BytesBody(data),
+                checksum=checksum if is_supported else None,
+                condition=IfAbsent(),
             )
         return key
 
     def _set_aside(self, segment: PinterestSegment) -> list[str]:
-        """Copy a segment that is not of this log below our own root, and remove it; `.log` first,
-        for a reader counts on nothing without it. Returns the keys of the copies.
+        """Move a segment that is not of this log to the quarantine, and return the new keys.
 
-        The folder is named after the versions of the files: another try finds its own copies there,
-        and a later take-over does not overwrite what this one has moved.
+        The `.log` goes first: without it, readers ignore the other files. The folder's name comes
+        from the versions of the files. So another attempt finds its own copies there, and a later
+        takeover does not overwrite the files that this one has moved.
         """
         versions = " ".join(segment.files[kind].etag for kind in sorted(segment.files))
         folder = f"peer/{crc64nvme(versions.encode()):016x}/"
@@ -168,7 +184,9 @@ class Takeover:
         for kind, row in sorted(segment.files.items(), key=lambda item: item[0] != FileKind.LOG):
             copy = target + segment_file_name(segment.base_offset, kind)
             with contextlib.suppress(ObjectNotFoundError, PreconditionFailedError):
-                with contextlib.suppress(PreconditionFailedError):  # copied by an earlier try
+                with contextlib.suppress(
+                    PreconditionFailedError
+                ):  # an earlier attempt has copied it
                     self.store.copy_object(row.key, copy, condition=IfAbsent())
                 self.store.delete_object(row.key, condition=IfMatch(row.etag))
                 copies.append(copy)
@@ -178,11 +196,17 @@ class Takeover:
 def repaired(
     known: PartitionMetadata, whole: Sequence[PinterestSegment], taken: Iterable[int]
 ) -> PartitionMetadata:
-    """`_metadata` with an entry for each segment that is taken, and for none that is not there.
+    """Return `_metadata` with an entry for each segment that is taken over, and without entries of
+    segments that are not stored.
 
-    What a reader could read so far keeps its entry, also above our watermark. An entry that was
-    missing gets the time of the one after it, or else that of the upload: at or after the segment's
-    own, so that a reader that seeks by time begins too early at worst.
+    Segments that were readable so far keep their entries, also above our `offset.wm`. A missing
+    entry gets the smallest time among the later entries and the segment's upload. That time is at
+    or after the segment's own, so a reader that seeks by time begins too early at worst.
+
+    Args:
+        known: The stored `_metadata`.
+        whole: The whole segments that are stored.
+        taken: Base offsets of the segments that are taken over.
     """
     taken = set(taken)
     readable = {s.base_offset for s in whole if not s.missing or s.base_offset in taken}

@@ -1,4 +1,4 @@
-"""The one look at all that Pinterest's uploader has stored of a partition."""
+"""Scan all segments that Pinterest's uploader has stored of a partition."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +20,12 @@ R = TypeVar("R")
 HELPERS: Final = 8
 _FEW: Final = 16
 _helping: Final = threading.Lock()
-"""One scan at a time has helpers; others go through their segments one by one."""
+"""Held by the one scan that has helper threads. Others read their segments one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinterestSegment:
-    """A stored `.log` with whole record batches at its end, and what lies beside it."""
+    """A stored `.log` that ends with a whole record batch, and the files beside it."""
 
     base_offset: BaseOffset
     files: dict[FileKind, ObjectSummary]
@@ -33,33 +33,36 @@ class PinterestSegment:
 
     @property
     def log(self) -> ObjectSummary:
-        """The row of the `.log`."""
+        """The `.log` in the listing."""
         return self.files[FileKind.LOG]
 
     @property
     def next_offset(self) -> Offset:
-        """One past its last offset."""
+        """Offset after the last record."""
         return self.tail.batch.next_offset
 
     @property
     def missing(self) -> tuple[FileKind, ...]:
-        """The indexes that are not there."""
+        """The indexes that are not stored."""
         return tuple(kind for kind in PINNED_KINDS if kind not in self.files)
 
 
 def scan(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
 ) -> tuple[list[PinterestSegment], list[str]]:
-    """What is stored, by rising base, and the keys of `.log` files that are none.
+    """List the segments of a partition, and read the end of each.
 
-    A listing, and two requests for each segment as a rule. A kill in between leaves nothing.
+    Makes one listing, and as a rule two requests for each segment. Writes nothing.
+
+    Returns:
+        The whole segments, by rising base offset, and the keys of damaged `.log` objects.
 
     Raises:
         StorageError: as the port says.
     """
     prefix = layout.partition_prefix(tp)
-    found = files_by_base(store.list_objects(prefix), prefix)
-    rows = [(base, files) for base, files in found if FileKind.LOG in files]
+    stored = files_by_base(store.list_objects(prefix), prefix)
+    rows = [(base, files) for base, files in stored if FileKind.LOG in files]
     looked = at_once(lambda row: _look(store, *row), rows)
     whole = [segment for segment in looked if segment is not None]
     damaged = [
@@ -81,7 +84,10 @@ def _look(
 
 
 def at_once(work: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
-    """`work` on every item, in order; with helpers where there are many and nobody else has any."""
+    """Call `work` on every item, and return the results in order.
+
+    With 16 items or more, and while no other call does so, it uses `HELPERS` threads.
+    """
     if len(items) < _FEW or not _helping.acquire(blocking=False):
         return [work(item) for item in items]
     try:

@@ -1,1 +1,1 @@
-"""The forms of files: Parquet, JSON lines, Avro containers, raw bytes."""
+"""File formats: Parquet, JSON lines, Avro container files, raw bytes."""

@@ -1,4 +1,4 @@
-"""Avro container files: fastavro makes the container, rows are encoded a column at a time."""
+"""Avro container files. fastavro writes the container; rows are encoded column by column."""
 
 import io
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from sidetier.segments.errors import ConfigurationError
 
 _MARKER_BYTES: Final = 16
 _BLOCK_BYTES: Final = 16_000
-"""A block ends with the record that makes it as large; fastavro's own size."""
+"""A block ends with the record that reaches this size. It is fastavro's default."""
 
 
 class AvroForm:
-    """A container with the schema of its rows, which follows from their columns."""
+    """Avro container files. The schema is derived from the columns of the rows."""
 
     extension = "avro"
 
     def __init__(self, codec: str, name: str) -> None:
-        """`name` is that of the record in the schema.
+        """Create the format; `name` is the record's name in the schema.
 
         Raises:
             ConfigurationError: fastavro is not installed.
         """
         try:
-            import fastavro  # noqa: F401, PLC0415 -- an extra, wanted before anything is written
+            import fastavro  # noqa: F401, PLC0415 -- an extra; fail before anything is written
         except ModuleNotFoundError:
             raise ConfigurationError(
                 "Avro files need fastavro, which is not installed: pip install 'sidetier[export]'"
@@ -40,26 +40,26 @@ class AvroForm:
         self._name = name
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form`; raises ConfigurationError where a column's name is none that Avro allows."""
+        """See `Form.open`. Raises ConfigurationError if Avro does not allow a column's name."""
         from fastavro.write import Writer  # noqa: PLC0415
 
         avro = avro_schema(schema, self._name)
         file = path.open("wb")
-        # The marker between blocks is random unless given: equal rows give equal files.
+        # fastavro's default sync marker is random. A fixed one makes equal rows give equal files.
         marker = bytes(_MARKER_BYTES)
         return _Writer(file, Writer(file, avro, codec=self._codec, sync_marker=marker))
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """As fastavro takes one."""
+    """A block of encoded records, with the attributes that fastavro's `write_block` reads."""
 
     num_records: int
     bytes_: io.BytesIO
 
 
 class _Writer:
-    def __init__(self, file: BinaryIO, writer: Any) -> None:  # noqa: ANN401 -- a class of C
+    def __init__(self, file: BinaryIO, writer: Any) -> None:  # noqa: ANN401 -- a class in C
         self._file = file
         self._writer = writer
         self._records = 0

@@ -1,4 +1,4 @@
-"""Rows in Avro's binary form, a column at a time, by the schema that `avro_schema` gives them.
+"""Rows in Avro's binary encoding, column by column, for the schema that `avro_schema` returns.
 
 Source: "Binary encoding" in Avro's specification.
 """
@@ -22,14 +22,14 @@ from sidetier.pipeline.export.files.formats.fragments import (
 )
 
 _NULL, _OTHER = b"\x00", b"\x02"
-"""The branches of a union of null and one type."""
+"""Branches of a union of null and one type: null, and the other type."""
 _END: Final = constant(b"\x00")
 _MOST_BYTES: Final = 10
 _PAYLOAD_BITS: Final = 7
 
 
 def records(rows: pa.StructArray) -> pa.Array:
-    """Each row as a record, whose fields may all be null."""
+    """Return each row as an encoded record. Every field may be null."""
     return joined([_optional(field) for field in rows.flatten()], len(rows))
 
 
@@ -39,7 +39,7 @@ def _optional(values: pa.Array) -> pa.Array:
 
 
 def _encoded(values: pa.Array) -> pa.Array:
-    """Whatever stands for a null is not looked at."""
+    """Encode values; the bytes of null values are undefined."""
     kind = values.type
     for is_kind, encode in _ENCODERS:
         if is_kind(kind):
@@ -48,15 +48,15 @@ def _encoded(values: pa.Array) -> pa.Array:
 
 
 def _numbers(values: pa.Array) -> Longs:
-    """Of whole numbers, dates and times."""
+    """Return integers, dates and times as 64-bit integers."""
     plain = pa.int32() if values.type.bit_width == pa.int32().bit_width else pa.int64()
     whole = values if pa.types.is_integer(values.type) else values.cast(plain)
-    found: Longs = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    numbers: Longs = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def _longs(numbers: Longs) -> pa.Array:
-    """Zigzag, seven bits a byte, the lowest first."""
+    """Encode numbers as zigzag varints: seven bits per byte, the lowest first."""
     zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     sizes = np.ones(len(zigzag), dtype=np.int64)
     for more in range(1, _MOST_BYTES):
@@ -88,15 +88,17 @@ def _floats(values: pa.Array) -> pa.Array:
 
 
 def _decimals(values: pa.Array) -> pa.Array:
-    """The unscaled number's bytes, highest first, no more than it takes."""
+    """Encode unscaled numbers as big-endian two's complement with as few bytes as possible."""
     width = values.type.byte_width
     raw = bytes(values.buffers()[1] or b"")
     numbers = [
-        int.from_bytes(raw[at * width : (at + 1) * width], "little", signed=True)
-        for at in range(values.offset, values.offset + len(values))
+        int.from_bytes(raw[row * width : (row + 1) * width], "little", signed=True)
+        for row in range(values.offset, values.offset + len(values))
     ]
-    shown = [one.to_bytes(one.bit_length() + 8 >> 3, "big", signed=True) for one in numbers]
-    return _strings(pa.array(shown, BYTES))
+    encoded = [
+        number.to_bytes(number.bit_length() + 8 >> 3, "big", signed=True) for number in numbers
+    ]
+    return _strings(pa.array(encoded, BYTES))
 
 
 def _lists(values: pa.Array) -> pa.Array:
@@ -110,7 +112,7 @@ def _maps(values: pa.Array) -> pa.Array:
 
 
 def _blocks(lists: pa.Array, items: pa.Array) -> pa.Array:
-    """One block with all items, if there are any, and the end."""
+    """Encode each list as one block with all its items, if there are any, and the end marker."""
     counts = lengths_of(lists)
     counted = pc.if_else(pa.array(counts > 0), _longs(counts), constant(b""))
     return joined([counted, of_lists(lists, items, b""), _END], len(lists))

@@ -1,4 +1,4 @@
-"""The form that options ask for."""
+"""The file format that the options select."""
 
 import re
 
@@ -10,7 +10,11 @@ from sidetier.pipeline.export.files.options import COMPRESSIONS, FileFormat, Fil
 
 
 def form_of(options: FilesOptions, topic: str) -> Form:
-    """Raises ConfigurationError where something it needs is not installed."""
+    """Return the format for files of a topic.
+
+    Raises:
+        ConfigurationError: a package that it needs is not installed.
+    """
     compression = options.compression or COMPRESSIONS[options.format][0]
     if options.format is FileFormat.PARQUET:
         return ParquetForm(compression)

@@ -1,4 +1,4 @@
-"""What writes a file."""
+"""Ports of file formats."""
 
 from pathlib import Path
 from typing import Protocol
@@ -7,25 +7,29 @@ import pyarrow as pa
 
 
 class FileWriter(Protocol):
-    """Writes one file in a directory of its own; nobody sees it before it is sent."""
+    """Writes one local file. Readers do not see it before it is sent to the store."""
 
     def write(self, rows: pa.Table) -> None:
-        """Append rows; raises OSError."""
+        """Append rows.
+
+        Raises:
+            OSError: the local disk failed.
+        """
         ...
 
     def close(self) -> None:
-        """The file is whole. Called once."""
+        """Finish the file. Called once."""
         ...
 
 
 class Form(Protocol):
-    """One form of files."""
+    """A file format."""
 
     @property
     def extension(self) -> str:
-        """What names end with, without the dot before it."""
+        """File name extension, without the leading dot."""
         ...
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """Begin a file."""
+        """Create a file at this path for rows of this schema."""
         ...

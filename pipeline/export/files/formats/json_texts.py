@@ -1,4 +1,6 @@
-"""Values as JSON, a column at a time: the same text as Python's `json` gives one by one."""
+"""JSON texts of values, column by column. The text is the same as that of Python's `json`
+module.
+"""
 
 import base64
 import json
@@ -23,13 +25,16 @@ from sidetier.pipeline.export.files.formats.fragments import (
 
 _NULL: Final = b"null"
 _FIRST_YEAR, _LAST_YEAR = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""In µs: what Python has dates for."""
+"""Range of Python's dates, in µs since 1970."""
 _SPACE: Final = 0x20
 _ESCAPES: Final = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r"}
 
 
 def texts(values: pa.Array) -> pa.Array:
-    """The JSON text of each value, as bytes: bytes are base64, times ISO 8601, decimals text."""
+    """Return the JSON text of each value, as bytes.
+
+    Bytes become base64, times ISO 8601, and decimals text.
+    """
     kind = values.type
     for is_kind, write in _WRITERS:
         if is_kind(kind):
@@ -38,10 +43,10 @@ def texts(values: pa.Array) -> pa.Array:
 
 
 def text_of(value: object) -> str:
-    """That of one value."""
+    """Return the JSON text of one value."""
     try:
         return _ENCODER.encode(value)
-    except ValueError:  # no JSON has NaN
+    except ValueError:  # JSON has no NaN
         return _ENCODER.encode(_spelt(value))
 
 
@@ -57,12 +62,12 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is nothing that JSON has")
 
 
-def _spelt(value: Any) -> Any:  # noqa: ANN401 -- whatever a row holds
-    """NaN and infinities as text, as protocol buffers have them in JSON."""
+def _spelt(value: Any) -> Any:  # noqa: ANN401 -- any value of a row
+    """Replace NaN and infinities by text, as in the JSON form of Protocol Buffers."""
     if isinstance(value, dict):
-        return {name: _spelt(one) for name, one in value.items()}
+        return {name: _spelt(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_spelt(one) for one in value]
+        return [_spelt(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
     return value
@@ -85,7 +90,7 @@ def _quoted(parts: pa.Array) -> pa.Array:
 
 
 def _escaped(values: pa.Array) -> pa.Array:
-    """Only what is there is looked for in each value."""
+    """Escape special characters. Only those that occur in the column are searched in each value."""
     data = np.frombuffer(content(values), dtype=np.uint8)
     for byte, escape in ((0x5C, b"\\\\"), (0x22, b'\\"')):
         if (data == byte).any():
@@ -97,16 +102,16 @@ def _escaped(values: pa.Array) -> pa.Array:
 
 
 def _binaries(values: pa.Array) -> pa.Array:
-    encoded = [base64.b64encode(one or b"") for one in values.to_pylist()]
+    encoded = [base64.b64encode(value or b"") for value in values.to_pylist()]
     return _quoted(pa.array(encoded, BYTES))
 
 
 def _floats(values: pa.Array) -> pa.Array:
-    finite = [
-        repr(one).encode() if one is None or math.isfinite(one) else text_of(one).encode()
-        for one in values.to_pylist()
+    rendered = [
+        repr(value).encode() if value is None or math.isfinite(value) else text_of(value).encode()
+        for value in values.to_pylist()
     ]
-    return pa.array(finite, BYTES)
+    return pa.array(rendered, BYTES)
 
 
 def _timestamps(values: pa.Array) -> pa.Array:

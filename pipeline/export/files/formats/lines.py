@@ -1,4 +1,4 @@
-"""Files of lines and of raw bytes, which a gzip may hold."""
+"""Files of lines and of raw bytes, optionally compressed with gzip."""
 
 import gzip
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ Render = Callable[[pa.Table], bytes]
 
 
 class StreamForm:
-    """Rows one after the other; the bytes of a file follow from its rows alone."""
+    """Files of concatenated rows. The bytes of a file depend only on its rows."""
 
     def __init__(self, extension: str, render: Render, compression: str) -> None:
         self._render = render
@@ -23,7 +23,7 @@ class StreamForm:
         self.extension = f"{extension}.gz" if self._zipped else extension
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form`."""
+        """See `Form.open`."""
         del schema
         return _Writer(path.open("wb"), self._render, zipped=self._zipped)
 
@@ -31,7 +31,7 @@ class StreamForm:
 class _Writer:
     def __init__(self, file: BinaryIO, render: Render, *, zipped: bool) -> None:
         self._file = file
-        # Without a name and a time, equal rows give equal files.
+        # No name and no time in the gzip header, so that equal rows give equal files.
         packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else file
         self._stream = cast("BinaryIO", packed)
         self._render = render
@@ -45,28 +45,28 @@ class _Writer:
 
 
 def json_lines(rows: pa.Table) -> bytes:
-    """An object per row; bytes are base64, times ISO 8601, decimals text."""
+    """Return one JSON object per row; bytes become base64, times ISO 8601, decimals text."""
     return _lines(batch.to_struct_array() for batch in stretches(rows))
 
 
 def json_values(rows: pa.Table) -> bytes:
-    """The value alone per row, where it is the only column."""
+    """Return the JSON text of column `value` per row."""
     return _lines(batch.column("value") for batch in stretches(rows))
 
 
 def _lines(rows: Iterable[pa.Array]) -> bytes:
-    """A JSON text per row and line."""
-    found = (joined([texts(some), constant(b"\n")], len(some)) for some in rows)
-    return b"".join(map(content, found))
+    """Return one line with a JSON text per row."""
+    lines = (joined([texts(column), constant(b"\n")], len(column)) for column in rows)
+    return b"".join(map(content, lines))
 
 
 _NOTHING: Final = b""
 
 
 def raw(delimiter: bytes, key_delimiter: bytes | None) -> Render:
-    """Values as they are, each with the delimiter behind it; of a null only the delimiter.
+    """Return a renderer of plain values, each followed by the delimiter; a null is empty.
 
-    With a key delimiter, the key and that stand before each value.
+    With a key delimiter, the key and the key delimiter precede each value.
     """
 
     def render(rows: pa.Table) -> bytes:

@@ -9,18 +9,18 @@ import pyarrow.parquet as pq
 from sidetier.pipeline.export.files.formats.form import FileWriter
 
 _EXTENSIONS: Final = {"gzip": "gz.parquet", "none": "parquet"}
-"""As Confluent's sink names them; others are the codec's name and `.parquet`."""
+"""Extensions in Confluent's sink connector. Other codecs have their name and `.parquet`."""
 
 
 class ParquetForm:
-    """A row group for each write."""
+    """Parquet files. Each write becomes a row group."""
 
     def __init__(self, compression: str) -> None:
         self._compression = compression
         self.extension = _EXTENSIONS.get(compression, f"{compression}.parquet")
 
     def open(self, path: Path, schema: pa.Schema) -> FileWriter:
-        """See `Form`."""
+        """See `Form.open`."""
         return _Writer(pq.ParquetWriter(path, schema, compression=self._compression))
 
 

@@ -1,1 +1,1 @@
-"""Values into columns: bytes, text, JSON with a schema, Avro in Confluent's wire format."""
+"""Decoders of values: bytes, text, and JSON, Avro or Protobuf with a schema."""

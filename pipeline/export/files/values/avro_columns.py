@@ -1,16 +1,16 @@
-"""An Avro schema as a column: its Arrow type, and how what fastavro reads becomes its values.
+"""Avro schemas as columns: the Arrow type, and the conversion of what fastavro reads.
 
-fastavro is given schemas without logical types (`marked`). So dates, times and decimals arrive as
-the numbers and bytes that they are encoded as. Where the writer's schema may give them another
-meaning than the reader's, or a union has several branches, each arrives as a `Marked` value, which
-says how the writer's schema describes it.
+fastavro gets schemas without logical types (`marked`). So dates, times and decimals arrive as the
+numbers and bytes of their encoding. If the writer's schema may give them another meaning than the
+reader's, or if a union has several branches, each arrives as a `Marked` value with the writer's
+schema for it.
 
 Two kinds of schemas have no column type of their own in Parquet:
 
-- A union of several types is a struct with one nullable member for each branch, as Confluent's
-  converters and Spark's `from_avro` have it. Members have Confluent's names: that of the record,
-  enum or fixed type, or else of Avro's type (`string`, `long`, `array`, ...).
-- A member that refers back to a record around it is a column of JSON text.
+- A union of several types is a struct with one nullable member for each branch, as in Confluent's
+  converters and Spark's `from_avro`. Members have Confluent's names: the name of the record, enum
+  or fixed type, or else Avro's type (`string`, `long`, `array`, ...).
+- A member that refers to an enclosing record is a column of JSON text.
 """
 
 import json
@@ -27,14 +27,16 @@ from sidetier.pipeline.export.files.values.avro_schema import LOGICAL_TYPES, PLA
 from sidetier.segments.errors import ConfigurationError
 
 Convert = Callable[[Any], Any]
-"""From what fastavro reads to what Arrow takes; raises ValueError where a value does not fit."""
+"""Converts what fastavro reads to what Arrow takes; raises ValueError for a value that does not
+fit.
+"""
 
 MARK: Final = "sidetier"
-"""The logical type that values have in a schema of `marked`."""
+"""Logical type of marked values in a schema of `marked`."""
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
 _UNNAMED: Final = frozenset({"null", "array", "map", *PLAIN_TYPES})
 MARKED_TYPES: Final = (_UNNAMED | {"fixed"}) - {"null"}
-"""Types of Avro whose values may be marked."""
+"""Avro types whose values can be marked."""
 _PROMOTED: Final = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -42,10 +44,10 @@ _PROMOTED: Final = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""What values of a type may be read as: "Schema Resolution" in Avro's specification."""
+"""Types as which values of a type can be read: "Schema Resolution" in Avro's specification."""
 _FEW_DIGITS: Final = 38
 _MOST_DIGITS: Final = 76
-"""Digits that a decimal of 128 bits holds, and that one of 256 bits does."""
+"""Most digits of a 256-bit decimal; `_FEW_DIGITS` is that of a 128-bit decimal."""
 _UNITS_PER_SECOND: Final = {"millis": 1_000, "micros": 1_000_000}
 _DAY_SECONDS: Final = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
@@ -53,7 +55,7 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 
 
 class Marked(NamedTuple):
-    """A value as it is encoded, and the schema that its writer has for it."""
+    """A value in its encoded form, with the writer's schema for it."""
 
     data: Any
     schema: Mapping[str, Any]
@@ -61,13 +63,13 @@ class Marked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AvroColumn:
-    """What values of a schema become.
+    """The column for values of a schema.
 
     Attributes:
-        type: of the column.
-        convert: from what fastavro reads, marked or not.
-        has_recursion: a part of it is JSON text.
-        has_unions: a part of it is a union of several types.
+        type: Arrow type of the column.
+        convert: converts what fastavro reads, marked or not.
+        has_recursion: whether a part of the column is JSON text.
+        has_unions: whether a part of the column is a union of several types.
     """
 
     type: pa.DataType
@@ -77,10 +79,12 @@ class AvroColumn:
 
 
 def column_of(schema: Any, *, marks: bool = True) -> AvroColumn:  # noqa: ANN401 -- JSON
-    """The column for values of a schema. Without `marks`, values may have none, nor names.
+    """Return the column for values of a schema.
+
+    Without `marks`, values must come without marks and without type names.
 
     Raises:
-        ConfigurationError: no column can hold them.
+        ConfigurationError: no column can hold the values.
     """
     reader = _Reader(marks=marks)
     try:
@@ -91,30 +95,32 @@ def column_of(schema: Any, *, marks: bool = True) -> AvroColumn:  # noqa: ANN401
 
 
 def marked(schema: Any, *, logical: bool) -> Any:  # noqa: ANN401
-    """The schema without its logical types. Members of a union of several types are marked, and
-    with `logical` whatever had a logical type.
+    """Return the schema without logical types, and with marks.
+
+    Members of a union of several types are marked. With `logical`, types that had a logical type
+    are marked too.
     """
     if isinstance(schema, list):
-        several = sum(one != "null" for one in schema) > 1
-        members = [marked(one, logical=logical) for one in schema]
-        return [_with_mark(one) for one in members] if several else members
+        several = sum(part != "null" for part in schema) > 1
+        members = [marked(part, logical=logical) for part in schema]
+        return [_with_mark(part) for part in members] if several else members
     if not isinstance(schema, Mapping):
         return schema
     parts = ("type", "items", "values")
     plain = {
-        name: marked(one, logical=logical) if name in parts and not isinstance(one, str) else one
-        for name, one in schema.items()
+        name: marked(part, logical=logical) if name in parts and not isinstance(part, str) else part
+        for name, part in schema.items()
         if name != "logicalType"
     }
     if isinstance(plain.get("fields"), list):
-        plain["fields"] = [marked(one, logical=logical) for one in schema["fields"]]
+        plain["fields"] = [marked(part, logical=logical) for part in schema["fields"]]
     if not logical or not _is_logical(schema):
         return plain
     return {**plain, "logicalType": MARK, "was": schema["logicalType"]}
 
 
 def _with_mark(schema: Any) -> Any:  # noqa: ANN401
-    """Named types need none: fastavro gives their names."""
+    """Mark a branch of a union. Named types need no mark: fastavro returns their names."""
     if isinstance(schema, str):
         known = schema in _UNNAMED and schema != "null"
         return {"type": schema, "logicalType": MARK} if known else schema
@@ -139,7 +145,11 @@ def _full_name(schema: Mapping[str, Any], space: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """One branch of a union of several types; `name` is the full one of a named type, else ""."""
+    """One branch of a union of several types.
+
+    Attributes:
+        name: full name of a named type; empty for other types.
+    """
 
     kind: str
     name: str
@@ -152,7 +162,7 @@ class _Reader:
     def __init__(self, *, marks: bool) -> None:
         self._marks = marks
         self._named: dict[str, tuple[pa.DataType, Convert, str] | None] = {}
-        """None while a type is being read: a reference to it then leads back to it."""
+        """None while a type is being read. A reference to it is then recursive."""
         self.has_recursion = False
         self.has_unions = False
 
@@ -185,46 +195,46 @@ class _Reader:
         return _logical(kind, schema) or self.column(kind, path, space)
 
     def _union(self, schema: list[Any], path: str, space: str) -> tuple[pa.DataType, Convert]:
-        others = [one for one in schema if one != "null"]
+        others = [branch for branch in schema if branch != "null"]
         if not others:
             _refuse(path, "a union of null alone cannot be a column")
         if len(others) == 1:
             kind, convert = self.column(others[0], path, space)
             return kind, _or_null(convert)
         self.has_unions = True
-        branches = [self._branch(one, path, space) for one in others]
-        members = [one.member for one in branches]
+        branches = [self._branch(branch, path, space) for branch in others]
+        members = [branch.member for branch in branches]
         if len(set(members)) < len(members):
-            members = [one.name.replace(".", "_") or one.kind for one in branches]
-        fields = [pa.field(n, one.type) for n, one in zip(members, branches, strict=True)]
+            members = [branch.name.replace(".", "_") or branch.kind for branch in branches]
+        fields = [pa.field(n, branch.type) for n, branch in zip(members, branches, strict=True)]
         return pa.struct(fields), _several(list(zip(members, branches, strict=True)))
 
     def _branch(self, schema: Any, path: str, space: str) -> _Branch:  # noqa: ANN401
         while isinstance(schema, Mapping) and not isinstance(schema.get("type"), str):
             schema = schema.get("type")
         if isinstance(schema, str) and schema not in _UNNAMED:
-            kind, convert, what = self._reference(schema, path, space)
+            kind, convert, branch_kind = self._reference(schema, path, space)
             full = self._known_as(schema, space)
-            return _Branch(what, full, full.rpartition(".")[2], kind, convert)
-        what = schema if isinstance(schema, str) else str(schema.get("type"))
-        full = _full_name(schema, space) if what in _NAMED else ""
-        member = full.rpartition(".")[2] or what
-        return _Branch(what, full, member, *self.column(schema, f"{path}.{member}", space))
+            return _Branch(branch_kind, full, full.rpartition(".")[2], kind, convert)
+        branch_kind = schema if isinstance(schema, str) else str(schema.get("type"))
+        full = _full_name(schema, space) if branch_kind in _NAMED else ""
+        member = full.rpartition(".")[2] or branch_kind
+        return _Branch(branch_kind, full, member, *self.column(schema, f"{path}.{member}", space))
 
     def _named_type(
         self, kind: str, schema: Mapping[str, Any], path: str, space: str
     ) -> tuple[pa.DataType, Convert]:
         full = _full_name(schema, space)
         self._named[full] = None
-        found: tuple[pa.DataType, Convert]
+        column: tuple[pa.DataType, Convert]
         if kind in {"record", "error"}:
-            found = self._record(schema, path, full.rpartition(".")[0])
+            column = self._record(schema, path, full.rpartition(".")[0])
         elif kind == "enum":
-            found = pa.string(), _bare
+            column = pa.string(), _bare
         else:
-            found = _logical("bytes", schema) or (pa.binary(int(schema["size"])), _bytes)
-        self._named[full] = (*found, kind)
-        return found
+            column = _logical("bytes", schema) or (pa.binary(int(schema["size"])), _bytes)
+        self._named[full] = (*column, kind)
+        return column
 
     def _record(
         self, schema: Mapping[str, Any], path: str, space: str
@@ -240,11 +250,13 @@ class _Reader:
         return pa.struct(fields), _bare if kept else _struct(len(columns), converts, defaults)
 
     def _keeps(self, convert: Convert) -> bool:
-        """Whether values come as Arrow takes them: most do, and cost nothing then."""
+        """Return whether Arrow takes the values as they are, so that no conversion is needed."""
         return convert is _bare and not self._marks
 
     def _known_as(self, name: str, space: str) -> str:
-        return next((one for one in (f"{space}.{name}", name) if one in self._named), name)
+        return next(
+            (full_name for full_name in (f"{space}.{name}", name) if full_name in self._named), name
+        )
 
     def _reference(self, name: str, path: str, space: str) -> tuple[pa.DataType, Convert, str]:
         full = self._known_as(name, space)
@@ -281,7 +293,7 @@ def _refuse(path: str, reason: str) -> NoReturn:
 
 
 def _bare(value: Any) -> Any:  # noqa: ANN401
-    """As it is encoded. What has a name comes from a union as a tuple of name and value."""
+    """Return the encoded value, without mark. fastavro returns named types of a union as tuples."""
     if type(value) is tuple:
         value = value[1]
     return value.data if type(value) is Marked else value
@@ -292,36 +304,38 @@ def _or_null(convert: Convert) -> Convert:
 
 
 def _bytes(value: Any) -> Any:  # noqa: ANN401
-    """Fastavro gives defaults as JSON has them: a character stands for a byte."""
-    found = _bare(value)
-    return found.encode("latin-1") if type(found) is str else found
+    """Return bytes. fastavro returns defaults as in JSON, where a character stands for a byte."""
+    data = _bare(value)
+    return data.encode("latin-1") if type(data) is str else data
 
 
 def _struct(
     count: int, members: Sequence[tuple[str, Convert]], defaults: Mapping[str, Any]
 ) -> Convert:
-    """A record that is a default may lack members that have defaults of their own."""
+    """Return a conversion of records. A record that is a default value may lack members with
+    defaults.
+    """
 
     def take(value: Any) -> Any:  # noqa: ANN401
-        found = _bare(value)
-        if len(found) < count:
-            found = {**defaults, **found}
+        record = _bare(value)
+        if len(record) < count:
+            record = {**defaults, **record}
         if not members:
-            return found
-        found = dict(found)  # a default is the same object in each record
+            return record
+        record = dict(record)  # a default is the same object in each record
         for name, convert in members:
-            found[name] = convert(found[name])
-        return found
+            record[name] = convert(record[name])
+        return record
 
     return take
 
 
 def _array(convert: Convert) -> Convert:
-    return lambda value: [convert(one) for one in _bare(value)]
+    return lambda value: [convert(item) for item in _bare(value)]
 
 
 def _map(convert: Convert) -> Convert:
-    return lambda value: [(name, convert(one)) for name, one in _bare(value).items()]
+    return lambda value: [(name, convert(item)) for name, item in _bare(value).items()]
 
 
 def _several(branches: Sequence[tuple[str, _Branch]]) -> Convert:
@@ -335,21 +349,25 @@ def _several(branches: Sequence[tuple[str, _Branch]]) -> Convert:
 
 
 def _chosen(branches: Sequence[tuple[str, _Branch]], value: Any) -> tuple[str, _Branch]:  # noqa: ANN401
-    """The branch that a value was read as. fastavro names it where its type has a name; else it is
-    the first that its writer's type can be read as, by the rules that fastavro goes by.
+    """Return the branch as which a value was read.
+
+    fastavro names the branch of a named type. Otherwise it is the first branch as which the
+    writer's type can be read, by fastavro's own rules.
     """
     if type(value) is tuple:
-        return next(one for one in branches if one[1].name == value[0])
+        return next(branch for branch in branches if branch[1].name == value[0])
     kinds = (str(value.schema["type"]),) if type(value) is Marked else _kinds_of(value)
     for kind in (*kinds, *_PROMOTED.get(kinds[0], ())):
-        for one in branches:
-            if one[1].kind == kind:
-                return one
+        for branch in branches:
+            if branch[1].kind == kind:
+                return branch
     raise ValueError(f"no branch of the union takes a value of the type {kinds[0]}")
 
 
 def _kinds_of(value: object) -> tuple[str, ...]:
-    """The types of Avro that a value can have whose writer has no union of several types there."""
+    """Return the Avro types that a value may have, if its writer has no union of several types
+    there.
+    """
     for python, kinds in _KINDS:
         if isinstance(value, python):
             return kinds
@@ -380,7 +398,7 @@ def _decimal(scale: int) -> Convert:
 
 
 def _written(value: Any) -> str | None:  # noqa: ANN401
-    """The logical type that the writer's schema has."""
+    """Return the logical type in the writer's schema."""
     return value.schema.get("was") if type(value) is Marked else None
 
 
@@ -392,24 +410,26 @@ def _date(value: Any) -> int:  # noqa: ANN401
 
 
 def _clock(logical: str) -> Convert:
-    """Of times of a day, and of timestamps; a writer's other unit is converted."""
+    """Return a conversion of times of day and timestamps. Another unit of the writer is
+    converted.
+    """
     family, _, unit = logical.rpartition("-")
     second = _UNITS_PER_SECOND[unit]
     if family == "time":
-        least, most, what = 0, _DAY_SECONDS * second - 1, "time of a day"
+        least, most, description = 0, _DAY_SECONDS * second - 1, "time of a day"
     else:
         least, most = (
             _FIRST_DAY * _DAY_SECONDS * second,
             (_LAST_DAY + 1) * _DAY_SECONDS * second - 1,
         )
-        what = "time of the years 1 to 9999"
+        description = "time of the years 1 to 9999"
 
     def take(value: Any) -> int:  # noqa: ANN401
         number = int(_bare(value))
         _, _, of_writer = (_written(value) or "").rpartition("-")
         number = number * second // _UNITS_PER_SECOND.get(of_writer, second)
         if not least <= number <= most:
-            raise ValueError(f"{number} {unit} is no {what}")
+            raise ValueError(f"{number} {unit} is no {description}")
         return number
 
     return take
@@ -420,33 +440,33 @@ def _json_text(value: Any) -> str:  # noqa: ANN401
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """What text of JSON is made of, whatever its schema is."""
-    found = _bare(value)
-    if isinstance(found, dict):
-        return {name: _plain(one) for name, one in found.items()}
-    if isinstance(found, list):
-        return [_plain(one) for one in found]
+    """Return a value of any schema in a form that can be written as JSON."""
+    bare = _bare(value)
+    if isinstance(bare, dict):
+        return {name: _plain(inner) for name, inner in bare.items()}
+    if isinstance(bare, list):
+        return [_plain(inner) for inner in bare]
     written = _written(value)
-    return found if written is None else _meant(value, written)
+    return bare if written is None else _meant(value, written)
 
 
 def _meant(value: Marked, written: str) -> object:
-    """A number or bytes with a logical type."""
+    """Return the logical value of a marked number or marked bytes."""
     if written == "decimal":
         return _decimal(0)(value)
     if written == "date":
         return pa.scalar(_date(value), pa.date32()).as_py()
     number = _clock(written)(value)
     kind = LOGICAL_TYPES[str(value.schema["type"]), written]
-    found = pa.scalar(number, kind).as_py()
-    return found.astimezone(UTC) if isinstance(found, datetime) and found.tzinfo else found
+    meaning = pa.scalar(number, kind).as_py()
+    return meaning.astimezone(UTC) if isinstance(meaning, datetime) and meaning.tzinfo else meaning
 
 
 def required_fields(schema: Any) -> frozenset[str]:  # noqa: ANN401
-    """The fields of a record that may not be null; none where it is no record."""
+    """Return the fields of a record that may not be null; none if the schema is not a record."""
     if not isinstance(schema, Mapping) or schema.get("type") not in tuple({"record", "error"}):
         return frozenset()
-    return frozenset(one["name"] for one in schema["fields"] if not _takes_null(one["type"]))
+    return frozenset(field["name"] for field in schema["fields"] if not _takes_null(field["type"]))
 
 
 def _takes_null(schema: Any) -> bool:  # noqa: ANN401
@@ -456,7 +476,7 @@ def _takes_null(schema: Any) -> bool:  # noqa: ANN401
 
 
 def parsed_json(text: str) -> Any:  # noqa: ANN401
-    """A schema's JSON; raises ConfigurationError."""
+    """Parse a schema's JSON; raise ConfigurationError if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

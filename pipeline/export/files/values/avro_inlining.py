@@ -1,7 +1,7 @@
-"""An Avro schema that refers to types of other schemas, as one schema that stands by itself: pure.
+"""Combine an Avro schema with the types of other schemas that it uses, into one schema. Pure.
 
-Each of those types is defined where it is used first, as Avro wants it, and named in full.
-Source: "Names" in Avro's specification.
+Each of those types is defined at its first use, as Avro requires, under its full name. Source:
+"Names" in Avro's specification.
 """
 
 import json
@@ -15,20 +15,21 @@ _BUILT_IN: Final = _NAMED.union(
 
 
 def inlined(text: str, needed: Iterable[str]) -> str:
-    """The schema with the types that it uses of others.
+    """Return the schema with the types that it uses from the `needed` schemas.
 
     Raises:
-        ValueError: one of them is no JSON.
+        ValueError: one of the schemas is not JSON.
     """
     known: dict[str, Any] = {}
-    for one in needed:
-        known.update(_defined(json.loads(one), ""))
+    for needed_text in needed:
+        known.update(_defined(json.loads(needed_text), ""))
     return json.dumps(_Inliner(known).schema(json.loads(text), ""), ensure_ascii=False)
 
 
 class _Inliner:
-    """`known` has definitions by their full names. What is no schema stays as it is: whoever parses
-    the whole says what is wrong.
+    """Replaces references by definitions. `known` has definitions by full name.
+
+    Invalid parts are left as they are. The parser of the whole schema reports them.
     """
 
     def __init__(self, known: Mapping[str, Any]) -> None:
@@ -37,14 +38,14 @@ class _Inliner:
 
     def schema(self, schema: Any, space: str) -> Any:  # noqa: ANN401 -- JSON
         if isinstance(schema, list):
-            return [self.schema(one, space) for one in schema]
+            return [self.schema(branch, space) for branch in schema]
         if isinstance(schema, str):
             return schema if schema in _BUILT_IN else self._reference(schema, space)
         if not isinstance(schema, Mapping) or "type" not in schema:
             return schema
         kind = schema["type"]
         if not isinstance(kind, str) or kind not in _BUILT_IN:
-            return self.schema(kind, space)  # parsers take no definition within `type`
+            return self.schema(kind, space)  # parsers accept no definition inside `type`
         if kind in _NAMED:
             return self._definition(_fully_named(schema, space))
         parts = {name: self.schema(schema[name], space) for name in _parts(schema)}
@@ -55,7 +56,7 @@ class _Inliner:
         if full in self._done and full in self._known:
             return full
         self._done.add(full)
-        fields = [self._field(one, schema["namespace"]) for one in _fields(schema)]
+        fields = [self._field(field, schema["namespace"]) for field in _fields(schema)]
         return {**schema, "fields": fields} if fields else schema
 
     def _field(self, field: Any, space: str) -> Any:  # noqa: ANN401
@@ -64,7 +65,7 @@ class _Inliner:
         return {**field, "type": self.schema(field["type"], space)}
 
     def _reference(self, name: str, space: str) -> Any:  # noqa: ANN401
-        """A name is of the namespace around it, or else of none, as Java's parser has it."""
+        """Resolve a name in the enclosing namespace, or else in none, as Java's parser does."""
         for full in (_qualified(name, space), name):
             if full in self._done:
                 return full
@@ -74,10 +75,10 @@ class _Inliner:
 
 
 def _defined(schema: Any, space: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """The types that a schema defines, those within others too."""
+    """Yield all types that a schema defines, nested ones included."""
     if isinstance(schema, list):
-        for one in schema:
-            yield from _defined(one, space)
+        for part in schema:
+            yield from _defined(part, space)
     if not isinstance(schema, Mapping):
         return
     if schema.get("type") in tuple(_NAMED):
@@ -86,9 +87,9 @@ def _defined(schema: Any, space: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN
         yield _full_name(schema), schema
     for name in _parts(schema):
         yield from _defined(schema[name], space)
-    for one in (schema, *_fields(schema)):
-        if isinstance(one, Mapping) and not isinstance(one.get("type"), str):
-            yield from _defined(one.get("type"), space)
+    for part in (schema, *_fields(schema)):
+        if isinstance(part, Mapping) and not isinstance(part.get("type"), str):
+            yield from _defined(part.get("type"), space)
 
 
 def _parts(schema: Mapping[str, Any]) -> list[str]:
@@ -101,7 +102,7 @@ def _fields(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _fully_named(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
-    """The namespace said, also where it is none: then it is not that of what stands around it."""
+    """Make the namespace explicit, even if it is empty: then the enclosing one does not apply."""
     full = _qualified(str(schema.get("name", "")), str(schema.get("namespace", space)))
     space, _, name = full.rpartition(".")
     return {**schema, "name": name, "namespace": space}

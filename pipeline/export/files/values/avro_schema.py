@@ -1,4 +1,4 @@
-"""The Avro schema of rows, from their Arrow types."""
+"""The Avro schema of rows, derived from their Arrow types."""
 
 import re
 from typing import Any, Final
@@ -35,23 +35,23 @@ _PLAIN_NAMES: Final = {kind: name for name, kind in PLAIN_TYPES.items()} | {
 
 
 def avro_schema(schema: pa.Schema, name: str) -> dict[str, Any]:
-    """The Avro schema of rows; every field may be null.
+    """Return the Avro schema of rows. Every field may be null.
 
     Raises:
-        ConfigurationError: a column has a name that Avro does not allow.
+        ConfigurationError: Avro does not allow a column's name.
     """
     return _record(list(schema), name)
 
 
 def _record(fields: list[pa.Field], name: str) -> dict[str, Any]:
-    for one in fields:
-        if not _NAME.fullmatch(one.name):
+    for col in fields:
+        if not _NAME.fullmatch(col.name):
             raise ConfigurationError(
-                f"the Avro schema: {one.name}: Avro has no such names: letters, digits and _ alone"
+                f"the Avro schema: {col.name}: Avro has no such names: letters, digits and _ alone"
             )
     columns = [
-        {"name": one.name, "type": ["null", _avro(one.type, f"{name}_{one.name}")]}
-        for one in fields
+        {"name": col.name, "type": ["null", _avro(col.type, f"{name}_{col.name}")]}
+        for col in fields
     ]
     return {"type": "record", "name": name, "fields": columns}
 
@@ -63,8 +63,8 @@ def _avro(kind: pa.DataType, name: str) -> Any:  # noqa: ANN401
     if pa.types.is_nested(kind):
         return _nested(kind, name)
     if pa.types.is_decimal(kind):
-        of = {"precision": kind.precision, "scale": kind.scale}
-        return {"type": "bytes", "logicalType": "decimal", **of}
+        parameters = {"precision": kind.precision, "scale": kind.scale}
+        return {"type": "bytes", "logicalType": "decimal", **parameters}
     if pa.types.is_fixed_size_binary(kind):
         return {"type": "fixed", "name": f"{name}_fixed", "size": kind.byte_width}
     return _PLAIN_NAMES[kind]

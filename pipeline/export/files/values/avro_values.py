@@ -22,8 +22,9 @@ from sidetier.pipeline.export.files.values.framing import Framing, WriterSchema
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
 DEEPEST: Final = 100
-"""How deep a value of a recursive schema may be nested. With more, what Python itself allows would
-decide, which depends on the thread."""
+"""Deepest nesting of a value of a recursive schema. Beyond it, Python's own recursion limit would
+decide, which depends on the thread.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class _Reading:
 
     Attributes:
         read: fastavro's `schemaless_reader`.
-        writer: the schema as fastavro parses it.
-        marks: values have marks, and the names of their types.
-        is_deep: values can be nested without an end.
+        writer: the schema as parsed by fastavro.
+        marks: whether values have marks and type names.
+        is_deep: whether values can be nested without limit.
     """
 
     read: Callable[..., object]
@@ -45,10 +46,14 @@ class _Reading:
 
 
 class AvroDecoder:
-    """Values of any writer's schema, read as one schema, by Avro's rules of resolution."""
+    """Decodes values of any writer's schema into one reader's schema: "Schema Resolution"
+    in Avro.
+    """
 
     def __init__(self, reader_text: str, writer: WriterSchema) -> None:
-        """Raises ConfigurationError: a schema that is none, or cannot be a column."""
+        """Create a decoder; raise ConfigurationError if the schema is invalid or cannot be a
+        column.
+        """
         self._schema = parsed_json(reader_text)
         self._reader = _parsed(self._schema, logical=False)
         self._marked = column_of(self._schema)
@@ -58,21 +63,23 @@ class AvroDecoder:
         self._framing = Framing("Avro", writer)
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder`."""
+        """See `ValueDecoder.decode`."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:
         number, payload = self._framing.split(data)
-        how = self._framing.parsed(number, self._reading)
+        reading = self._framing.parsed(number, self._reading)
         stream = io.BytesIO(payload)
         try:
-            found = how.read(stream, how.writer, self._reader, return_named_type=how.marks)
-            if how.is_deep:
-                _require_shallow(found)
-            converted: object = how.convert(found)
+            raw = reading.read(
+                stream, reading.writer, self._reader, return_named_type=reading.marks
+            )
+            if reading.is_deep:
+                _require_shallow(raw)
+            converted: object = reading.convert(raw)
         except SidetierError:
             raise
-        except Exception as error:  # noqa: BLE001 -- fastavro raises whatever its steps do
+        except Exception as error:  # noqa: BLE001 -- fastavro raises errors of many types
             raise ValueError(f"value does not fit its Avro schema: {_shown(error)}") from None
         if stream.read(1):
             raise ValueError("value is longer than its Avro schema says")
@@ -81,7 +88,7 @@ class AvroDecoder:
     def _reading(self, text: str) -> _Reading:
         schema = parsed_json(text)
         is_deep = _is_recursive(schema)
-        # Numbers mean the same to both where the schemas are the same.
+        # Equal schemas need no marks for logical types: both give numbers the same meaning.
         needed = self._marked.has_recursion or self._marked.has_unions
         marks = needed or schema != self._schema
         writer = _parsed(schema, logical=marks)
@@ -90,44 +97,50 @@ class AvroDecoder:
 
 
 def _reader(*, is_deep: bool) -> Callable[..., object]:
-    """Fastavro's compiled reader recurses without a bound: a value of 20 kB can end the process.
-    The one in Python raises RecursionError.
+    """Return fastavro's reader.
+
+    The compiled one recurses without a limit: a value of 20 kB can crash the process. So values
+    that can be deep are read in Python, which raises RecursionError.
     """
     from fastavro import _read_py, read  # noqa: PLC0415 -- an extra; it has no public name
 
     for kind in MARKED_TYPES:
         read.LOGICAL_READERS[f"{kind}-{MARK}"] = _mark
-    found: Callable[..., object] = _read_py.schemaless_reader if is_deep else read.schemaless_reader
-    return found
+    read_schemaless: Callable[..., object] = (
+        _read_py.schemaless_reader if is_deep else read.schemaless_reader
+    )
+    return read_schemaless
 
 
-def _mark(data: object, writer: Any, _reader: Any = None) -> Marked:  # noqa: ANN401 -- fastavro's
+def _mark(data: object, writer: Any, _reader: Any = None) -> Marked:  # noqa: ANN401 -- a callback of fastavro
     return Marked(data, writer)
 
 
 def _is_recursive(schema: Any) -> bool:  # noqa: ANN401
     try:
         return column_of(schema).has_recursion
-    except ConfigurationError:  # values can be read all the same, where the reader leaves it out
+    except ConfigurationError:  # still readable if the reader's schema leaves that part out
         return True
 
 
 def _require_shallow(value: object) -> None:
     level = [value]
     for _ in range(DEEPEST):
-        level = [inner for one in level for inner in _within(one)]
+        level = [inner for value_at_level in level for inner in _within(value_at_level)]
         if not level:
             return
     raise ValueError(f"value is nested more than {DEEPEST} deep")
 
 
 def _within(value: Any) -> Iterable[object]:  # noqa: ANN401
-    """What is nested in a value. fastavro gives some of them as tuples, with their names."""
-    found = value[1] if type(value) is tuple else value
-    found = found.data if type(found) is Marked else found
-    if isinstance(found, dict):
-        return found.values()
-    return found if isinstance(found, list) else ()
+    """Return the values nested in a value. fastavro returns some values as tuples with
+    type names.
+    """
+    bare = value[1] if type(value) is tuple else value
+    bare = bare.data if type(bare) is Marked else bare
+    if isinstance(bare, dict):
+        return bare.values()
+    return bare if isinstance(bare, list) else ()
 
 
 def _parsed(schema: Any, *, logical: bool) -> Any:  # noqa: ANN401

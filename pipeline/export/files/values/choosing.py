@@ -1,4 +1,4 @@
-"""The decoder that options ask for."""
+"""The decoder that the options select."""
 
 from sidetier.pipeline.export.files.options import SchemaCompatibility, ValueFormat, ValueOptions
 from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
@@ -20,8 +20,9 @@ from sidetier.pipeline.export.files.values.registry import (
 def registry_of(
     options: ValueOptions, config: RegistryConfig | None = None
 ) -> SchemaRegistry | None:
-    """The registry with the schemas of values, None where none is asked; `config` says how it is
-    reached today, whatever the URL was when the options were made.
+    """Return the registry with the schemas of values; None if the options have none.
+
+    `config` is the present connection. It takes precedence over the URL in the options.
 
     Raises:
         ConfigurationError: a setting is wrong, or the client is not installed.
@@ -33,8 +34,9 @@ def registry_of(
 
 
 def newest(options: ValueOptions, config: RegistryConfig | None = None) -> ValueOptions:
-    """The options with the schema that their subject has now, where rows follow its changes; raises
-    as `SchemaRegistry.latest`.
+    """Return the options with the present schema of their subject, if rows follow schema changes.
+
+    Raises the errors of `SchemaRegistry.latest`.
     """
     if options.subject is None or options.compatibility is SchemaCompatibility.FORWARD:
         return options
@@ -50,7 +52,7 @@ def decoder_of(
     registry: SchemaRegistry | None = None,
     schema_text: str | None = None,
 ) -> ValueDecoder:
-    """`schema_text` is what rows are to fit in place of the options' own.
+    """Return the decoder. `schema_text` replaces the rows' schema of the options.
 
     Raises:
         ConfigurationError: a schema cannot be used.

@@ -1,4 +1,4 @@
-"""What reads values, and what it says of those that it cannot read."""
+"""Port of value decoders, and decoders of bytes and text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ BUILD_ERRORS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """The row at this place of a batch cannot be used, and why."""
+    """A row of a batch that cannot be used, and the reason."""
 
     row: int
     reason: str
@@ -20,49 +20,49 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class DecodedValues:
-    """As many values as were given, null where one was null or does not fit."""
+    """Decoded values, one for each input: null for a null and for a value that does not fit."""
 
     values: pa.Array
     misfits: tuple[Misfit, ...] = ()
 
 
 class ValueDecoder(Protocol):
-    """Reads the values of records; the same bytes always give the same value."""
+    """Decodes the values of records. The same bytes always give the same value."""
 
     @property
     def type(self) -> pa.DataType:
-        """What values become."""
+        """Arrow type of decoded values."""
         ...
 
     @property
     def required(self) -> frozenset[str]:
-        """The fields that each value has by its schema, and that are not null."""
+        """Fields that each value has according to its schema, and that are not null."""
         ...
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """Values as binary, of one batch; raises nothing for any bytes."""
+        """Decode the binary values of one batch. No input bytes make it raise."""
         ...
 
 
 class BytesDecoder:
-    """Values as they are."""
+    """Passes values through as bytes."""
 
     type: Final = pa.binary()
     required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder`."""
+        """See `ValueDecoder.decode`."""
         return DecodedValues(values)
 
 
 class StringDecoder:
-    """Values that are UTF-8."""
+    """Decodes UTF-8 values."""
 
     type: Final = pa.string()
     required: Final[frozenset[str]] = frozenset()
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder`."""
+        """See `ValueDecoder.decode`."""
         try:
             return DecodedValues(values.cast(pa.string()))
         except pa.ArrowInvalid:
@@ -70,9 +70,7 @@ class StringDecoder:
 
 
 def lacking(decoder: ValueDecoder, values: pa.Array) -> list[Misfit]:
-    """The records without a value, where fields of the value are to be columns, and one of them is
-    required.
-    """
+    """Return misfits for records without a value, if a field of the value is required."""
     if not decoder.required or not values.null_count:
         return []
     reason = f"record has no value, and its field {min(decoder.required)} is required"
@@ -83,7 +81,7 @@ def lacking(decoder: ValueDecoder, values: pa.Array) -> list[Misfit]:
 def decode_each(
     values: pa.Array, kind: pa.DataType, parse: Callable[[bytes], object]
 ) -> DecodedValues:
-    """Each value by itself; `parse` raises ValueError where it does not fit."""
+    """Decode value by value. `parse` raises ValueError for a value that does not fit."""
     rows: list[object] = []
     misfits: list[Misfit] = []
     for row, data in enumerate(values.to_pylist()):
@@ -93,16 +91,16 @@ def decode_each(
             rows.append(None)
             misfits.append(Misfit(row, _reason(error)))
     built, refused = build(rows, kind)
-    return DecodedValues(built, tuple(sorted((*misfits, *refused), key=lambda one: one.row)))
+    return DecodedValues(built, tuple(sorted((*misfits, *refused), key=lambda misfit: misfit.row)))
 
 
 def build(rows: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, list[Misfit]]:
-    """An array of values that should all fit; where Arrow refuses one, it is found and left out."""
+    """Build an array. Values that Arrow refuses become null and misfits."""
     try:
         return pa.array(rows, type=kind), []
     except BUILD_ERRORS:
         misfits = list(_refused(rows, kind))
-        bad = {one.row for one in misfits}
+        bad = {misfit.row for misfit in misfits}
         kept: list[Any] = [None if row in bad else value for row, value in enumerate(rows)]
         return pa.array(kept, type=kind), misfits
 

@@ -1,8 +1,8 @@
-"""Which schema the rows of a partition have while its producers change theirs.
+"""The schema of a partition's rows while producers change theirs.
 
 The terms and rules are those of `schema.compatibility` of Confluent's sink connectors
-(`StorageSchemaCompatibility`). Each decision follows from the current schema, which the state of an
-export keeps, and the id of a record's schema: a run that is repeated decides the same.
+(`StorageSchemaCompatibility`). A decision depends only on the current schema, which the export's
+state keeps, and on the schema id of a record. So a repeated run makes the same decisions.
 """
 
 from dataclasses import dataclass, replace
@@ -23,22 +23,23 @@ from sidetier.segments.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows from `first` up to, not including, `until`, which one decoder reads."""
+    """Rows from `first` (inclusive) to `until` (exclusive) that one decoder reads."""
 
     first: int
     until: int
     schema: int | None
-    """The id of the schema that they have; None where it is the one of the options."""
+    """Schema id of the rows; None for the schema of the options."""
 
 
 class SchemaTracker:
-    """Follows the schemas of the records of one partition, in order of offsets."""
+    """Follows the schemas of one partition's records, in order of offsets."""
 
     def __init__(
         self, options: ValueOptions, registry: SchemaRegistry | None, current: int | None
     ) -> None:
-        """`current` is the id of the schema that the rows before have; None where there are none
-        of any schema.
+        """Create a tracker.
+
+        `current` is the schema id of the rows before; None if there are no such rows.
         """
         self._options = options
         self._registry = registry
@@ -48,40 +49,41 @@ class SchemaTracker:
 
     @property
     def evolves(self) -> bool:
-        """Whether schemas of records become those of rows; else all rows have one schema."""
+        """Whether rows follow the schemas of records. Otherwise all rows have one schema."""
         return self._registry is not None and self._options.subject is not None
 
     def stretches(self, values: pa.Array) -> list[Stretch]:
-        """The rows of a batch, each part with the schema that its rows have; `current` moves."""
+        """Divide a batch into parts whose rows have one schema; `current` is updated."""
         count = len(values)
         if not self.evolves:
             return [Stretch(0, count, None)]
-        found, first = [], 0
+        parts, first = [], 0
         ids = schema_ids(values)
         for row in _changes(ids):
             if (number := self._next(int(ids[row]))) != self.current:
                 if row > first:
-                    found.append(Stretch(first, row, self.current))
+                    parts.append(Stretch(first, row, self.current))
                     first = row
                 self.current = number
-        return [*found, Stretch(first, count, self.current)]
+        return [*parts, Stretch(first, count, self.current)]
 
     def decode(self, values: pa.Array, decoder: ValueDecoder) -> DecodedValues:
-        """Decode the values of a stretch, by the decoder of its schema.
+        """Decode the values of a stretch with the decoder of its schema.
 
         Raises:
-            ConfigurationError: no column can hold values of its schema; the registry refuses us.
+            ConfigurationError: no column can hold values of the schema, or the registry refuses the
+                request.
             StoreUnavailableError: the registry does not answer.
         """
         decoded = decoder.decode(values)
         refused = self._misfits(values)
         if not refused:
             return decoded
-        misfits = {one.row: one for one in (*decoded.misfits, *refused)}
+        misfits = {misfit.row: misfit for misfit in (*decoded.misfits, *refused)}
         return replace(decoded, misfits=tuple(misfits[row] for row in sorted(misfits)))
 
     def decoder(self, schema: int | None) -> ValueDecoder:
-        """What reads values into rows of a schema; raises as `decode`."""
+        """Return the decoder into rows of a schema. Raises the errors of `decode`."""
         if schema == self._options.schema_id:
             schema = None
         if schema not in self._decoders:
@@ -96,16 +98,20 @@ class SchemaTracker:
         return self._decoders[schema]
 
     def _next(self, number: int) -> int | None:
-        """The schema that rows have from a record on whose schema is this."""
+        """Return the schema of rows from a record on whose schema is `number`."""
         if number in {NO_SCHEMA, self.current} or not self._is_usable(number):
             return self.current
-        how = self._options.compatibility
-        if self.current is None or how is SchemaCompatibility.NONE:
+        compatibility = self._options.compatibility
+        if self.current is None or compatibility is SchemaCompatibility.NONE:
             return number
-        now, other = self._version(self.current), self._version(number)
-        if now is None or other is None:
+        current_version, new_version = self._version(self.current), self._version(number)
+        if current_version is None or new_version is None:
             return self.current
-        is_next = other < now if how is SchemaCompatibility.FORWARD else other > now
+        is_next = (
+            new_version < current_version
+            if compatibility is SchemaCompatibility.FORWARD
+            else new_version > current_version
+        )
         return number if is_next else self.current
 
     def _is_usable(self, number: int) -> bool:
@@ -114,11 +120,11 @@ class SchemaTracker:
         try:
             text = None if self._registry is None else self._registry.by_id(number)
         except UnusableSchemaError:
-            return False  # the decoder says why
+            return False  # the decoder reports the reason
         return text is not None
 
     def _version(self, number: int) -> int | None:
-        """None where it has none, which is remembered against its records."""
+        """Return the version of a schema; None if it has none. Then its records are misfits."""
         subject = str(self._options.subject)
         version = None if self._registry is None else self._registry.version(number, subject)
         if version is None and number != self.current:
@@ -140,7 +146,7 @@ class SchemaTracker:
 
 
 class SchemaGuard:
-    """Sees to it that rows of one schema leave out no field that a newer schema has added."""
+    """Prevents rows of one schema from dropping fields that a newer schema has added."""
 
     def __init__(self, options: ValueOptions, registry: SchemaRegistry | None) -> None:
         self._options = options
@@ -151,8 +157,8 @@ class SchemaGuard:
         """Check the schemas of some records.
 
         Raises:
-            NewerSchemaError: one is newer than that of the rows.
-            StoreUnavailableError, ConfigurationError: as `SchemaRegistry.version`.
+            NewerSchemaError: a schema is newer than that of the rows.
+            StoreUnavailableError, ConfigurationError: see `SchemaRegistry.version`.
         """
         options, registry = self._options, self._registry
         if registry is None or options.subject is None or options.schema_id is None:
@@ -173,8 +179,8 @@ class SchemaGuard:
             self._known.add(number)
 
 
-def _changes(ids: Any) -> list[int]:  # noqa: ANN401 -- of numpy
-    """The rows whose schema is not that of the row before."""
+def _changes(ids: Any) -> list[int]:  # noqa: ANN401 -- an array of numpy
+    """Return the rows whose schema differs from that of the row before."""
     if not len(ids):
         return []
     return [0, *(int(row) + 1 for row in np.flatnonzero(ids[1:] != ids[:-1]))]

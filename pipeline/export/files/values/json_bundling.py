@@ -1,6 +1,6 @@
-"""A JSON Schema that refers to others, as one document: pure.
+"""Bundle a JSON Schema and the schemas that it refers to into one document. Pure.
 
-Each of the others becomes a definition of the document, and references lead there.
+Each referenced schema becomes a definition of the document, and references point to it.
 """
 
 import json
@@ -14,16 +14,19 @@ _DEFINITIONS: Final = "$defs"
 
 
 def bundled(schema: Registered, needed: Mapping[Reference, Registered]) -> str:
-    """The document; it is the schema itself where it refers to no other.
+    """Return the document; the schema itself if it refers to no other.
 
     Raises:
-        ValueError: one of them is no JSON.
+        ValueError: one of the schemas is not JSON.
     """
     if not needed:
         return schema.text
-    places = {one: f"sidetier-{number}" for number, one in enumerate(needed)}
+    places = {reference: f"sidetier-{number}" for number, reference in enumerate(needed)}
     root = _led(schema, places, "#")
-    definitions = {places[one]: _led(at, places, _place(places[one])) for one, at in needed.items()}
+    definitions = {
+        places[reference]: _led(referenced, places, _place(places[reference]))
+        for reference, referenced in needed.items()
+    }
     if not isinstance(root, dict):
         return json.dumps(root)
     known = root.get(_DEFINITIONS)
@@ -35,10 +38,10 @@ def _place(name: str) -> str:
 
 
 def _led(schema: Registered, places: Mapping[Reference, str], here: str) -> Any:  # noqa: ANN401
-    """A schema whose references lead to places of the document; `here` is its own."""
+    """Return a schema whose references point into the document; `here` is its own place there."""
     root = json.loads(schema.text)
     base = root.get("$id", "") if isinstance(root, Mapping) else ""
-    names = {one.name: _place(places[one]) for one in schema.references}
+    names = {item.name: _place(places[item]) for item in schema.references}
 
     def target(reference: str) -> str:
         for absolute in (reference, urljoin(str(base), reference)):
@@ -49,12 +52,12 @@ def _led(schema: Registered, places: Mapping[Reference, str], here: str) -> Any:
 
     def walk(part: Any) -> Any:  # noqa: ANN401
         if isinstance(part, list):
-            return [walk(one) for one in part]
+            return [walk(item) for item in part]
         if not isinstance(part, dict):
             return part
         return {
-            name: target(one) if name == "$ref" and isinstance(one, str) else walk(one)
-            for name, one in part.items()
+            name: target(item) if name == "$ref" and isinstance(item, str) else walk(item)
+            for name, item in part.items()
         }
 
     return walk(root)

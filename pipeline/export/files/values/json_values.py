@@ -1,7 +1,7 @@
-"""JSON values by a JSON Schema: its types, properties, items, `required`, and formats of time.
+"""JSON values with a JSON Schema: its types, properties, items, `required`, and time formats.
 
-What a schema says beyond types (patterns, ranges, enumerations) is not checked: a row that has the
-right type fits its column.
+Other constraints (patterns, ranges, enumerations) are not checked: a value of the right type fits
+its column.
 """
 
 import json
@@ -17,19 +17,22 @@ from sidetier.pipeline.export.files.values.framing import Framing
 from sidetier.segments.errors import ConfigurationError
 
 Coerce = Callable[[Any], Any]
-"""A parsed value to what the column takes; raises _UnfitError, which names the path below it."""
+"""Converts a parsed value to the column's type. Raises _UnfitError with the path below the
+value.
+"""
 Column = tuple[pa.DataType, Coerce]
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _DEEPEST: Final = 50
 MOST_NESTED: Final = 500
-"""How deep a value may be nested, whatever of it becomes a column. With more, what Python itself
-allows would decide, which depends on the thread."""
+"""Deepest nesting of a value, also in parts that become no column. Beyond it, Python's own
+recursion limit would decide, which depends on the thread.
+"""
 _BRACKETS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 class _UnfitError(Exception):
-    """What is wrong with a value, and at which path; the path is only put together where one is."""
+    """A value that does not fit, and its path. The path is built only in this case."""
 
     def __init__(self, said: str, path: str = "") -> None:
         super().__init__(said, path)
@@ -37,18 +40,18 @@ class _UnfitError(Exception):
         self.path = path
 
     def within(self, step: str) -> "_UnfitError":
-        """As the value around it has it."""
+        """Return the error with a path that starts one level further out."""
         return _UnfitError(self.said, step + self.path)
 
 
 class JsonDecoder:
-    """Objects, or other values, that fit a schema; properties it does not name are left out."""
+    """Decodes values of a JSON Schema. Properties that the schema does not name are left out."""
 
     def __init__(self, schema_text: str, framing: Framing | None = None) -> None:
-        """`framing` takes values apart that are in Confluent's wire format.
+        """Create a decoder; `framing` is set if values have Confluent's wire format.
 
         Raises:
-            ConfigurationError: the schema is no schema, or cannot be a column.
+            ConfigurationError: the schema is invalid, or cannot be a column.
         """
         try:
             schema = json.loads(schema_text)
@@ -60,7 +63,7 @@ class JsonDecoder:
         self._framing = framing
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder`."""
+        """See `ValueDecoder.decode`."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:
@@ -83,14 +86,14 @@ def _require_shallow(text: str) -> None:
     if text.count("[") + text.count("{") <= MOST_NESTED:
         return
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+    for token in _BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
         if depth > MOST_NESTED:
             raise ValueError(f"it is nested more than {MOST_NESTED} deep")
 
 
 class _SchemaReader:
-    """Schemas to columns; `$ref` leads to places of the root."""
+    """Converts schemas to columns. `$ref` points into the root schema."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -106,7 +109,11 @@ class _SchemaReader:
         return kind, _or_null(coerce) if nullable else coerce
 
     def _plain(self, schema: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], bool]:
-        """References followed, and null taken out of alternatives."""
+        """Follow references, and take null out of alternatives.
+
+        Returns:
+            The remaining schema, and whether null is allowed.
+        """
         nullable = False
         for _ in range(_DEEPEST):
             if "$ref" in schema:
@@ -115,7 +122,9 @@ class _SchemaReader:
             alternatives = schema.get("oneOf", schema.get("anyOf"))
             if alternatives is None:
                 return schema, nullable or schema.get("nullable") is True
-            others = [one for one in alternatives if one.get("type") != "null"]
+            others = [
+                alternative for alternative in alternatives if alternative.get("type") != "null"
+            ]
             nullable |= len(others) < len(alternatives)
             if len(others) != 1:
                 _refuse(path, "alternatives other than null and one type cannot be one column")
@@ -123,13 +132,13 @@ class _SchemaReader:
         return _refuse(path, "references lead in a circle")
 
     def _referred(self, reference: object, path: str) -> Mapping[str, Any]:
-        found: Any = self._root
+        target: Any = self._root
         text = str(reference)
         for step in filter(None, text.removeprefix("#").split("/")):
-            if not text.startswith("#") or not isinstance(found, Mapping) or step not in found:
+            if not text.startswith("#") or not isinstance(target, Mapping) or step not in target:
                 _refuse(path, f"{text} is not in this schema")
-            found = found[step]
-        return found if isinstance(found, Mapping) else _refuse(path, f"{text} is no schema")
+            target = target[step]
+        return target if isinstance(target, Mapping) else _refuse(path, f"{text} is no schema")
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Column:
         kinds = schema.get("type", "object" if "properties" in schema else None)
@@ -163,7 +172,8 @@ class _SchemaReader:
             kind, coerce = self.column(values, f"{path}.*", depth + 1)
             return pa.map_(pa.string(), kind), _map(coerce)
         columns = {
-            name: self.column(one, f"{path}.{name}", depth + 1) for name, one in properties.items()
+            name: self.column(property_schema, f"{path}.{name}", depth + 1)
+            for name, property_schema in properties.items()
         }
         required = frozenset(schema.get("required", ()))
         if depth == 0:
@@ -181,7 +191,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""What `json.loads` would make anew for each value."""
+"""Kept because `json.loads` with these options creates a decoder for each call."""
 
 
 def _wrong(wanted: str, found: object) -> NoReturn:
@@ -193,7 +203,7 @@ def _or_null(coerce: Coerce) -> Coerce:
     return lambda found: None if found is None else coerce(found)
 
 
-def _string(found: Any) -> str:  # noqa: ANN401 -- whatever JSON holds
+def _string(found: Any) -> str:  # noqa: ANN401 -- any JSON value
     return found if isinstance(found, str) else _wrong("a string", found)
 
 
@@ -236,7 +246,7 @@ def _array(coerce: Coerce) -> Coerce:
         if not isinstance(found, list):
             _wrong("an array", found)
         try:
-            return [coerce(one) for one in found]
+            return [coerce(item) for item in found]
         except _UnfitError as error:
             raise error.within("[]") from None
 
@@ -266,15 +276,15 @@ def _struct(columns: Mapping[str, Coerce], required: frozenset[str]) -> Coerce:
 
 
 def _coerced(found: dict[str, Any], named: Sequence[tuple[str, Coerce]]) -> dict[str, Any]:
-    """What is there of some properties."""
-    taken, name = {}, ""
+    """Return the converted values of those properties that are present."""
+    converted, name = {}, ""
     try:
         for name, coerce in named:
             if name in found:
-                taken[name] = coerce(found[name])
+                converted[name] = coerce(found[name])
     except _UnfitError as error:
         raise error.within(f".{name}") from None
-    return taken
+    return converted
 
 
 _PLAIN: Final[dict[str, Column]] = {

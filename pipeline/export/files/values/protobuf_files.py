@@ -1,7 +1,7 @@
-"""A Protobuf schema of a registry with the files that it imports, as one text.
+"""A registry's Protobuf schema and the files that it imports, as one text.
 
-Registries give a file's descriptor in base64 (`format=serialized`); here it is a set of them
-(`google.protobuf.FileDescriptorSet`), each behind those that it imports.
+Registries return a file's descriptor in base64 (`format=serialized`). The text is a base64
+`google.protobuf.FileDescriptorSet`, in which each file follows the files that it imports.
 """
 
 import base64
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
 _ROOT: Final = "sidetier-value.proto"
-"""What the file is called that values are written with; registries do not know its name."""
+"""Name of the file of the values. Registries do not know its real name."""
 _MODULES: Final = {
     "google/protobuf/": "google.protobuf.",
     "google/type/": "google.type.",
     "confluent/": "confluent_kafka.schema_registry.confluent.",
 }
-"""Where Python has the files that every producer has, and no registry."""
+"""Python modules of files that every producer has and registries do not store."""
 
 
 def file_set(schema: Registered, needed: Mapping[Reference, Registered]) -> str:
-    """The file, and all that it imports, in base64.
+    """Return the file and all files that it imports, in base64.
 
     Raises:
-        UnusableSchemaError: one of them is no descriptor, or a file is imported that is not there.
-        ConfigurationError: Protobuf's library is not installed.
+        UnusableSchemaError: a text is not a descriptor, or an imported file is not there.
+        ConfigurationError: the package protobuf is not installed.
     """
     descriptors = _descriptors()
-    found = descriptors.FileDescriptorSet()
+    descriptor_set = descriptors.FileDescriptorSet()
     for name, text in (
-        *((one.name, at.text) for one, at in needed.items()),
+        *((reference.name, registered.text) for reference, registered in needed.items()),
         (_ROOT, schema.text),
     ):
-        file = found.file.add()
+        file = descriptor_set.file.add()
         try:
             file.ParseFromString(base64.b64decode(text, validate=True))
-        except Exception as error:  # noqa: BLE001 -- base64's, and Protobuf's own
+        except Exception as error:  # noqa: BLE001 -- errors of base64 and of Protobuf's library
             raise UnusableSchemaError(
                 f"{name} is no descriptor of a Protobuf file: {error}; a registry has to know "
                 "format=serialized"
             ) from None
         file.name = name
-    return base64.b64encode(found.SerializeToString(deterministic=True)).decode()
+    return base64.b64encode(descriptor_set.SerializeToString(deterministic=True)).decode()
 
 
 def messages_of(text: str, name: str | None) -> "tuple[Descriptor, _Files]":
-    """The message that values become, the first one where no `name` is given, and the files.
+    """Return the message of the values and its files. Without a `name`, the first message is taken.
 
     Raises:
         ConfigurationError: there is no such message, or the schema cannot be used.
@@ -65,7 +65,7 @@ def messages_of(text: str, name: str | None) -> "tuple[Descriptor, _Files]":
 
 
 class _Files:
-    """The messages of a file, and of those that it imports."""
+    """The messages of a file, and of the files that it imports."""
 
     def __init__(self, text: str) -> None:
         descriptors = _descriptors()
@@ -81,12 +81,12 @@ class _Files:
                 self._pool.Add(file)
             self._root = files.file[-1]
             self._pool.FindFileByName(self._root.name)
-        except Exception as error:  # noqa: BLE001 -- Protobuf's library raises what it likes
+        except Exception as error:  # noqa: BLE001 -- Protobuf's library raises errors of many types
             raise ConfigurationError(f"the Protobuf schema cannot be used: {error}") from None
 
     @property
     def first(self) -> str:
-        """The full name of the first message."""
+        """Full name of the first message."""
         if not self._root.message_type:
             raise ConfigurationError("the Protobuf schema: has no message")
         return self._name([0])
@@ -102,7 +102,11 @@ class _Files:
         return ".".join(parts)
 
     def name_at(self, indexes: list[int]) -> str:
-        """The full name of a message by its place; raises ValueError where there is none."""
+        """Return the full name of the message at these indexes.
+
+        Raises:
+            ValueError: there is no message at these indexes.
+        """
         if min(indexes, default=0) < 0:
             raise ValueError("value names no message of its schema")
         try:
@@ -111,20 +115,20 @@ class _Files:
             raise ValueError("value names a message that its schema has not") from None
 
     def message(self, name: str) -> "Descriptor":
-        """Raises ConfigurationError where there is none of this full name."""
+        """Return the message with this full name; raise ConfigurationError if there is none."""
         try:
             return self._pool.FindMessageTypeByName(name)
         except KeyError:
             raise ConfigurationError(f"the Protobuf schema: has no message {name}") from None
 
     def _add_common(self, name: str) -> None:
-        """A file that registries are not asked for."""
+        """Add a file that no registry stores, and the files that it imports."""
         for prefix, package in _MODULES.items():
             if name.startswith(prefix):
                 path = name.removeprefix(prefix).removesuffix(".proto").replace("/", ".")
                 self._add_file(importlib.import_module(f"{package}{path}_pb2").DESCRIPTOR)
 
-    def _add_file(self, file: Any) -> None:  # noqa: ANN401 -- a class of C
+    def _add_file(self, file: Any) -> None:  # noqa: ANN401 -- a class in C
         for needed in file.dependencies:
             self._add_file(needed)
         self._pool.AddSerializedFile(file.serialized_pb)

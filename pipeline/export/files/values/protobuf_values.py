@@ -1,8 +1,9 @@
-"""Protobuf values in Confluent's wire format: header, places of the message in its file, message.
+"""Protobuf values in Confluent's wire format: header, index path of the message in its file,
+message.
 
-A message is read with the file that rows have, whatever its writer had: fields are told apart by
-their numbers. Fields without a value are null where Protobuf can tell (`optional`, members of a
-`oneof`, messages), and else have the default of their type.
+A message is read with the file of the rows, whatever version its writer used: field numbers
+identify fields. A field without a value is null if Protobuf tracks its presence (`optional`,
+members of a `oneof`, messages). Otherwise it has the default of its type.
 """
 
 from collections.abc import Callable
@@ -26,11 +27,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_INDEXES: Final = 100
 _MOST_BYTES: Final = 5
 _MORE: Final = 0x80
-"""Of the bytes of a number: whether another one follows."""
+"""Bit of a varint's byte: another byte follows."""
 _JSON_TEXT: Final = frozenset(
     f"google.protobuf.{name}" for name in ("Any", "Struct", "Value", "ListValue")
 )
-"""Messages that are any JSON."""
+"""Messages that can hold any JSON."""
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
@@ -38,12 +39,14 @@ _WRAPPERS: Final = frozenset(
 
 
 class ProtobufDecoder:
-    """Values of one message, whichever version of its file their writer had."""
+    """Decodes values of one message, whatever version of its file their writer used."""
 
     required: Final[frozenset[str]] = frozenset()
 
     def __init__(self, text: str, framing: Framing, message: str | None = None) -> None:
-        """Raises ConfigurationError: the schema has no such message, or it is no schema."""
+        """Create a decoder; raise ConfigurationError if the schema is invalid or has no such
+        message.
+        """
         from google.protobuf.message_factory import GetMessageClass  # noqa: PLC0415 -- an extra
 
         descriptor, self._files = messages_of(text, message)
@@ -54,7 +57,7 @@ class ProtobufDecoder:
         self._written: dict[tuple[int, tuple[int, ...]], str] = {}
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """See `ValueDecoder`."""
+        """See `ValueDecoder.decode`."""
         return decode_each(values, self.type, self._parse)
 
     def _parse(self, data: bytes) -> object:
@@ -80,21 +83,21 @@ class ProtobufDecoder:
 
 
 def _indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The places that lead to a message; a single 0 stands for the first one. The rest is it."""
+    """Return the index path of the message, and the bytes behind it. A single 0 means `(0,)`."""
     count, at = _varint(data, 0)
     if count == 0:
         return (0,), data[at:]
     if not 0 < count <= _MOST_INDEXES:
         raise ValueError("value is no Protobuf in Confluent's wire format")
-    found = []
+    path = []
     for _ in range(count):
         index, at = _varint(data, at)
-        found.append(index)
-    return tuple(found), data[at:]
+        path.append(index)
+    return tuple(path), data[at:]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag, and where it ends."""
+    """Return a zigzag number, and the position after it."""
     number = 0
     for size, byte in enumerate(data[at : at + _MOST_BYTES]):
         number |= (byte & (_MORE - 1)) << 7 * size
@@ -104,7 +107,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _message(descriptor: "Descriptor", around: tuple[str, ...]) -> Column:
-    """A struct; a message within itself, and one that can be any JSON, are text of JSON."""
+    """Return a struct column; JSON text for a message within itself, and for messages of
+    any JSON.
+    """
     name = descriptor.full_name
     if name == "google.protobuf.Timestamp":
         return pa.timestamp("us", tz="UTC"), _timestamp
@@ -113,16 +118,18 @@ def _message(descriptor: "Descriptor", around: tuple[str, ...]) -> Column:
         return kind, lambda message: convert(message.value)
     if name in around or name in _JSON_TEXT:
         return pa.string(), _json_text
-    members = [(one.name, one, _field(one, (*around, name))) for one in descriptor.fields]
+    members = [
+        (member.name, member, _field(member, (*around, name))) for member in descriptor.fields
+    ]
     if not members:  # Parquet has no struct without fields
         return pa.string(), _json_text
     fields = [pa.field(name, kind) for name, _, (kind, _) in members]
-    taken = [(name, _tells_absence(field), convert) for name, field, (_, convert) in members]
+    converters = [(name, _tells_absence(field), convert) for name, field, (_, convert) in members]
 
-    def take(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- a class of C
+    def take(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- a class in C
         return {
             name: None if absent and not message.HasField(name) else convert(getattr(message, name))
-            for name, absent, convert in taken
+            for name, absent, convert in converters
         }
 
     return pa.struct(fields), take
@@ -140,11 +147,11 @@ def _field(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
         key, key_convert = _scalar(message.fields_by_name["key"])
         value, convert = _one(message.fields_by_name["value"], around)
         text = key if pa.types.is_string(key) else pa.string()
-        return pa.map_(text, value), lambda found: [
-            (str(key_convert(name)), convert(one)) for name, one in sorted(found.items())
+        return pa.map_(text, value), lambda items: [
+            (str(key_convert(name)), convert(item)) for name, item in sorted(items.items())
         ]
     kind, convert = _one(field, around)
-    return pa.list_(kind), lambda found: [convert(one) for one in found]
+    return pa.list_(kind), lambda items: [convert(item) for item in items]
 
 
 def _one(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
@@ -155,7 +162,7 @@ def _one(field: "FieldDescriptor", around: tuple[str, ...]) -> Column:
 
 def _scalar(field: "FieldDescriptor") -> Column:
     if field.enum_type is not None:
-        names = {one.number: one.name for one in field.enum_type.values}
+        names = {value.number: value.name for value in field.enum_type.values}
         return pa.string(), lambda number: names.get(number, str(number))
     kinds: dict[int, Column] = {
         field.CPPTYPE_INT32: (pa.int32(), _as_it_is),
@@ -194,5 +201,5 @@ def _json_text(message: Any) -> str:  # noqa: ANN401
 
     try:
         return str(MessageToJson(message, preserving_proto_field_name=True, indent=None))
-    except Exception as error:  # noqa: BLE001 -- an `Any` of a type that nobody knows
+    except Exception as error:  # noqa: BLE001 -- e.g. an `Any` of an unknown type
         raise ValueError(f"value cannot be written as JSON: {error}") from None

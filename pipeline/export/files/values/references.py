@@ -1,4 +1,4 @@
-"""Schemas that others refer to, by subject and version, as registries have them."""
+"""Schemas that other schemas refer to, by subject and version, as in a registry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,48 +11,52 @@ _SHOWN: Final = 5
 
 
 class UnusableSchemaError(ConfigurationError):
-    """A registry has a schema that no value can be read with; others of it may be of use."""
+    """A registry's schema with which no value can be read. Other schemas of it may be usable."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reference:
-    """A version of a subject; `name` is what the schema that refers to it calls it."""
+    """A version of a subject; `name` is its name in the schema that refers to it."""
 
     subject: str
     version: int
     name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """In words."""
+        """The text for messages."""
         return f"subject {self.subject}, version {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A schema, and those whose types it uses."""
+    """A schema, and references to the schemas whose types it uses."""
 
     text: str
     references: tuple[Reference, ...] = ()
 
 
 class Referred:
-    """Each is asked for once, however many refer to it."""
+    """Loader of referenced schemas. It requests each one once."""
 
     def __init__(self, ask: Callable[[Reference], Registered | None]) -> None:
-        """`ask` gives None where there is none, and raises what `needed` is to raise."""
+        """Create a loader.
+
+        `ask` returns None for a schema that does not exist. Its errors are raised by `needed`.
+        """
         self._ask = ask
         self._known: dict[Reference, Registered] = {}
 
     def needed(self, schema: Registered) -> dict[Reference, Registered]:
-        """What a schema refers to, each once and behind those that it refers to.
+        """Return all schemas that a schema refers to, each one after those that it refers to
+        itself.
 
         Raises:
-            UnusableSchemaError: one is not there, or refers to itself in the end.
+            UnusableSchemaError: a schema does not exist, or the references have a cycle.
         """
-        found: dict[Reference, Registered] = {}
-        for one in schema.references:
-            self._add(one, found, ())
-        return found
+        schemas: dict[Reference, Registered] = {}
+        for reference in schema.references:
+            self._add(reference, schemas, ())
+        return schemas
 
     def _add(
         self, one: Reference, found: dict[Reference, Registered], trail: tuple[Reference, ...]
@@ -60,8 +64,8 @@ class Referred:
         if one in found:
             return
         if one in trail or len(trail) == _DEEPEST:
-            what = "in a circle" if one in trail else f"more than {_DEEPEST} deep"
-            raise UnusableSchemaError(f"its references lead {what}: {_way(*trail, one)}")
+            problem = "in a circle" if one in trail else f"more than {_DEEPEST} deep"
+            raise UnusableSchemaError(f"its references lead {problem}: {_way(*trail, one)}")
         schema = self._schema(one)
         for further in schema.references:
             self._add(further, found, (*trail, one))

@@ -1,8 +1,8 @@
-"""A schema registry, asked by Confluent's own client.
+"""Access to a schema registry through Confluent's client.
 
-One client per task: it keeps each schema that it was given, since an id never changes its meaning.
-The client repeats requests that were not answered, or were answered with 408, 429 or 5xx
-(`max.retries`), at each of its URLs in turn.
+Each task has one client. It caches schemas, since the meaning of an id never changes. The client
+repeats a request that got no answer, or status 408, 429 or 5xx (`max.retries`), at each of its URLs
+in turn.
 """
 
 import os
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema
 
 CREDENTIALS_VARIABLE: Final = "SIDETIER_SCHEMA_REGISTRY_USER_INFO"
-"""`user:password`, where no other credentials are set."""
+"""Environment variable with `user:password`, used if no other credentials are set."""
 _SECONDS: Final = 10.0
 _NUMBERS: Final = frozenset(
     {
@@ -52,7 +52,7 @@ _MAY_PASS: Final = frozenset({408, 429})
 
 
 class SchemaKind(StrEnum):
-    """What a registry calls the type of a schema."""
+    """Schema type as registries name it."""
 
     AVRO = "AVRO"
     JSON = "JSON"
@@ -60,10 +60,10 @@ class SchemaKind(StrEnum):
 
 
 class RegistryConfig(Part):
-    """How a registry is reached. No secret is in it: each process resolves its own.
+    """Connection to a schema registry, without secrets: each process resolves its own.
 
     Attributes:
-        url: one, or several with commas between them.
+        url: one URL, or several, separated by commas.
         client: further properties of Confluent's client.
     """
 
@@ -73,10 +73,12 @@ class RegistryConfig(Part):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        for one in url.split(","):
-            parts = urlsplit(one.strip())
+        for address in url.split(","):
+            parts = urlsplit(address.strip())
             if parts.scheme not in {"http", "https"} or not parts.hostname:
-                raise ValueError(f"schema registry {one.strip()!r}: must be http:// or https://")
+                raise ValueError(
+                    f"schema registry {address.strip()!r}: must be http:// or https://"
+                )
             if parts.username or parts.password:
                 raise ValueError(
                     f"schema registry {parts.hostname}: a password has no place in the URL: set "
@@ -95,19 +97,19 @@ class RegistryConfig(Part):
         return client
 
     def properties(self, environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-        """What Confluent's client is created with, secrets resolved: keep it out of logs.
+        """Return the properties of Confluent's client, with resolved secrets. Do not log them.
 
         Raises:
-            ConfigurationError: a secret cannot be read, or a number is none.
+            ConfigurationError: a secret cannot be read, or a property must be a number and is not.
         """
-        found: dict[str, object] = {"url": self.url, "timeout": _SECONDS}
+        properties: dict[str, object] = {"url": self.url, "timeout": _SECONDS}
         for name, value in self.client.items():
             text = value.resolve(environ) if isinstance(value, SecretRef) else value
-            found[name] = _number(name, text) if name in _NUMBERS else text
-        is_open = not any(name.startswith(("basic.auth.", "bearer.auth.")) for name in found)
+            properties[name] = _number(name, text) if name in _NUMBERS else text
+        is_open = not any(name.startswith(("basic.auth.", "bearer.auth.")) for name in properties)
         if is_open and CREDENTIALS_VARIABLE in environ:
-            found["basic.auth.user.info"] = environ[CREDENTIALS_VARIABLE]
-        return found
+            properties["basic.auth.user.info"] = environ[CREDENTIALS_VARIABLE]
+        return properties
 
 
 def _number(name: str, text: str) -> float:
@@ -128,73 +130,78 @@ class SubjectVersion:
 
 
 class SchemaRegistry:
-    """Schemas of one kind by their ids, which never change, and the newest of a subject.
+    """Schemas of one kind: by id, and the newest of a subject. The schema of an id never changes.
 
-    A schema that refers to others comes with them in it, as one text: see `inlined`, `bundled` and
-    `file_set`.
+    A schema that refers to others is returned together with them, as one text: see `inlined`,
+    `bundled` and `file_set`.
     """
 
     def __init__(self, config: RegistryConfig, kind: SchemaKind = SchemaKind.AVRO) -> None:
-        """Raises ConfigurationError: a setting is wrong, or the client is not installed."""
+        """Connect; raise ConfigurationError if a setting is wrong or the client is not
+        installed.
+        """
         self._name = f"schema registry {config.url}"
         self._kind = kind
         self._format = "serialized" if kind is SchemaKind.PROTOBUF else None
-        """Of the answers: descriptors, since no library reads the source of Protobuf's files."""
+        """Format of answers. For Protobuf descriptors, since no library parses `.proto` source."""
         self._client = _client(config, self._name)
         self._referred = Referred(self._version)
         self._texts: dict[int, str | UnusableSchemaError | None] = {}
         self._versions: dict[tuple[int, str], int | None] = {}
 
     def by_id(self, number: int) -> str | None:
-        """The schema's text; None where the registry has none of that id.
+        """Return the schema's text; None if the registry has no schema with that id.
 
         Raises:
             StoreUnavailableError: the registry does not answer.
-            UnusableSchemaError: it is of another kind, or refers to what is not there, or to
+            UnusableSchemaError: the schema is of another kind, or refers to a missing schema or to
                 itself.
-            ConfigurationError: the registry refuses us.
+            ConfigurationError: the registry refuses the request.
         """
         if number not in self._texts:
             try:
                 self._texts[number] = self._text(number)
             except UnusableSchemaError as error:
                 self._texts[number] = error
-        found = self._texts[number]
-        if isinstance(found, UnusableSchemaError):
-            raise found
-        return found
+        text = self._texts[number]
+        if isinstance(text, UnusableSchemaError):
+            raise text
+        return text
 
     def _text(self, number: int) -> str | None:
-        what = f"schema {number}"
-        found = self._asked(what, lambda: self._client.get_schema(number, fmt=self._format))
-        return None if found is None else self._whole(what, found)
+        subject = f"schema {number}"
+        schema = self._asked(subject, lambda: self._client.get_schema(number, fmt=self._format))
+        return None if schema is None else self._whole(subject, schema)
 
     def latest(self, subject: str) -> SubjectVersion:
-        """The newest schema of a subject, asked for anew; raises as `by_id`, and where there is no
-        such subject.
-        """
-        what = f"subject {subject}"
-        self._client.clear_latest_caches()
-        found: RegisteredSchema | None = self._asked(
-            what, lambda: self._client.get_latest_version(subject, fmt=self._format)
-        )
-        if found is None:
-            raise ConfigurationError(f"{self._name}: has no subject {subject}")
-        text = self._whole(what, found.schema)
-        return SubjectVersion(int(found.schema_id or 0), int(found.version or 0), text)
-
-    def version(self, number: int, subject: str) -> int | None:
-        """The version that a schema has in a subject, be it deleted since; None where it has none.
+        """Fetch the newest schema of a subject, without the cache.
 
         Raises:
-            StoreUnavailableError, ConfigurationError: as `by_id`.
+            StoreUnavailableError, UnusableSchemaError: see `by_id`.
+            ConfigurationError: there is no such subject, or the registry refuses the request.
+        """
+        request = f"subject {subject}"
+        self._client.clear_latest_caches()
+        registered: RegisteredSchema | None = self._asked(
+            request, lambda: self._client.get_latest_version(subject, fmt=self._format)
+        )
+        if registered is None:
+            raise ConfigurationError(f"{self._name}: has no subject {subject}")
+        text = self._whole(request, registered.schema)
+        return SubjectVersion(int(registered.schema_id or 0), int(registered.version or 0), text)
+
+    def version(self, number: int, subject: str) -> int | None:
+        """Return the version of a schema in a subject, deleted ones included; None if it has none.
+
+        Raises:
+            StoreUnavailableError, ConfigurationError: see `by_id`.
         """
         if (number, subject) not in self._versions:
-            what = f"versions of schema {number}"
-            found = self._asked(
-                what, lambda: self._client.get_schema_versions(number, deleted=True)
+            request = f"versions of schema {number}"
+            answer = self._asked(
+                request, lambda: self._client.get_schema_versions(number, deleted=True)
             )
-            named = [one.version for one in found or () if one.subject == subject]
+            named = [entry.version for entry in answer or () if entry.subject == subject]
             self._versions[number, subject] = max(named, default=None)
         return self._versions[number, subject]
 
@@ -211,18 +218,20 @@ class SchemaRegistry:
             ) from None
 
     def _version(self, one: Reference) -> Registered | None:
-        """Also one that was deleted: a subject's deletion leaves what refers to it."""
-        found: RegisteredSchema | None = self._asked(
+        """Fetch a referenced schema, also a deleted one: deleting a subject keeps
+        references to it.
+        """
+        registered: RegisteredSchema | None = self._asked(
             str(one),
             lambda: self._client.get_version(one.subject, one.version, True, self._format),  # noqa: FBT003
         )
         try:
-            return None if found is None else _registered(found.schema, self._kind)
+            return None if registered is None else _registered(registered.schema, self._kind)
         except UnusableSchemaError as error:
             raise UnusableSchemaError(f"{one}: {error}") from None
 
-    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 -- the client's
-        """The answer, None where there is no such thing; the client's errors as ours."""
+    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any result of the client
+        """Return the client's answer, None for status 404; translate the client's errors."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError  # noqa: PLC0415
 
         try:
@@ -238,7 +247,7 @@ class SchemaRegistry:
             raise UnusableSchemaError(
                 f"{self._name}: {what}: is not as registries describe schemas: {error!r}"
             ) from None
-        except Exception as error:  # noqa: BLE001 -- HTTP's, TLS's, OAuth's and JSON's
+        except Exception as error:  # noqa: BLE001 -- errors of HTTP, TLS, OAuth and JSON
             raise _unanswered(f"{self._name}: {what}", error) from None
 
 
@@ -257,20 +266,20 @@ def _client(config: RegistryConfig, name: str) -> Any:  # noqa: ANN401
 
 
 def _without_secrets(error: Exception, properties: Mapping[str, object]) -> str:
-    """The client's own words, unless they repeat a secret."""
+    """Return the client's error text, or only its type if the text contains a secret."""
     secrets = [str(value) for name, value in properties.items() if is_secret_property(name)]
     text = f"{type(error).__name__}: {error}"
-    return type(error).__name__ if any(one in text for one in secrets) else text
+    return type(error).__name__ if any(secret in text for secret in secrets) else text
 
 
 def _unanswered(said: str, error: Exception) -> SidetierError:
-    """What a request ended with that got no answer of the registry."""
+    """Translate the error of a request that got no answer from the registry."""
     from confluent_kafka.schema_registry.error import OAuthTokenError  # noqa: PLC0415
 
     chain = list(_causes(error))
-    if any(isinstance(one, ssl.SSLError) for one in chain):
+    if any(isinstance(cause, ssl.SSLError) for cause in chain):
         return ConfigurationError(f"{said}: TLS: {chain[-1]}")
-    away = any(type(one).__module__.startswith(("httpx", "httpcore")) for one in chain)
+    away = any(type(cause).__module__.startswith(("httpx", "httpcore")) for cause in chain)
     if isinstance(error, OAuthTokenError) and not away:
         return ConfigurationError(f"{said}: no token was given: {chain[-1]}")
     return StoreUnavailableError(f"{said}: does not answer: {error}")
@@ -283,14 +292,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _registered(schema: "Schema", kind: SchemaKind) -> Registered:
-    """Raises UnusableSchemaError where it is of another kind, or lacks a part."""
-    found = schema.schema_type or SchemaKind.AVRO
-    if found != kind:
-        raise UnusableSchemaError(f"is of the type {found}; values are read as {kind}")
+    """Return a schema; raise UnusableSchemaError if it is of another kind or incomplete."""
+    schema_type = schema.schema_type or SchemaKind.AVRO
+    if schema_type != kind:
+        raise UnusableSchemaError(f"is of the type {schema_type}; values are read as {kind}")
     try:
         references = tuple(
-            Reference(str(one.subject), int(one.version or 0), str(one.name))
-            for one in schema.references or ()
+            Reference(str(reference.subject), int(reference.version or 0), str(reference.name))
+            for reference in schema.references or ()
         )
     except (AttributeError, TypeError, ValueError):
         raise UnusableSchemaError("is not as registries describe schemas") from None

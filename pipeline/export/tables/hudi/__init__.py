@@ -1,1 +1,1 @@
-"""Hudi tables: the offsets are in the extra metadata of the commit."""
+"""Hudi tables. The commit's extra metadata contains the offsets."""

@@ -1,7 +1,7 @@
-"""The options of an export into Hudi: those of Hudi's Kafka Connect sink where they mean something.
+"""Options of an export to Hudi: those of Hudi's Kafka Connect sink that apply here.
 
-Options that begin with `hoodie.` are handed to Hudi as they are, but for those that would break
-what the export promises.
+Options that begin with `hoodie.` are passed to Hudi, except those that would break the export's
+guarantees.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
 NULL_FOR_MISSING: Final = "hoodie.write.set.null.for.missing.columns"
 
 KEPT_COMMITS: Final = "hoodie.keep.min.commits"
-"""How many commits stay in the active timeline, at least."""
+"""Name of the option for the smallest number of commits that stay in the active timeline."""
 
 DEFAULT_INTERVAL: Final = 60.0
 _DEFAULT_KEPT: Final = 20
@@ -42,7 +42,9 @@ _FIXED: Final = {
     "hoodie.write.concurrency.mode": "SINGLE_WRITER",
     "hoodie.clean.failed.writes.policy": "EAGER",
 }
-"""Ours to decide: the offsets are in the commit, and who begins rolls back what has failed."""
+"""Options that the export sets itself: commits contain the offsets, and each new writer rolls back
+failed writes.
+"""
 _OLD_NAMES: Final = {
     "hoodie.cleaner.policy.failed.writes": "hoodie.clean.failed.writes.policy",
 }
@@ -59,12 +61,12 @@ class HudiOptions:
     """One table, and how it is written.
 
     Attributes:
-        base_path: where the table lies, as Spark's file systems have it.
-        table: its name.
-        interval: seconds from one run to the next, of an export that goes on.
-        timeout: seconds that one commit may take.
-        allow_empty: whether offsets without a record are committed.
-        write: what Hudi is told.
+        base_path: path of the table for Spark's file systems.
+        table: name of the table.
+        interval: seconds from the start of one run to the next, of a continuous export.
+        timeout: time limit of one commit, in seconds.
+        allow_empty: whether to commit offsets without records.
+        write: options for Hudi.
     """
 
     base_path: str
@@ -76,10 +78,10 @@ class HudiOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> HudiOptions:
-    """What the options say.
+    """Parse the options.
 
     Raises:
-        ConfigurationError: one is missing, unknown, or not what it should be; names it.
+        ConfigurationError: an option is missing, unknown or invalid. The message names it.
     """
     _refuse(given)
     write = _write_options(given)
@@ -96,9 +98,10 @@ def parse_options(given: Mapping[str, str]) -> HudiOptions:
 
 
 def with_schema_changes(options: HudiOptions) -> HudiOptions:
-    """Let the table follow the schemas of rows: Hudi adds new columns and members of structs, and
-    writes null into those that rows no longer have. Without the option it refuses both. An option
-    that is given wins.
+    """Let the table follow the schemas of rows.
+
+    Hudi adds new columns and members of structs, and writes null to those that rows do not have any
+    more. Without this option it refuses both. An option that the user has set takes precedence.
     """
     return replace(options, write={NULL_FOR_MISSING: "true", **options.write})
 
@@ -118,11 +121,17 @@ def _refuse(given: Mapping[str, str]) -> None:
 
 
 def whole_state_every(options: HudiOptions, given: int | None) -> int:
-    """One of so many commits has the whole state: it must be in the active timeline as long as
-    others refer to it, with room for as many commits of compaction.
+    """Return the number of commits of which one has the whole state.
+
+    That commit must stay in the active timeline as long as others refer to it, with room for an
+    equal number of compaction commits.
+
+    Args:
+        options: the options of the table.
+        given: the number that the user has set; None for the default.
 
     Raises:
-        ConfigurationError: so many do not fit.
+        ConfigurationError: the number is too large for the active timeline.
     """
     kept = options.write.get(KEPT_COMMITS, str(_DEFAULT_KEPT))
     if not kept.isdecimal():

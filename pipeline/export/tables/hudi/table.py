@@ -1,13 +1,14 @@
-"""A Hudi table as an export sees it.
+"""A Hudi table of an export.
 
-Hudi's data source makes the whole commit: it rolls back what an earlier writer has left, writes
-files that no reader takes for valid, and completes the commit by one new file in the timeline. What
-a kill leaves before that is undone by the next run; what it leaves after that is a commit.
+Hudi's data source makes the whole commit. It rolls back what an earlier writer has left, writes
+files that no reader takes as valid, and completes the commit with one new file in the timeline.
+After a kill before that file, the next run undoes the write. After a kill behind it, the commit
+exists.
 
-Nothing in Hudi keeps two writers of one table, each with files of its own, from committing the same
-records. So a lease is held from before the offsets are read until after the commit; a writer that
-has lost it gives up, and where it comes back only after the next one has begun, that one has rolled
-back its commit under way, which it then cannot complete.
+Nothing in Hudi keeps two writers of one table, each with its own files, from committing the same
+records. So the export holds a lease from before it reads the offsets until after the commit. A
+writer that has lost the lease stops. If it comes back after the next writer has begun, that one has
+rolled back its pending commit, which it then cannot complete.
 """
 
 from types import TracebackType
@@ -36,10 +37,10 @@ _LOST: Final = "the lease on the table was lost"
 
 
 class HudiTable:
-    """Used with `with`: the lease is held inside."""
+    """Use it in a `with` block, during which it holds the lease."""
 
     def __init__(self, spark: SparkSession, options: HudiOptions, lease: Lease) -> None:
-        """Raises MissingJarsError where Spark does not know Hudi."""
+        """Create it; raise MissingJarsError if Spark does not have Hudi."""
         require_class(spark, "org.apache.hudi.DataSourceUtils", TableJar.HUDI)
         self._spark = spark
         self._options = options
@@ -47,7 +48,7 @@ class HudiTable:
         self._timeline = Timeline(spark, options.base_path)
 
     def __enter__(self) -> Self:
-        """Take the lease; raises OtherWriterError where another has it and goes on."""
+        """Take the lease; raise OtherWriterError if another export holds it and renews it."""
         self._lease.__enter__()
         return self
 
@@ -57,7 +58,7 @@ class HudiTable:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the lease go."""
+        """Release the lease."""
         self._lease.__exit__(kind, error, trace)
 
     @property
@@ -66,7 +67,7 @@ class HudiTable:
         return self._options.base_path
 
     def recover(self) -> None:
-        """Roll back what a writer that is gone has begun. See `Table`."""
+        """Roll back the pending commits of dead writers. See `Table.recover`."""
         self._lease.require()
         if not self._timeline.exists() or not self._timeline.has_pending():
             return
@@ -85,11 +86,11 @@ class HudiTable:
             client.close()
 
     def progress(self) -> Progress | None:
-        """See `Table`."""
+        """See `Table.progress`."""
         return self._timeline.progress() if self._timeline.exists() else None
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
-        """See `Table`."""
+        """See `Table.write`."""
         if not is_at(self.progress, progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
         self._lease.require()

@@ -1,4 +1,4 @@
-"""What Hudi's timeline says, read through Spark's gateway: the commits that readers see."""
+"""Hudi's timeline, read through Spark's gateway: the commits that readers see."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -11,26 +11,26 @@ from sidetier.pipeline.export.tables.history import last_progress
 from sidetier.pipeline.export.tables.progress import Changes, Progress, from_properties
 
 CONNECT_KEY: Final = "kafka.commit.offsets"
-"""Where Hudi's own Kafka Connect sink keeps a topic's offsets: `0=12,1=7`."""
+"""Property in which Hudi's own Kafka Connect sink stores a topic's offsets: `0=12,1=7`."""
 
 
 class Timeline:
-    """The timeline of one table. Each call reads it anew."""
+    """The timeline of one table. Each call reads it again."""
 
     def __init__(self, spark: SparkSession, base_path: str) -> None:
         self._spark = spark
         self._base_path = base_path
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Return whether the table exists."""
         path = jvm(self._spark).org.apache.hadoop.fs.Path(
             f"{self._base_path}/.hoodie/hoodie.properties"
         )
         conf = java_context(self._spark).hadoopConfiguration()
         return bool(path.getFileSystem(conf).exists(path))
 
-    def meta_client(self) -> Any:  # noqa: ANN401 - a class of Hudi's
-        """What Hudi knows of the table; there must be one."""
+    def meta_client(self) -> Any:  # noqa: ANN401 - a class of Hudi
+        """Return Hudi's meta client of the table, which must exist."""
         java = jvm(self._spark)
         conf = java.org.apache.hudi.hadoop.fs.HadoopFSUtils.getStorageConf(
             java_context(self._spark).hadoopConfiguration()
@@ -39,23 +39,23 @@ class Timeline:
         return builder.setConf(conf).setBasePath(self._base_path).build()
 
     def has_pending(self) -> bool:
-        """Whether a commit has begun and not ended."""
+        """Return whether a commit has begun and not ended."""
         commits = self.meta_client().getActiveTimeline().getCommitsTimeline()
         return not commits.filterInflightsAndRequested().empty()
 
     def progress(self) -> Progress | None:
-        """What the last completed commit of ours says.
+        """Return the state of the last completed commit of an export.
 
         Raises:
-            LostProgressError: there are older commits than can be looked at, and ours is not among
-                those that can; or Hudi's sink was the last to write.
+            LostProgressError: no commit of the active timeline is of an export, and there are
+                archived commits; or Hudi's sink connector was the last writer.
         """
         meta = self.meta_client()
         commits = meta.getActiveTimeline().getCommitsTimeline().filterCompletedInstants()
-        found = last_progress(self._said(commits))
-        if found is None:
+        progress = last_progress(self._said(commits))
+        if progress is None:
             self._require_none(meta, commits)
-        return found
+        return progress
 
     def _said(self, commits: Any) -> Iterator[Progress | Changes | None]:  # noqa: ANN401
         for instant in commits.getReverseOrderedInstants().toArray():
@@ -83,6 +83,6 @@ class Timeline:
 
 def _extra_metadata(commits: Any, instant: Any) -> dict[str, str]:  # noqa: ANN401
     if instant.getAction() not in {"commit", "deltacommit"}:
-        return {}  # clustering and the like keep another kind of metadata
+        return {}  # other actions, such as clustering, have another kind of metadata
     extra = commits.readCommitMetadata(instant).getExtraMetadata()
     return {str(key): str(value) for key, value in dict(extra).items()}

@@ -1,1 +1,1 @@
-"""Iceberg tables: the offsets are in the summary of the snapshot."""
+"""Iceberg tables. The snapshot's summary contains the offsets."""

@@ -1,12 +1,12 @@
-"""An Iceberg table's metadata, through Spark's gateway: what its snapshots say, and which is shown.
+"""An Iceberg table's metadata, through Spark's gateway: its snapshots, and the current one.
 
-A snapshot is published by one change of the table's metadata, made of the metadata that was looked
-at: every catalog refuses it where another change came in between. So what is checked on that
-metadata holds for the commit.
+One change of the table's metadata publishes a snapshot. It is based on the metadata that was read,
+and every catalog refuses it if another change came in between. So checks on that metadata hold for
+the commit.
 
-Where a snapshot says only what has changed since one with the whole state, the same change puts a
-tag on that one: `expire_snapshots` keeps what has a tag. A snapshot with the whole state takes the
-tag away.
+If a snapshot stores only changes since one with the whole state, the same change of metadata puts a
+tag on the latter, because `expire_snapshots` keeps tagged snapshots. A snapshot with the whole
+state removes the tag.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,55 +36,58 @@ _LOST_RACE: Final = "org.apache.iceberg.exceptions.CommitFailedException"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The metadata of one look, and the operations that it came from: Iceberg's own objects."""
+    """The metadata that was read once, and the operations that returned it: Iceberg's own
+    objects.
+    """
 
     operations: Any
     metadata: Any
 
 
 class IcebergMetadata:
-    """One table's. Each look reads it anew."""
+    """The metadata of one table. Each `look` reads it again."""
 
     def __init__(self, spark: SparkSession, table: str) -> None:
         self._spark = spark
         self._table = table
 
     def look(self) -> Seen:
-        """What the catalog has now."""
+        """Read the catalog's present metadata."""
         operations = self.load().operations()
         return Seen(operations, operations.refresh())
 
     def load(self) -> Any:  # noqa: ANN401 - Iceberg's `Table`
-        """The table, which must be there."""
+        """Load the table, which must exist."""
         util = jvm(self._spark).org.apache.iceberg.spark.Spark3Util
         return util.loadIcebergTable(java_session(self._spark), self._table)
 
     def allow_staging(self) -> None:
-        """Let snapshots be written that nobody sees yet; a change of a property, made once."""
+        """Allow snapshots that readers do not see yet. Changes a table property once."""
         table = self.load()
         if str(dict(table.properties()).get(_STAGING, "false")).lower() != "true":
             table.updateProperties().set(_STAGING, "true").commit()
 
     def add_columns(self, frame: DataFrame) -> None:
-        """Let the table have what rows have, at any depth; nothing is changed where it does.
+        """Add the columns of rows that the table does not have, at any depth.
 
         Raises:
             SPARK_ERRORS: a column has another type, and its values would not fit.
         """
         convert = jvm(self._spark).org.apache.iceberg.spark.SparkSchemaUtil.convert
-        schema = convert(frame._jdf.schema())  # noqa: SLF001 -- PySpark has no other way to Java
+        schema = convert(frame._jdf.schema())  # noqa: SLF001 -- PySpark has no public name for it
         self.load().updateSchema().unionByNameWith(schema).commit()
 
     def progress(self, seen: Seen) -> Progress | None:
-        """What the last snapshot of ours says, of those that the shown one comes from.
+        """Return the state of the last snapshot of an export among the current one and its
+        ancestors.
 
         Raises:
-            LostProgressError: none does, and older snapshots have expired.
+            LostProgressError: there is no such snapshot, and older ones have expired.
         """
-        found = last_progress(self._said(seen), lambda commit: self._tagged(seen, commit))
-        if found is None:
+        progress = last_progress(self._said(seen), lambda commit: self._tagged(seen, commit))
+        if progress is None:
             self._require_whole(seen)
-        return found
+        return progress
 
     def _said(self, seen: Seen) -> Iterator[Progress | Changes | None]:
         for snapshot in _ancestors(seen.metadata):
@@ -92,15 +95,16 @@ class IcebergMetadata:
             yield from_properties(_summary(snapshot), where)
 
     def _tagged(self, seen: Seen, commit: str) -> Progress | None:
-        """The state in the tagged snapshot, where it is of this commit: the ones between it and the
-        present one may have expired.
+        """Return the state of the tagged snapshot if it is of this commit.
+
+        The snapshots between it and the current one may have expired.
         """
         tag = seen.metadata.ref(STATE_TAG)
         snapshot = None if tag is None else seen.metadata.snapshot(tag.snapshotId())
         if snapshot is None:
             return None
-        found = from_properties(_summary(snapshot), f"{self._table}: the tag {STATE_TAG}")
-        return found if isinstance(found, Progress) and found.commit == commit else None
+        state = from_properties(_summary(snapshot), f"{self._table}: the tag {STATE_TAG}")
+        return state if isinstance(state, Progress) and state.commit == commit else None
 
     def _require_whole(self, seen: Seen) -> None:
         for snapshot in _ancestors(seen.metadata):
@@ -113,17 +117,21 @@ class IcebergMetadata:
                 )
 
     def staged(self, seen: Seen, commit: str) -> Any:  # noqa: ANN401
-        """The newest snapshot that was staged under this name; None where there is none."""
-        named = [one for one in seen.metadata.snapshots() if _summary(one).get(_STAGED) == commit]
+        """Return the newest snapshot that was staged under this name; None if there is none."""
+        named = [
+            snapshot
+            for snapshot in seen.metadata.snapshots()
+            if _summary(snapshot).get(_STAGED) == commit
+        ]
         return named[-1] if named else None
 
     def follows_shown(self, seen: Seen, snapshot: Any) -> bool:  # noqa: ANN401
-        """Whether a staged snapshot was made from the one that is shown."""
+        """Return whether a staged snapshot is based on the current one."""
         shown = seen.metadata.currentSnapshot()
         return bool(snapshot.parentId() == (None if shown is None else shown.snapshotId()))
 
     def stage_again(self, snapshot: Any, properties: Mapping[str, str]) -> None:  # noqa: ANN401
-        """The same files, in a new staged snapshot that is made from the one now shown."""
+        """Stage the same files in a new snapshot that is based on the current one."""
         table = self.load()
         append = table.newAppend().stageOnly()
         for data_file in snapshot.addedDataFiles(table.io()):
@@ -133,10 +141,11 @@ class IcebergMetadata:
         append.commit()
 
     def publish(self, seen: Seen, snapshot: Any) -> bool:  # noqa: ANN401
-        """Show a staged snapshot; False where the table has changed since `seen`.
+        """Make a staged snapshot the current one; return False if the table has changed since
+        `seen`.
 
         Raises:
-            Py4JJavaError: anything else; it may have happened all the same.
+            Py4JJavaError: any other error. The snapshot may have been published.
         """
         builder = jvm(self._spark).org.apache.iceberg.TableMetadata.buildFrom(seen.metadata)
         builder = builder.setBranchSnapshot(snapshot.snapshotId(), _MAIN)
@@ -150,26 +159,26 @@ class IcebergMetadata:
         return True
 
     def _with_tag(self, builder: Any, seen: Seen, whole: str | None) -> Any:  # noqa: ANN401
-        """Tag the snapshot with the whole state that this commit names; without one, no tag is
-        needed.
+        """Tag the snapshot with the whole state to which this commit refers; else remove
+        the tag.
         """
         tag = seen.metadata.ref(STATE_TAG)
         if whole is None:
             return builder if tag is None else builder.removeRef(STATE_TAG)
         named = (
-            one.snapshotId()
-            for one in _ancestors(seen.metadata)
-            if _summary(one).get(COMMIT_KEY) == whole
+            snapshot.snapshotId()
+            for snapshot in _ancestors(seen.metadata)
+            if _summary(snapshot).get(COMMIT_KEY) == whole
         )
-        found = next(named, None)
-        if found is None or (tag is not None and tag.snapshotId() == found):
+        snapshot_id = next(named, None)
+        if snapshot_id is None or (tag is not None and tag.snapshotId() == snapshot_id):
             return builder
-        reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(found).build()
+        reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(snapshot_id).build()
         return builder.setRef(STATE_TAG, reference)
 
 
 def staged_properties(commit: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """The summary of a snapshot that is staged by hand, as Spark's writer makes it."""
+    """Return the summary of a snapshot that is staged without Spark's writer."""
     return {_STAGED: commit, **properties}
 
 

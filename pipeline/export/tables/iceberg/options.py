@@ -1,4 +1,4 @@
-"""The options of an export into Iceberg."""
+"""Options of an export to Iceberg."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ _REFUSED: Final = ("isolation-level", "validate-from-snapshot-id", "branch")
 
 @dataclass(frozen=True, slots=True)
 class IcebergOptions:
-    """One table, and how it is made and written.
+    """One table, and how it is created and written.
 
     Attributes:
-        table: its name, with that of its catalog: `lake.db.orders`.
-        partitioned_by: what stands in PARTITIONED BY where the table is made: `days(timestamp)`.
-        properties: of the table where it is made: `write.format.default` and the like.
-        adds_columns: the table gets the columns that rows have and it does not.
+        table: name of the table, with that of its catalog: `lake.db.orders`.
+        partitioned_by: content of PARTITIONED BY if the table is created: `days(timestamp)`.
+        properties: table properties if the table is created: `write.format.default` and others.
         write: options of Spark's writer: `target-file-size-bytes`, `snapshot-property.*`.
+        adds_columns: whether the table gets columns of rows that it does not have.
     """
 
     table: str

@@ -1,17 +1,18 @@
-"""An Iceberg table as an export sees it.
+"""An Iceberg table of an export.
 
-Left alone, Iceberg lets appends of two writers both in, whatever each has begun from. So a commit
-has these steps, and a kill leaves:
+By itself, Iceberg accepts the appends of two writers, whatever table state each has started from.
+So a commit has these steps, and a kill leaves this:
 
-0. where rows have columns that the table does not, the table gets them, in a change of its own.
-   Killed here: columns that are null in all rows;
-1. the rows are written, and a snapshot of them is *staged*: nobody sees it. Killed here: files and
-   a snapshot that `expire_snapshots` and `remove_orphan_files` clear away;
-2. the snapshot is *published* by one change of the table's metadata, which is made of metadata
-   whose last offsets are those that the rows begin at, and which the catalog refuses where the
-   table has changed meanwhile. Killed here: the commit, or nothing of it.
+0. If rows have columns that the table does not have, the table gets them, in a change of its own.
+   After a kill, these columns are null in all rows.
+1. Spark writes the rows and *stages* a snapshot of them, which readers do not see. After a kill,
+   files and a snapshot are left that `expire_snapshots` and `remove_orphan_files` remove.
+2. One change of the table's metadata *publishes* the snapshot. It is based on metadata whose last
+   offsets are those at which the rows start, and the catalog refuses it if the table has changed
+   since. A kill leaves the whole commit, or nothing of it.
 
-Where only others have changed it (a compaction, a delete), the same files are staged again.
+If only other programs have changed the table (a compaction, a delete), the same files are staged
+again.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.segments.errors import ConfigurationError
 
 Setting = Callable[[str], str | None]
-"""A setting of Spark's session by its name; None where nobody has set it."""
+"""Returns a setting of Spark's session by its name; None if it is not set."""
 
 _HADOOP: Final = ("hadoop", "org.apache.iceberg.hadoop.hadoopcatalog")
 _RENAMES: Final = ("file", "hdfs", "viewfs", "abfs", "abfss")
@@ -51,27 +52,27 @@ _WITHIN_ONE_PROCESS: Final = "InMemoryLockManager"
 
 
 def catalog_settings(catalog: str) -> str:
-    """What the names of its settings begin with."""
+    """Return the prefix of a catalog's settings."""
     return f"spark.sql.catalog.{catalog}"
 
 
 def catalog_of(table: str) -> str:
-    """The first part of a table's name, which may be in backquotes."""
+    """Return the first part of a table's name, which may be in backquotes."""
     if table.startswith("`"):
         return table[1:].partition("`")[0]
     return table.partition(".")[0]
 
 
 def require_one_step(catalog: str, setting: Setting, default_scheme: str) -> None:
-    """Refuse a catalog that renames files where that is not one step, and nothing locks.
+    """Refuse a catalog that commits by renaming files where a rename is not atomic and has no lock.
 
     Args:
-        catalog: its name.
-        setting: of the session.
-        default_scheme: of a warehouse that is named without one.
+        catalog: name of the catalog.
+        setting: returns a setting of the session.
+        default_scheme: scheme of a warehouse path that names none.
 
     Raises:
-        ConfigurationError: says what to do.
+        ConfigurationError: the catalog could lose commits. The message says what to do.
     """
     prefix = catalog_settings(catalog)
     kind = setting(f"{prefix}.catalog-impl") or setting(f"{prefix}.type") or ""
@@ -94,11 +95,14 @@ _STAGE_AS: Final = "spark.wap.id"
 
 
 class IcebergTable:
-    """Several writers do no harm: all but one of them are refused at their commit."""
+    """Several writers at once do no harm: the commits of all but one are refused."""
 
     def __init__(self, spark: SparkSession, options: IcebergOptions) -> None:
-        """Raises MissingJarsError where Spark does not know Iceberg, ConfigurationError where the
-        catalog would lose one of two commits.
+        """Create it.
+
+        Raises:
+            MissingJarsError: Spark does not have Iceberg.
+            ConfigurationError: the catalog could lose one of two commits.
         """
         require_class(spark, "org.apache.iceberg.spark.Spark3Util", TableJar.ICEBERG)
         _require_one_step(spark, options.table)
@@ -112,16 +116,16 @@ class IcebergTable:
         return self._options.table
 
     def recover(self) -> None:
-        """See `Table`: what was staged and not published is seen by nobody, and stays."""
+        """Leave snapshots that were staged and not published. Readers do not see them."""
 
     def progress(self) -> Progress | None:
-        """See `Table`."""
+        """See `Table.progress`."""
         if not self._exists():
             return None
         return self._metadata.progress(self._metadata.look())
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
-        """See `Table`. The table is made where there is none."""
+        """See `Table.write`. The table is created if it does not exist."""
         with given_up_after(self._spark.sparkContext, seconds) as watch:
             try:
                 self._make(frame)
@@ -167,12 +171,14 @@ class IcebergTable:
                 self._spark.conf.set(_STAGE_AS, before)
 
     def _with_columns_of_table(self, frame: DataFrame) -> DataFrame:
-        """Null where the newest schema has no such field any more."""
+        """Add null columns for fields of the table that the newest schema does not have
+        any more.
+        """
         known = {name.lower() for name in frame.columns}
         missing = {
-            one.name: lit(None).cast(one.dataType)
-            for one in self._spark.table(self.name).schema
-            if one.name.lower() not in known
+            column.name: lit(None).cast(column.dataType)
+            for column in self._spark.table(self.name).schema
+            if column.name.lower() not in known
         }
         return frame.withColumns(missing) if missing else frame
 
@@ -214,8 +220,8 @@ def _require_one_step(spark: SparkSession, table: str) -> None:
 def _in_sql(properties: Mapping[str, str]) -> str:
     if not properties:
         return ""
-    told = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
-    return f" TBLPROPERTIES ({told})"
+    assignments = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
+    return f" TBLPROPERTIES ({assignments})"
 
 
 def _text(value: str) -> str:
