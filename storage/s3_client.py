@@ -8,14 +8,14 @@ from botocore.exceptions import BotoCoreError
 
 from sidetier import __version__
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage import s3_connection
+from sidetier.storage.s3_connection import install
 from sidetier.storage.s3_chain import botocore_session
 from sidetier.storage.settings import SMALL_BODY, AttemptDeadline, S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-s3_connection.install()
+install()
 
 
 def make_client(settings: S3Settings, deadline: AttemptDeadline) -> "S3Client":

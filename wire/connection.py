@@ -21,7 +21,7 @@ from sidetier.segments.errors import (
     MalformedResponseError,
     UnsupportedVersionError,
 )
-from sidetier.wire import sasl
+from sidetier.wire.sasl import exchange
 from sidetier.wire.protocol import (
     ApiKey,
     api_error,
@@ -311,7 +311,7 @@ class Connection:
                 f"{self} does not support SASL mechanism {settings.mechanism}, only "
                 f"{', '.join(handshake.mechanisms) or 'none'}"
             )
-        messages = sasl.exchange(settings)
+        messages = exchange(settings)
         message: bytes | None = next(messages)
         while message is not None:
             answer = self._ask(ApiKey.SASL_AUTHENTICATE, deadline, auth_bytes=message)

@@ -16,7 +16,7 @@ _OTHER_INSTANCES: Final = 2
 
 def check_host(facts: DoctorFacts) -> Iterator[Finding]:
     """Run all checks of this host."""
-    for check in _CHECKS:
+    for check in _HOST_CHECKS:
         yield from check(facts)
 
 
@@ -183,7 +183,7 @@ def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
-_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
+_HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     log_dirs,
     open_files,
     inotify,

@@ -28,7 +28,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
             "broker.bootstrap_servers: localhost:9092",
         )
         return
-    for check in _CHECKS:
+    for check in _TOPIC_CHECKS:
         yield from check(facts)
 
 
@@ -215,7 +215,7 @@ def _with(facts: DoctorFacts, name: str, value: str) -> list[str]:
     return [topic.name for topic in facts.topics if topic.settings.get(name) == value]
 
 
-_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
+_TOPIC_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
     refused,
     retention_by_time,
     retention_by_size,
