@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from sidetier.archive.locate import ReadRange
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
@@ -17,9 +19,9 @@ from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_storage
-from sidetier.storage.observing import RequestObserver
-from sidetier.storage.port import ChecksumAlgorithm, RemoteStorage
+from sidetier.storage.port import ChecksumAlgorithm, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
+from sidetier.storage.ranges import read_range
 from sidetier.storage.settings import (
     AttemptDeadline,
     AzureSettings,
@@ -30,7 +32,7 @@ from sidetier.storage.settings import (
     S3Settings,
     StorageEndpoint,
 )
-from sidetier.storage.store_calls import StoreCalls
+from sidetier.storage.store_calls import RequestObserver, StoreCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +196,15 @@ def _credentials(s3: S3Config) -> Credentials | None:
         return None
     token = s3.session_token.resolve() if s3.session_token is not None else None
     return Credentials(s3.access_key_id.resolve(), s3.secret_access_key.resolve(), token)
+
+
+def range_reader(archive: ArchiveAccess, topic: str) -> ReadRange:
+    """Return a function that reads ranges of a topic's objects."""
+    deadline = archive.provider.endpoint(topic).deadline
+    return partial(_read, archive.store(topic), deadline)
+
+
+def _read(
+    store: RemoteStorage, deadline: AttemptDeadline, row: ObjectSummary, start: int, end: int
+) -> bytes:
+    return read_range(store, row.key, start, end, condition=IfMatch(row.etag), deadline=deadline)

@@ -8,16 +8,16 @@ leader epoch, an archive end offset that went back, or an object that is not as 
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, takewhile
+from time import perf_counter, thread_time
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.errors import NoArchiveError
 from sidetier.archive.extract import Extract
-from sidetier.archive.listing import partition_rows
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import Watermark, read_watermark
@@ -33,8 +33,89 @@ from sidetier.archive.view import (
     view_of_pinterest,
 )
 from sidetier.segments.errors import ObjectNotFoundError
-from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.storage.port import ObjectSummary, RemoteStorage
+from sidetier.segments.keys import parse_object_key
+from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
+
+# List one partition. A long listing on a slow store is read in several parts at the same time.
+#
+# An object store returns 1,000 objects per page, and a page can be requested only after the one
+# before it. Names of segments are their base offsets, so a part can begin at any base offset.
+
+_PARTS: Final = 4
+_PATIENCE: Final = 0.02
+"""Seconds. On a store that answers faster, parallel threads would only wait for Python's GIL."""
+
+
+def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> list[ObjectSummary]:
+    """List all objects below a partition's prefix, in the order of `RemoteStorage.list_objects`.
+
+    Args:
+        store: The partition's store.
+        prefix: The partition's key prefix. Ends with a slash.
+        newest: A base offset near the end of the partition.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    rows = iter(store.list_objects(prefix))
+    begin, before = perf_counter(), thread_time()
+    first = list(islice(rows, LISTED_AT_ONCE))
+    # Time without CPU time: how long the store, and not the parsing of its answer, took.
+    waited = perf_counter() - begin - (thread_time() - before)
+    bounds = part_bounds(first, prefix, newest) if waited > _PATIENCE else []
+    if not bounds:
+        return [*first, *rows]
+    with ThreadPoolExecutor(len(bounds), "archive-list") as helpers:
+        parts = [
+            helpers.submit(_until, store.list_objects(prefix, start_after=after), end)
+            for after, end in zip(bounds, [*bounds[1:], None], strict=True)
+        ]
+        listed = [*first, *_until(rows, bounds[0])]
+        for part in parts:
+            listed += part.result()
+    return listed
+
+
+def part_bounds(first: Sequence[ObjectSummary], prefix: str, newest: BaseOffset) -> list[str]:
+    """Return the keys at which to cut the listing behind its first page, in ascending order.
+
+    The number of further pages is estimated from the distance between base offsets on the first
+    page.
+
+    Returns:
+        No keys if fewer than two further pages are expected, or if the first page is not full or
+        has no segments.
+    """
+    bases = [parsed[0] for row in first if (parsed := parse_object_key(row.key, prefix))]
+    if len(first) < LISTED_AT_ONCE or not bases:
+        return []
+    reached, left = bases[-1], newest - bases[-1]
+    parts = min(_PARTS, left // max(1, reached - bases[0]))
+    return [f"{prefix}{reached + left * part // parts:020d}" for part in range(1, parts)]
+
+
+def _until(rows: Iterable[ObjectSummary], end: str | None) -> list[ObjectSummary]:
+    return list(takewhile(lambda row: end is None or row.key <= end, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveBounds:
+    """The readable range of an archive, by its newest snapshot. The range may contain gaps.
+
+    Attributes:
+        start_offset: First stored offset. Equal to `next_offset` if nothing is stored.
+        next_offset: One past the last readable offset.
+        is_pinterest: Whether Pinterest's uploader fills the archive. Then nothing proves that the
+            stored records were ever committed.
+        looked_at: The reader's clock when the snapshot was taken, in seconds.
+    """
+
+    start_offset: Offset
+    next_offset: Offset
+    is_pinterest: bool
+    looked_at: float
+
 
 _LISTING_SECONDS: Final = 60.0
 """Maximum age of the full listing that gives the archive's start offset."""

@@ -31,9 +31,9 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.factory import open_storage
-from sidetier.storage.observing import NullObserver
 from sidetier.storage.provider import OpenStores, PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
+from sidetier.storage.store_calls import NullObserver
 from sidetier.uploader.chapters import LongArchive, write_chapters
 
 _SEGMENT_BYTES, _BATCH_BYTES = 48 << 10, 6 << 10

@@ -1,19 +1,183 @@
 """`sidetier backfill`: archive the closed segments in the log dirs once, and exit."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topics
-from sidetier.cli.backfill.job import Scope, prepare
-from sidetier.cli.backfill.view import OutcomeResult, PlanResult
+from sidetier.cli.arguments import checked_topics, most_lines, size_text
+from sidetier.cli.backfill.job import Outcome, PartitionOutcome, Scope, prepare
+from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
     from sidetier.config.loading import LoadedConfig
+
+
+UNCOMMITTED_HINT = (
+    "not known to be committed: replication-offset-checkpoint is older than these segments or "
+    "below their end, and no broker said more. If these log dirs are complete, see "
+    "--assume-committed in --help."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Output of a dry run."""
+
+    plan: BackfillPlan
+
+    def as_json(self) -> object:
+        """Return one mapping per partition, sizes in bytes."""
+        return {
+            "dry_run": True,
+            "segments": self.plan.segments,
+            "size_bytes": self.plan.size,
+            "unreadable_log_dirs": list(self.plan.unreadable),
+            "partitions": [_plan_fields(partition) for partition in self.plan.partitions],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each partition that has a closed segment or cannot be read."""
+        shown = [
+            partition
+            for partition in self.plan.partitions
+            if partition.log_start is not None or partition.problem
+        ]
+        columns = ("PARTITION", "ON DISK", "ARCHIVED UP TO", "TO STORE", "SIZE")
+        total = f"{self.plan.segments} segments, {size_text(self.plan.size)}"
+        footer = f"dry run, nothing was written: {total} to store of {len(shown)} partitions"
+        idle = len(self.plan.partitions) - len(shown)
+        if idle:
+            footer += f"; {idle} without a closed segment are left out"
+        if any(partition.uncommitted for partition in self.plan.partitions):
+            footer += f"\n{UNCOMMITTED_HINT}"
+        notes = [f"{p.topic_partition}: {'; '.join(_notes(p))}" for p in shown if _notes(p)]
+        footer = "\n".join([*most_lines(notes), *self.plan.unreadable, footer])
+        if not shown:
+            return (Table((), footer=footer),)
+        return (Table(columns, [_plan_cells(partition) for partition in shown], footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeResult:
+    """Output of a run."""
+
+    outcome: Outcome
+
+    def as_json(self) -> object:
+        """Return one mapping per partition, sizes in bytes."""
+        return {
+            "dry_run": False,
+            "interrupted": self.outcome.interrupted,
+            "segments": sum(partition.stored.segments for partition in self.outcome.partitions),
+            "size_bytes": sum(partition.stored.size for partition in self.outcome.partitions),
+            "left": sum(partition.left for partition in self.outcome.partitions),
+            "unreadable_log_dirs": list(self.outcome.unreadable),
+            "partitions": [_outcome_fields(partition) for partition in self.outcome.partitions],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each partition with segments to store, a gap or a problem."""
+        partitions = self.outcome.partitions
+        shown = [
+            partition
+            for partition in partitions
+            if partition.plan.due or partition.gap_records or partition.why
+        ]
+        shown.sort(
+            key=lambda partition: not (partition.left or partition.gap_records or partition.why)
+        )
+        columns = ("PARTITION", "STORED", "SIZE", "ARCHIVED UP TO", "LEFT")
+        problems = [f"{o.plan.topic_partition}: {text}" for o in shown if (text := _problem(o))]
+        segments = sum(partition.stored.segments for partition in partitions)
+        footer = f"{segments} segments, {size_text(sum(o.stored.size for o in partitions))} stored"
+        idle = len(partitions) - len(shown)
+        footer += f"; {idle} partitions had nothing to store" if idle else ""
+        left = sum(partition.left for partition in partitions)
+        if left:
+            footer += f"; {left} segments are left"
+        if self.outcome.interrupted:
+            footer += "\ninterrupted: run it again, and it goes on where it ended"
+        elif any(partition.left and partition.plan.uncommitted for partition in partitions):
+            footer += f"\n{UNCOMMITTED_HINT}"
+        footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
+        if not shown:
+            return (Table((), footer=footer),)
+        return (Table(columns, [_outcome_cells(partition) for partition in shown], footer=footer),)
+
+
+def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
+    return (
+        str(one.topic_partition),
+        None if one.log_start is None else f"[{one.log_start}, {one.closed_end})",
+        one.next_offset,
+        len(one.due) if one.refused is None else 0,
+        size_text(one.size if one.refused is None else 0),
+    )
+
+
+def _notes(one: PartitionPlan) -> Sequence[str]:
+    if one.refused or one.problem:
+        return [text for text in (one.refused, one.problem) if text]
+    notes = [f"offsets {gap} are gone" for gap in one.gaps]
+    if one.present:
+        notes.append(f"{one.present} are stored already, and not committed")
+    if one.uncommitted:
+        notes.append(f"{one.uncommitted} not known to be committed")
+    return notes
+
+
+def _plan_fields(one: PartitionPlan) -> dict[str, Any]:
+    tp = one.topic_partition
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "log_start": one.log_start,
+        "closed_end": one.closed_end,
+        "next_offset": one.next_offset,
+        "stored_segments": one.stored_segments,
+        "segments": [asdict(due) for due in one.due],
+        "size_bytes": one.size,
+        "present": one.present,
+        "uncommitted": one.uncommitted,
+        "gaps": [{"start_offset": gap.start, "end_offset": gap.end} for gap in one.gaps],
+        "refused": one.refused,
+        "problem": one.problem,
+    }
+
+
+def _outcome_cells(one: PartitionOutcome) -> Sequence[Cell]:
+    return (
+        str(one.plan.topic_partition),
+        one.stored.segments,
+        size_text(one.stored.size),
+        one.next_offset,
+        one.left,
+    )
+
+
+def _problem(one: PartitionOutcome) -> str | None:
+    gap = f"{one.gap_records} records were gone before they were stored"
+    return "; ".join(text for text in (gap if one.gap_records else None, one.why) if text) or None
+
+
+def _outcome_fields(one: PartitionOutcome) -> dict[str, Any]:
+    tp = one.plan.topic_partition
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "segments": one.stored.segments,
+        "size_bytes": one.stored.size,
+        "next_offset": one.next_offset,
+        "left": one.left,
+        "gap_records": one.gap_records,
+        "why": one.why,
+    }
 
 
 @click.command(name="backfill")

@@ -82,7 +82,7 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     if servers is None:
         return None
     from sidetier.cli.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- load librdkafka only if a cluster is configured
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- as above
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415 -- as above
 
     return KafkaCluster(str(servers), as_texts(properties))
 

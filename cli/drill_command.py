@@ -252,7 +252,7 @@ def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "Li
     """
     from sidetier.cli.cluster_facts import open_cluster  # noqa: PLC0415
     from sidetier.cli.drill.run import LiveBrokers  # noqa: PLC0415
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.verify import BrokerSide  # noqa: PLC0415
 
     cluster = open_cluster(config)

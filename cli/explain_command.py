@@ -1,16 +1,199 @@
 """`sidetier explain`: where a record is now, and what it waits for."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import click
 
-from sidetier.cli.arguments import PARTITION, bootstrap_option, checked_topic, sidecar_option
-from sidetier.cli.explain.decide import decide
-from sidetier.cli.explain.gather import Question, gather
-from sidetier.cli.explain.view import ExplainResult
+from sidetier.cli.arguments import (
+    PARTITION,
+    bootstrap_option,
+    checked_topic,
+    sidecar_option,
+    size_text,
+)
+from sidetier.cli.explain.decide import Answer, decide
+from sidetier.cli.explain.gather import Facts, Fields, Question, gather
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
+from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.segments.offsets import Offset, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainResult:
+    """The answer, and the facts behind it."""
+
+    facts: Facts
+    answer: Answer
+
+    def as_json(self) -> object:
+        """Return answer and facts. Names of answers and gates are stable; an unavailable
+        source is null.
+        """
+        facts, tp = self.facts, self.facts.topic_partition
+        segment = facts.local.holder(facts.offset) if facts.local is not None else None
+        sidecar = facts.sidecar
+        return {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "offset": facts.offset,
+            "answer": self.answer.kind.value,
+            "gate": None if self.answer.gate is None else self.answer.gate.value,
+            "text": self.answer.text,
+            "exit_code": self.answer.code,
+            "disk": None if facts.local is None else _local_json(facts.local, segment),
+            "sidecar": None if sidecar is None else _sidecar_json(facts),
+            "archive": None if facts.archive is None else asdict(facts.archive),
+            "cluster": None if facts.replicas is None else _cluster_json(facts),
+            "problems": dict(facts.problems),
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return the verdict on the first line, then a row for each source."""
+        facts = self.facts
+        verdict = f"{facts.topic_partition} offset {facts.offset}: {self.answer.text}"
+        rows = [
+            ("disk", _or_problem(facts, "disk", _disk_text(facts))),
+            ("sidecar", _or_problem(facts, "sidecar", _sidecar_text(facts))),
+            ("archive", _or_problem(facts, "archive", _archive_text(facts))),
+            ("cluster", _or_problem(facts, "cluster", _cluster_text(facts))),
+        ]
+        return (Table((), footer=verdict), Table(("SOURCE", "SAYS"), rows))
+
+
+def _or_problem(facts: Facts, source: str, text: str | None) -> str:
+    problem = facts.problems.get(source)
+    if problem is None:
+        return text or "nothing"
+    return f"cannot tell: {problem}" if text is None else f"{text}; but {problem}"
+
+
+def _disk_text(facts: Facts) -> str | None:
+    log = facts.local
+    if log is None:
+        return None if "disk" in facts.problems else "the partition has no replica on this host"
+    segment = log.holder(facts.offset)
+    reach = f"offsets [{log.start}, {_or_unknown(log.end)}) here"
+    if segment is None:
+        return f"not in {log.directory} ({reach})"
+    return f"{segment.path} ({_place(segment)}, {size_text(segment.size_bytes)}); {reach}"
+
+
+def _or_unknown(end: int | None) -> str:
+    return "?" if end is None else str(end)
+
+
+def _place(segment: LocalSegment) -> str:
+    if segment.place is Place.STAGED:
+        return "deleted by the broker, unlinked soon"
+    return "closed" if segment.place is Place.CLOSED else "active, so not closed yet"
+
+
+def _sidecar_text(facts: Facts) -> str | None:
+    sidecar = facts.sidecar
+    if sidecar is None:
+        return None
+    prefix = "" if sidecar.broker_id is None else f"of broker {sidecar.broker_id}: "
+    return prefix + "; ".join(_sidecar_parts(facts))
+
+
+def _sidecar_parts(facts: Facts) -> Iterator[str]:
+    sidecar = facts.sidecar
+    row = sidecar.row if sidecar is not None else None
+    pin = sidecar.pin_of(facts.offset) if sidecar is not None else None
+    if row is None:
+        yield "does not lead the partition"
+    else:
+        yield f"{row['state']}, next offset {_or_dash(row['next_offset'])}"
+        yield f"{row['unstored_segments']} closed segments not stored"
+        if row["waiting_for"]:
+            yield f"waits for {row['waiting_for']}"
+    yield "does not hold the record open" if pin is None else _pin_text(pin)
+
+
+def _pin_text(pin: Fields) -> str:
+    return f"holds offsets [{pin['start_offset']}, {_or_unknown(pin['end_offset'])}) open"
+
+
+def _archive_text(facts: Facts) -> str | None:
+    return None if facts.archive is None else "; ".join(_archive_parts(facts))
+
+
+def _archive_parts(facts: Facts) -> Iterator[str]:
+    archive = facts.archive
+    if archive is None:
+        return
+    mark = archive.watermark
+    begin = _or_dash(archive.begins_at)
+    yield mark.problem or f"offsets [{begin}, {_or_unknown(mark.next_offset)}) are archived"
+    if mark.watermark is not None and mark.watermark.pending is not None:
+        yield f"a part of it is being moved to {mark.watermark.pending}"
+    if archive.holder is not None:
+        held = archive.holder
+        yield f"{held.key} ({size_text(held.size_bytes)})"
+    if archive.gap is not None:
+        yield f"recorded gap {archive.gap.key}"
+    if archive.start_offset is not None:
+        yield f"begun at offset {archive.start_offset} (uploader.offset_reset: latest)"
+    yield from (f"set aside: {key}" for key in archive.set_aside)
+
+
+def _cluster_text(facts: Facts) -> str | None:
+    held = facts.replicas
+    if held is None:
+        return None
+    leader = "nobody leads" if held.leader is None else f"led by broker {held.leader}"
+    replicas = f"replicas {_numbers(held.replicas)}, in sync {_numbers(held.in_sync)}"
+    bounds = facts.bounds
+    if bounds.high_watermark is None:
+        return f"{leader}; {replicas}"
+    reach = f"log starts at {bounds.start}, high watermark {bounds.high_watermark}"
+    return f"{leader}; {replicas}; {reach}"
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids)) or "none"
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _local_json(log: LocalLog, segment: LocalSegment | None) -> Fields:
+    return {
+        "directory": log.directory,
+        "log_start_offset": log.start,
+        "log_end_offset": log.end,
+        "checkpointed_high_watermark": log.checkpointed,
+        "segment": None if segment is None else asdict(segment),
+    }
+
+
+def _sidecar_json(facts: Facts) -> Fields:
+    sidecar = facts.sidecar
+    if sidecar is None:
+        return {}
+    return {
+        "broker_id": sidecar.broker_id,
+        "partition": sidecar.row,
+        "pin": sidecar.pin_of(facts.offset),
+    }
+
+
+def _cluster_json(facts: Facts) -> Fields:
+    held = facts.replicas
+    if held is None:
+        return {}
+    return {
+        "leader": held.leader,
+        "replicas": list(held.replicas),
+        "in_sync": list(held.in_sync),
+        "log_start_offset": facts.bounds.start,
+        "high_watermark": facts.bounds.high_watermark,
+    }
+
 
 _OFFSET: Final = click.IntRange(0, 2**63 - 2)
 

@@ -20,7 +20,7 @@ from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
-    from sidetier.cli.backfill.progress import Amount
+    from sidetier.cli.backfill.job import Amount
     from sidetier.config.model import Config
     from sidetier.mirror.hydrate.cluster_state import RestoredKind
     from sidetier.mirror.hydrate.finish import OpenTransactionFound
@@ -253,7 +253,7 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 every partition is placed; 1 a partition could not be placed; 2 a log dir is in
     use, or belongs to another cluster; 130 interrupted.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    from sidetier.cli.backfill.progress import Amount, shown  # noqa: PLC0415
+    from sidetier.cli.backfill.job import Amount, shown  # noqa: PLC0415
     from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.config.units import parse_size  # noqa: PLC0415
@@ -420,7 +420,7 @@ def verify_command(
     """  # noqa: D301 -- \b is click's marker and must be one character
     from sidetier.cli.hydrate.view import VerifiedResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import check_cluster, read_plan  # noqa: PLC0415
 
     verify, finish = _with_libraries("verify"), _with_libraries("finish")
@@ -528,7 +528,7 @@ class _Amounts:
 
     def add(self, size: int, segments: int) -> None:
         """Add `size` bytes and this number of segments."""
-        from sidetier.cli.backfill.progress import Amount  # noqa: PLC0415
+        from sidetier.cli.backfill.job import Amount  # noqa: PLC0415
 
         with self._lock:
             self._size += size
@@ -581,7 +581,7 @@ def _properties(config: "Config", bootstrap: str | None) -> dict[str, str | int 
 
 
 def _admin(config: "Config", bootstrap: str | None) -> "TopicAdmin":
-    from sidetier.leadership.admin import admin_client, as_texts  # noqa: PLC0415
+    from sidetier.leadership.cluster import admin_client, as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.topics import TopicAdmin  # noqa: PLC0415
 
     properties = as_texts(_properties(config, bootstrap))
@@ -638,7 +638,7 @@ def _restored(
         read_cluster_state,
     )
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.cluster_state import restore_cluster_state  # noqa: PLC0415
     from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
 

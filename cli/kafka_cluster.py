@@ -5,12 +5,10 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.cli.cluster_facts import ClusterMap, LogOffsets, ReplicaSet, Settings
-from sidetier.leadership.admin import admin_client
-from sidetier.leadership.offsets import End, ask_offsets
+from sidetier.leadership.cluster import End, admin_client, ask_offsets
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 

@@ -478,7 +478,7 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
 
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.config.types import resolved  # noqa: PLC0415
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.acls import AclCopier  # noqa: PLC0415
     from sidetier.mirror.archive_source import ArchiveSource  # noqa: PLC0415
     from sidetier.mirror.catalog import (  # noqa: PLC0415

@@ -15,12 +15,16 @@ from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
-from sidetier.cli.backfill.progress import Amount, Progress, shown
+from sidetier.cli.backfill.job import Amount, Progress, shown
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.cli.stores import layout_of, open_every_store, require_fencing
-from sidetier.cli.topic_identity import TopicIdentity, ask_identity
-from sidetier.segments.errors import ArchiveError, ConfigurationError, SidetierError
+from sidetier.segments.errors import (
+    ArchiveError,
+    ConfigurationError,
+    LeadershipUnavailableError,
+    SidetierError,
+)
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
@@ -30,6 +34,46 @@ from sidetier.uploader.archive.quarantine.retirement import is_there, plan_retir
 
 if TYPE_CHECKING:
     from sidetier.config.model import Config
+
+
+_TIMEOUT_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """A topic's id as Kafka prints it, and its number of partitions; 0 if the topic is absent."""
+
+    topic_id: str | None = None
+    partitions: int = 0
+
+    def has(self, partition: int) -> bool:
+        """Return whether the topic has this partition."""
+        return partition < self.partitions
+
+
+def ask_identity(config: "Config", topic: str) -> TopicIdentity:
+    """Ask the configured brokers. For an unknown topic, return an identity without an id.
+
+    Raises:
+        LeadershipUnavailableError: No broker answers, or it refuses.
+    """
+    from confluent_kafka import KafkaException  # noqa: PLC0415
+
+    from sidetier.leadership.cluster import admin_client, as_texts, described, kafka_text  # noqa: PLC0415  # noqa: PLC0415
+
+    servers = config.broker.bootstrap_servers or ""
+    properties = as_texts(config.broker.client_properties())
+    client = admin_client(servers, properties, {"log_level": 0})
+    try:
+        description = described(client, topic, _TIMEOUT_SECONDS)
+    except KafkaException as error:
+        raise LeadershipUnavailableError(
+            f"{servers}: topic {topic} cannot be described: {error.args[0].str()}"
+        ) from error
+    if description is None:
+        return TopicIdentity()
+    return TopicIdentity(kafka_text(str(description.topic_id)), len(description.partitions))
+
 
 _AT_ONCE: Final = 16
 _REASON: Final = "by sidetier retire"

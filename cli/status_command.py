@@ -1,25 +1,289 @@
 """`sidetier status`: show the partitions of the running sidecar."""
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import checked_topic, sidecar_option
+from sidetier.cli.arguments import age_text, checked_topic, most_lines, sidecar_option, size_text
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, emit, output_option
-from sidetier.cli.sidecar_client import (
-    ask_partitions,
-    ask_readiness,
-    bearer_token_of,
-    url_of,
-)
-from sidetier.cli.status_view import StatusResult
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.config.telemetry import HttpConfig
+
+
+MOST_ROWS: Final = 40
+"""Up to this number of partitions, all are shown; beyond it, only those that are not FINE."""
+
+_SEGMENT: Final = re.compile("^segment [0-9]+ ")
+
+Fields = Mapping[str, Any]
+
+
+class Severity(IntEnum):
+    """Need for an operator's attention; the most severe comes first."""
+
+    HALTED = 0
+    HELD = 1
+    MOVING = 2
+    GAP = 3
+    BEHIND = 4
+    FINE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One partition of `/api/partitions`."""
+
+    fields: Fields
+
+    @property
+    def severity(self) -> Severity:
+        """Most severe state that applies."""
+        if self.fields["state"] == "halted":
+            return Severity.HALTED
+        if self.fields["state"] == "quarantining":
+            return Severity.MOVING
+        if self.fields["last_error"] is not None:
+            return Severity.HELD
+        if self._gap_records or self.fields.get("unresolved_quarantines"):
+            return Severity.GAP
+        return Severity.BEHIND if self.fields["unstored_segments"] else Severity.FINE
+
+    @property
+    def order(self) -> tuple[Severity, float, str, int]:
+        """Sort key: most severe first, then the longest wait."""
+        age = self.fields["oldest_unstored_age_seconds"] or 0.0
+        return self.severity, -age, self.fields["topic"], self.fields["partition"]
+
+    def cells(self) -> Sequence[Cell]:
+        """Return the cells of the table row."""
+        fields = self.fields
+        state = "held" if self.severity is Severity.HELD else fields["state"]
+        return (
+            f"{fields['topic']}-{fields['partition']}",
+            state,
+            fields.get("log_end"),
+            fields["next_offset"],
+            self._unarchived(),
+            self._behind(),
+            "see below" if self.is_problem else self._waits(),
+        )
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether an operator must act."""
+        return self.severity < Severity.BEHIND
+
+    def problem(self) -> str:
+        """Return the full description of the problem, in one line."""
+        fields = self.fields
+        gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
+        quarantines = fields.get("unresolved_quarantines")
+        parts = [
+            f"{gap} records were gone before they were stored" if gap else None,
+            f"{quarantines} quarantines are not acknowledged" if quarantines else None,
+            waiting,
+        ]
+        if error is not None and error not in (waiting or ""):
+            parts.append(f"last error: {error}")
+        return f"{fields['topic']}-{fields['partition']}: {'; '.join(filter(None, parts))}"
+
+    @property
+    def _gap_records(self) -> int:
+        """Gap records that no operator has acknowledged, or all if the sidecar cannot tell yet."""
+        unresolved: int | None = self.fields.get("unresolved_gap_records")
+        since_start: int = self.fields["gap_records"]
+        return since_start if unresolved is None else unresolved
+
+    def _waits(self) -> str | None:
+        """Return the reason without the segment, because ARCHIVED TO already shows its offset."""
+        waiting: str | None = self.fields["waiting_for"]
+        return None if waiting is None else _SEGMENT.sub("", waiting)
+
+    def _unarchived(self) -> str | None:
+        """Return what only the brokers have, in closed segments and in the active one."""
+        records = self.fields.get("unarchived_records")
+        if not records:
+            return None if records is None else "0"
+        size = size_text(self.fields["unarchived_bytes"])
+        return f"{records:,} rec, {size}, {age_text(self.fields['unarchived_age_seconds'])}"
+
+    def _behind(self) -> str | None:
+        segments = self.fields["unstored_segments"]
+        if not segments:
+            return None
+        age = age_text(self.fields["oldest_unstored_age_seconds"])
+        return f"{segments} seg, {size_text(self.fields['unstored_bytes'])}, {age}"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusResult:
+    """Answers of a sidecar to `/api/partitions` and `/readyz`."""
+
+    url: str
+    answer: Fields
+    conditions: Sequence[Fields]
+    show_all: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """Partitions, the most severe first."""
+        rows = (Row(fields) for fields in self.answer["partitions"])
+        return sorted(rows, key=lambda row: row.order)
+
+    @property
+    def problems(self) -> int:
+        """Number of partitions with problems, and of log dirs and links that are not read.
+
+        A partition has a problem if it is halted, held, being moved to quarantine, or has a gap.
+        """
+        return sum(row.is_problem for row in self.rows) + len(self.log_dir_problems)
+
+    @property
+    def log_dir_problems(self) -> list[str]:
+        """Unreadable log dirs and links that are not followed; empty for an older sidecar."""
+        return list(self.answer.get("log_dir_problems", ()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the sidecar reports that it is ready."""
+        return bool(self.answer["ready"])
+
+    def as_json(self) -> object:
+        """Return the sidecar's own fields, the most severe partition first."""
+        return {
+            **self.answer,
+            "url": self.url,
+            "conditions": list(self.conditions),
+            "problems": self.problems,
+            "partitions": [dict(row.fields) for row in self.rows],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return one table, with a summary as its footer."""
+        rows = self.rows
+        visible = rows
+        if not self.show_all and len(rows) > MOST_ROWS:
+            visible = [row for row in rows if row.severity is not Severity.FINE]
+        hidden = len(rows) - len(visible)
+        columns = (
+            "PARTITION",
+            "STATE",
+            "LOG END",
+            "ARCHIVED TO",
+            "NOT ARCHIVED",
+            "OF IT CLOSED",
+            "WAITING FOR",
+        )
+        lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
+        lines += most_lines([row.problem() for row in rows if row.is_problem])
+        footer = "\n".join([*lines, *self._summary(rows)])
+        if not visible:
+            return (Table((), footer=footer),)
+        return (Table(columns, [row.cells() for row in visible], footer=footer),)
+
+    def _summary(self, rows: Sequence[Row]) -> list[str]:
+        counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
+        parts = [f"{count} {name}" for name, count in counts if count]
+        broker, cluster = self.answer["broker_id"], self.answer["cluster"]
+        line = f"broker {broker} of {cluster} leads {len(rows)} partitions: "
+        line += ", ".join(parts) or "nothing closed yet"
+        line += _lag(rows)
+        alone = _on_the_broker_alone(rows)
+        unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
+        held_errors = [
+            f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
+            for error in self.answer.get("held_errors", ())
+        ]
+        ready = [] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]
+        return [
+            *most_lines(held_errors),
+            *most_lines(self.log_dir_problems),
+            line,
+            *alone,
+            *_of_cluster_snapshots(self.answer.get("cluster_snapshots", ())),
+            *_of_last_drill(self.answer.get("last_drill")),
+            *ready,
+        ]
+
+
+_WORDS: Final = (
+    ("halted", Severity.HALTED),
+    ("held by errors", Severity.HELD),
+    ("being set aside", Severity.MOVING),
+    ("with a gap", Severity.GAP),
+    ("behind", Severity.BEHIND),
+    ("with all closed segments archived", Severity.FINE),
+)
+
+
+def _count(rows: Sequence[Row], severity: Severity) -> int:
+    return sum(row.severity is severity for row in rows)
+
+
+def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
+    behind = [row.fields for row in rows if row.fields.get("unarchived_records")]
+    if not behind:
+        return []
+    records = sum(fields["unarchived_records"] for fields in behind)
+    size = size_text(sum(fields["unarchived_bytes"] for fields in behind))
+    ages = [fields["unarchived_age_seconds"] or 0.0 for fields in behind]
+    return [
+        (
+            f"not archived: {records:,} records ({size} of segments) are on the brokers alone, "
+            f"the oldest for {age_text(max(ages))}"
+        )
+    ]
+
+
+def _of_cluster_snapshots(snapshots: Sequence[Fields]) -> list[str]:
+    """Return the ages of the newest snapshots, and the problems with any of them."""
+    if not snapshots:
+        return []
+    ages = ", ".join(
+        f"{snapshot['kind']} {age_text(snapshot['age_seconds']) if snapshot['stored'] else 'never'}"
+        for snapshot in snapshots
+    )
+    wrong = [
+        f"cluster snapshot of {snapshot['kind']}: {snapshot['problem']}"
+        for snapshot in snapshots
+        if snapshot["problem"] is not None
+    ]
+    return [f"cluster snapshots, by age: {ages}", *wrong]
+
+
+def _of_last_drill(drill: Fields | None) -> list[str]:
+    """Return the time and outcome of the last restore drill; nothing without one."""
+    if drill is None:
+        return []
+    if drill["succeeded"]:
+        return [f"last drill: succeeded at {_moment(drill['finished_ms'])}"]
+    success = drill["last_successful_ms"]
+    before = "none has succeeded yet" if success is None else f"last success {_moment(success)}"
+    return [f"last drill: FAILED at {_moment(drill['finished_ms'])}: {drill['problem']}; {before}"]
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="minutes")
+
+
+def _lag(rows: Sequence[Row]) -> str:
+    segments = sum(row.fields["unstored_segments"] for row in rows)
+    if not segments:
+        return ""
+    size = size_text(sum(row.fields["unstored_bytes"] for row in rows))
+    ages = [row.fields["oldest_unstored_age_seconds"] or 0.0 for row in rows]
+    return f"; {segments} segments, {size} to store, the oldest since {age_text(max(ages))}"
 
 
 @click.command(name="status")

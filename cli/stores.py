@@ -1,24 +1,66 @@
 """Open the configured stores: shared by every command that uses the archive."""
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+import click
+
 from sidetier.archive import access
 from sidetier.archive.access import ArchiveAccess, endpoint_provider
-from sidetier.cli.store_waits import told_waits
 from sidetier.config.contradictions import file_root
 from sidetier.config.model import Config
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_storage
-from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.provider import PatternEndpointProvider
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.storage.store_calls import StoreCalls
+from sidetier.storage.store_calls import RequestObserver, StoreCalls
+
+_FIRST_SECONDS: Final = 3.0
+"""Duration of a request, in seconds, before the first message."""
+_LOOK_SECONDS: Final = 0.25
+
+
+@contextmanager
+def told_waits(first_seconds: float = _FIRST_SECONDS) -> Iterator[StoreCalls]:
+    """Report the oldest request after `first_seconds`, and again at each of its attempts.
+
+    Yields:
+        The registry to open stores with. Only calls of these stores are reported.
+    """
+    calls, ended = StoreCalls(), threading.Event()
+    teller = threading.Thread(
+        target=_tell, args=(calls, ended, first_seconds), name="store-waits", daemon=True
+    )
+    teller.start()
+    try:
+        yield calls
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _tell(calls: StoreCalls, ended: threading.Event, first_seconds: float) -> None:
+    reported: tuple[str, int] | None = None
+    while not ended.wait(_LOOK_SECONDS):
+        oldest = next(iter(calls.under_way()), None)
+        if oldest is None or calls.seconds(oldest) < first_seconds:
+            continue
+        if reported != (oldest.store, oldest.attempt):
+            reported = oldest.store, oldest.attempt
+            # Standard error may be closed. The command itself ends with the store's answer.
+            with suppress(OSError):
+                click.echo(
+                    f"sidetier: waiting for the store at {oldest.store}, "
+                    f"attempt {oldest.attempt} ({oldest.operation} {oldest.key})",
+                    file=sys.stderr,
+                )
+
 
 _HASTY_ATTEMPTS: Final = 3
 _HASTY_SECONDS: Final = 10.0

@@ -375,7 +375,7 @@ def _zookeeper_tls(tls: ZookeeperTlsConfig | None) -> ZookeeperTls | None:
 def _client_properties(config: Config) -> dict[str, str]:
     properties = config.broker.client_properties()
     properties.pop("bootstrap.servers", None)
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 - load librdkafka only if it is used
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415 - load librdkafka only if it is used
 
     return as_texts(properties)
 
@@ -385,7 +385,7 @@ def high_watermark_source(config: Config) -> HighWatermarkSource | None:
     servers = config.broker.bootstrap_servers
     if servers is None or not config.uploader.high_watermark.list_offsets:
         return None
-    from sidetier.leadership.high_watermarks import (  # noqa: PLC0415 - load librdkafka only if it is used
+    from sidetier.leadership.cluster import (  # noqa: PLC0415 - load librdkafka only if it is used
         KafkaHighWatermarks,
     )
 
@@ -397,7 +397,7 @@ def topic_config_source(config: Config) -> TopicConfigSource | None:
     servers = config.broker.bootstrap_servers
     if servers is None:
         return None
-    from sidetier.leadership.topic_configs import (  # noqa: PLC0415 - load librdkafka only if it is used
+    from sidetier.leadership.cluster import (  # noqa: PLC0415 - load librdkafka only if it is used
         KafkaTopicConfigs,
     )
 

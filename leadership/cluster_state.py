@@ -9,13 +9,19 @@ from confluent_kafka import (
     KafkaException,
     TopicCollection,
 )
-from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
-from confluent_kafka.admin._config import ConfigEntry, ConfigResource, ConfigSource
-from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourcePatternType,
+    ResourceType,
+)
 
-from sidetier.leadership.admin import admin_client
+from sidetier.leadership.cluster import admin_client, kafka_text
 from sidetier.leadership.port import ReadState
-from sidetier.leadership.topics import kafka_text
 from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,

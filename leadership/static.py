@@ -8,8 +8,8 @@ from typing import Final
 import structlog
 
 from sidetier.leadership.port import LeadershipView, ViewListener
-from sidetier.leadership.publisher import ViewPublisher
 from sidetier.leadership.settings import StaticSettings
+from sidetier.leadership.worker import ViewPublisher
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import UNKNOWN_EPOCH, TopicPartition

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.ranged import range_reader
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.transaction_indexes import open_at_base, transactions_of
 from sidetier.archive.view import ArchiveView

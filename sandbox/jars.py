@@ -1,15 +1,66 @@
 """Jars of pinned Java servers, fetched by Maven if it is installed, or else by Ivy."""
 
+import importlib.util
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sidetier.sandbox.cache import fetch_once
 from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.ivy import ivy_jar
 from sidetier.sandbox.java import find_java
+from sidetier.sandbox.pip import download
+
+# Apache Ivy, which fetches jars if Maven is not installed.
+#
+# PySpark contains Ivy's jar, so a Python package registry is enough to get it.
+
+PYSPARK_VERSION = "3.5.3"
+_PATTERN = "ivy-*.jar"
+
+
+def ivy_jar(*, root: Path | None = None) -> Path:
+    """Return the Ivy jar of the installed PySpark, or else of a download in the cache.
+
+    Only the jar is kept; PySpark is neither installed nor imported.
+
+    Raises:
+        FetchError: The download failed.
+    """
+    installed = _jar_in_installed_pyspark()
+    if installed is not None:
+        return installed
+    folder = fetch_once(f"ivy-of-pyspark-{PYSPARK_VERSION}", _fetch, root=root)
+    return next(folder.glob(_PATTERN))
+
+
+def _jar_in_installed_pyspark() -> Path | None:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "jars").glob(_PATTERN), None)
+
+
+def _fetch(folder: Path) -> None:
+    archive = download("pyspark", PYSPARK_VERSION, folder / "download")
+    _unpack_jar(archive, folder)
+    archive.unlink()
+    archive.parent.rmdir()
+
+
+def _unpack_jar(archive: Path, folder: Path) -> None:
+    """Extract the Ivy jar. Read the archive as a stream and stop at the jar: the rest is large."""
+    with tarfile.open(archive, "r|gz") as members:
+        for member in members:
+            if member.isfile() and Path(member.name).match(f"jars/{_PATTERN}"):
+                stream = members.extractfile(member)
+                if stream is not None:
+                    (folder / Path(member.name).name).write_bytes(stream.read())
+                    return
+    raise FetchError(f"{archive.name} holds no {_PATTERN}")
+
 
 _COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _TIMEOUT_SECONDS = 900

@@ -8,11 +8,10 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from sidetier.segments.errors import ConfigurationError
-from sidetier.storage.observing import RequestObserver
 from sidetier.storage.port import RemoteStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.storage.store_calls import StoreCalls
+from sidetier.storage.store_calls import RequestObserver, StoreCalls
 
 _DRIVERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "hdfs": ("hdfs", ("hdfs_native",)),

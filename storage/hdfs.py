@@ -19,12 +19,10 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
-from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
 from sidetier.storage.checksums import expect_checksum
-from sidetier.storage.conditions import check_condition
 from sidetier.storage.forks import check_process
-from sidetier.storage.hdfs_client import HdfsClient
-from sidetier.storage.hdfs_errors import translation
+from sidetier.storage.hdfs_client import HdfsClient, translation
 from sidetier.storage.hdfs_versions import RESERVED, Versions, etag_of
 from sidetier.storage.local_records import Identity, Record
 from sidetier.storage.port import (

@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from sidetier.segments.errors import StorageError, StoreUnavailableError
-from sidetier.storage.conditions import check_condition
+from sidetier.storage.checks import check_condition
 from sidetier.storage.hdfs_client import HdfsClient, HdfsFile
 from sidetier.storage.local_records import Identity, Record, decode, encode, pick, undescribed
 from sidetier.storage.port import Condition

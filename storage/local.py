@@ -13,23 +13,36 @@ A delete removes the object, then its record. A kill in between leaves a record 
 the next put replaces.
 """
 
+import errno
 import io
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 from uuid import uuid4
 
-from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from sidetier.storage.attempt import AttemptStream, BodyFailedError
-from sidetier.storage.checks import check_key, check_metadata, check_range
+from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
 from sidetier.storage.checksums import PIECE, RunningChecksum, expect_checksum
-from sidetier.storage.conditions import check_condition
-from sidetier.storage.local_errors import translated
-from sidetier.storage.local_files import sweep, temporary_file, write_all
-from sidetier.storage.local_listing import list_directories, list_keys
+from sidetier.storage.local_files import (
+    list_directories,
+    list_keys,
+    sweep,
+    temporary_file,
+    write_all,
+)
 from sidetier.storage.local_records import Identity, Record
 from sidetier.storage.local_tree import Tree
 from sidetier.storage.port import (
@@ -47,6 +60,42 @@ from sidetier.storage.settings import LocalSettings
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+_BY_ERRNO: Final[dict[int, type[StorageError]]] = {
+    errno.ENOENT: ObjectNotFoundError,
+    errno.ENOSPC: StoreFullError,
+    errno.EDQUOT: StoreFullError,
+    errno.EFBIG: StoreFullError,
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: AccessDeniedError,
+    errno.EROFS: AccessDeniedError,
+    errno.ENAMETOOLONG: InvalidRequestError,
+    # A file where the key needs a directory, or the reverse.
+    errno.ENOTDIR: InvalidRequestError,
+    errno.EISDIR: InvalidRequestError,
+    errno.EEXIST: InvalidRequestError,
+    errno.EINVAL: InvalidRequestError,
+    errno.ELOOP: InvalidRequestError,
+    errno.EXDEV: InvalidRequestError,
+    errno.ENOTSUP: InvalidRequestError,
+    errno.ENOLCK: InvalidRequestError,
+}
+
+
+@contextmanager
+def translated(operation: str, key: str) -> Iterator[None]:
+    """Raise OSError as our own error. Unlisted errno values are transient (EIO, ESTALE, EMFILE)."""
+    try:
+        yield
+    except OSError as error:
+        raise _kind(error)(f"{operation} {key}: {error}") from error
+
+
+def _kind(error: OSError) -> type[StorageError]:
+    if error.errno is None and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectNotFoundError  # raised by our own code: not a regular file
+    return _BY_ERRNO.get(error.errno or 0, StoreUnavailableError)
 
 
 _BUFFER: Final = 256 * 1024

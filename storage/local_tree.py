@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sidetier.segments.errors import InvalidRequestError, StoreUnavailableError
-from sidetier.storage.conditions import check_condition
+from sidetier.storage.checks import check_condition
 from sidetier.storage.local_files import (
+    RESERVED,
     exclusive,
     move_into_place,
     remove_empty_directories,
     sync_directory,
     write_durably,
 )
-from sidetier.storage.local_listing import RESERVED
 from sidetier.storage.local_records import (
     Identity,
     Record,

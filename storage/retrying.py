@@ -10,7 +10,6 @@ from tenacity.stop import stop_base
 
 from sidetier.segments.errors import PreconditionFailedError, TransientStorageError
 from sidetier.storage.attempt import Clock, monotonic
-from sidetier.storage.observing import OK, NullObserver, RequestObserver, error_kind
 from sidetier.storage.port import (
     LISTED_AT_ONCE,
     Body,
@@ -24,7 +23,14 @@ from sidetier.storage.port import (
     StoredObject,
 )
 from sidetier.storage.settings import RetryPolicy
-from sidetier.storage.store_calls import StoreCall, StoreCalls
+from sidetier.storage.store_calls import (
+    OK,
+    NullObserver,
+    RequestObserver,
+    StoreCall,
+    StoreCalls,
+    error_kind,
+)
 
 _T = TypeVar("_T")
 

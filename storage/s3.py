@@ -19,9 +19,8 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage import s3_params
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.checks import check_metadata
+from sidetier.storage.checks import check_condition, check_metadata
 from sidetier.storage.checksums import checksum_of_body
-from sidetier.storage.conditions import check_condition
 from sidetier.storage.object_clients import s3_clients
 from sidetier.storage.object_store import ObjectStorage, split_metadata, stored_metadata
 from sidetier.storage.port import (

@@ -18,7 +18,7 @@ from sidetier.uploader.errors import (
     RecreatedError,
     StandDownError,
 )
-from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.high_watermark import HighWatermarkAsker
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.events import (

@@ -11,15 +11,13 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.status import Condition
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.request_work import RequestWork
-from sidetier.uploader.archive.requests import Requests
+from sidetier.uploader.archive.requests import Requests, RequestWork
 from sidetier.uploader.archive.unresolved import UnresolvedReader
 from sidetier.uploader.chapters import Chapters
 from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.effects import Effects
-from sidetier.uploader.gates.high_watermark import CommittedGate
-from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
@@ -42,7 +40,7 @@ from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.hints import HintBoard
 from sidetier.uploader.watching.log_dirs import LogDirs
-from sidetier.uploader.watching.watcher import Watcher
+from sidetier.uploader.watching.watch import Watcher
 
 
 def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon

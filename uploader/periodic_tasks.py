@@ -5,14 +5,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sidetier.config.uploader import UploaderConfig
-from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.high_watermark import HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.scheduler import PartitionScheduler
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.watching.log_dirs import LogDirs
-from sidetier.uploader.watching.watcher import Watcher
+from sidetier.uploader.watching.watch import Watcher
 
 if TYPE_CHECKING:
     from sidetier.segments.offsets import TopicPartition

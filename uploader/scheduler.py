@@ -15,8 +15,7 @@ from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.uploader.effects import Effects
 from sidetier.uploader.followers import Followers
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
-from sidetier.uploader.gates.high_watermark import Closed, CommittedGate
-from sidetier.uploader.gates.high_watermark_asker import HighWatermarkAsker
+from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkAsker
 from sidetier.uploader.gates.topic_rules import TopicRules
 from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
 from sidetier.uploader.pinning.pins import log_size

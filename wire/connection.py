@@ -6,12 +6,13 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
 from kio.static.protocol import RequestPayload, ResponsePayload
+from scramp import ScramClient, ScramException  # type: ignore[import-untyped]  # ships no types
 
 from sidetier import __version__
 from sidetier.segments.buffers import is_exported
@@ -21,7 +22,6 @@ from sidetier.segments.errors import (
     MalformedResponseError,
     UnsupportedVersionError,
 )
-from sidetier.wire.sasl import exchange
 from sidetier.wire.protocol import (
     ApiKey,
     api_error,
@@ -33,7 +33,50 @@ from sidetier.wire.protocol import (
     response_header_is_flexible,
     skip_tagged_fields,
 )
-from sidetier.wire.settings import Address, ClientSettings
+from sidetier.wire.settings import Address, ClientSettings, SaslSettings
+
+Exchange = Generator[bytes, bytes, None]
+"""Yields the client's messages, receives the broker's responses, ends after the last response."""
+
+
+def exchange(settings: SaslSettings) -> Exchange:
+    """Return the messages of one login.
+
+    Raises:
+        BrokerLoginError: During the exchange: the broker's response shows that it does not know
+            the password, or there is no token.
+    """
+    if settings.mechanism == "PLAIN":
+        return _plain(settings)
+    if settings.mechanism == "OAUTHBEARER":
+        return _oauthbearer(settings)
+    return _scram(settings)
+
+
+def _plain(settings: SaslSettings) -> Exchange:
+    yield f"\0{settings.username}\0{settings.password}".encode()
+
+
+def _scram(settings: SaslSettings) -> Exchange:
+    try:
+        client = ScramClient([settings.mechanism], settings.username, settings.password)
+        client.set_server_first((yield client.get_client_first().encode()).decode())
+        client.set_server_final((yield client.get_client_final().encode()).decode())
+    except (ScramException, UnicodeDecodeError) as error:
+        raise BrokerLoginError(f"{settings.mechanism}: {error}") from error
+
+
+def _oauthbearer(settings: SaslSettings) -> Exchange:
+    assert settings.token is not None  # noqa: S101 - from_properties requires it for OAUTHBEARER
+    try:
+        token = settings.token()
+    except Exception as error:
+        raise BrokerLoginError(f"oauth_cb returned no token: {error}") from error
+    refusal = yield f"n,,\x01auth=Bearer {token}\x01\x01".encode()
+    if refusal:  # RFC 7628 3.2.3: a JSON error; the client acknowledges it with one byte
+        yield b"\x01"
+        raise BrokerLoginError(f"OAUTHBEARER: {refusal.decode(errors='replace')}")
+
 
 Buffer = bytes | bytearray | memoryview
 Clock = Callable[[], float]

@@ -7,21 +7,24 @@ versions, tagged fields), KIP-511 (ApiVersions).
 import io
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import timedelta
 from enum import IntEnum
 from functools import cache
-from typing import Any, Final, get_args
+from typing import Any, ClassVar, Final, get_args
 
 from kio.index import load_request_schema, load_response_schema
+from kio.schema.describe_transactions.v0.response import TopicData
 from kio.schema.errors import ErrorCode
 from kio.schema.index import schema_name_map
+from kio.schema.response_header.v1.header import ResponseHeader
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+from kio.static.primitive import i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from sidetier.segments.errors import KafkaApiError, MalformedResponseError
-from sidetier.wire.transaction_states import DescribeTransactionsResponse
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _UNSET: Final = (None, False, "", -1, ())
@@ -327,3 +330,41 @@ def _subject_of(values: Mapping[str, object], outer: str) -> str:
         if isinstance(values.get(name), str):
             return str(values[name])
     return outer
+
+
+# The response to DescribeTransactions, in place of kio's.
+#
+# kio 0.6.5 declares the start of a transaction as a point in time, and cannot decode the -1 that a
+# coordinator sends while no transaction is open. All other definitions are the same as kio's.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionState:
+    """State of one transactional id; `transaction_start_time` is -1 without open transaction."""
+
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = True
+    __api_key__: ClassVar[i16] = i16(65)
+    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
+    error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
+    transactional_id: str = field(metadata={"kafka_type": "string"})
+    transaction_state: str = field(metadata={"kafka_type": "string"})
+    transaction_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    transaction_start_time: i64 = field(metadata={"kafka_type": "int64"})
+    producer_id: i64 = field(metadata={"kafka_type": "int64"})
+    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
+    topics: tuple[TopicData, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeTransactionsResponse:
+    """Version 0, the only version of the response."""
+
+    __type__: ClassVar = EntityType.response
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = True
+    __api_key__: ClassVar[i16] = i16(65)
+    __header_schema__: ClassVar[type[ResponseHeader]] = ResponseHeader
+    throttle_time: i32Timedelta = field(metadata={"kafka_type": "timedelta_i32"})
+    transaction_states: tuple[TransactionState, ...]

@@ -1,6 +1,5 @@
 """Read archives: ranges are fetched ahead within a memory bound, decoded, and returned in order."""
 
-from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.errors import (
     ArchiveReplacedError,
     DamagedArchiveError,
@@ -8,12 +7,14 @@ from sidetier.archive.errors import (
     WrongPlaceError,
 )
 from sidetier.archive.gaps import GapReason
-from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
+from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import (
     Failed,
     Gap,
+    NullReadingObserver,
     ReachedEnd,
+    ReadingObserver,
     Records,
     Taken,
 )

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from sidetier.archive.locate import SegmentPosition
 from sidetier.archive.reading.actions import Range, Stage, Target
 from sidetier.archive.reading.chain import Chain, Verdict, Wanted
-from sidetier.archive.reading.observer import ReadingObserver
 from sidetier.archive.reading.opening import AtEnd, Halted, Opened, Opening
 from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reading.results import (
+    Failed,
+    Gap,
+    ReachedEnd,
+    ReadingObserver,
+    Records,
+    Taken,
+)
 from sidetier.segments.errors import (
     BatchTooLargeError,
     DamagedSegmentError,

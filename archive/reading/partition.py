@@ -23,14 +23,13 @@ from sidetier.archive.reading.actions import (
     Step,
     Target,
 )
-from sidetier.archive.reading.bound import Bound
-from sidetier.archive.reading.budget import Budget
+from sidetier.archive.reading.buffer_pool import Budget
 from sidetier.archive.reading.chain import Chain
 from sidetier.archive.reading.committed import Transactions
 from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
 from sidetier.archive.reading.results import Failed, ReachedEnd, Taken
 from sidetier.archive.reading.searching import Found
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reading.settings import Bound, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -4,22 +4,17 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
-from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.ranged import range_reader
-from sidetier.archive.reading.bound import Bound
-from sidetier.archive.reading.budget import Budget
-from sidetier.archive.reading.buffer_pool import BufferPool
+from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
+from sidetier.archive.reading.buffer_pool import Budget, BufferPool
 from sidetier.archive.reading.fetch_buffer import FetchBuffer
-from sidetier.archive.reading.observer import NullReadingObserver, ReadingObserver
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.results import Records, Taken
+from sidetier.archive.reading.results import NullReadingObserver, ReadingObserver, Records, Taken
 from sidetier.archive.reading.searching import Found, TimeSearch
-from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.reading.settings import Bound, ReaderSettings
 from sidetier.archive.reading.workers import Workers
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes

@@ -1,12 +1,56 @@
 """The results that a reader returns."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from sidetier.archive.gaps import GapReason
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
+
+
+class ReadingObserver(Protocol):
+    """Receives the events of an `ArchiveReader`, on its threads. Methods must not raise or
+    block.
+    """
+
+    def fetched(self, tp: TopicPartition, size: int) -> None:
+        """The reader received `size` bytes of a `.log`."""
+        ...
+
+    def decoded(self, tp: TopicPartition, records: int) -> None:
+        """The reader returned `records` records."""
+        ...
+
+    def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
+        """The reader needed a range that was already fetched (`hit`), or that it had to wait
+        for.
+        """
+        ...
+
+    def fell_back(self, key: str, reason: str) -> None:
+        """An index is missing or damaged, and the segment is scanned instead. Called once per
+        key.
+        """
+        ...
+
+
+class NullReadingObserver:
+    """Ignores all events."""
+
+    def fetched(self, tp: TopicPartition, size: int) -> None:
+        """Ignore the event."""
+
+    def decoded(self, tp: TopicPartition, records: int) -> None:
+        """Ignore the event."""
+
+    def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:
+        """Ignore the event."""
+
+    def fell_back(self, key: str, reason: str) -> None:
+        """Ignore the event."""
+
 
 __all__ = ["Failed", "Gap", "GapReason", "ReachedEnd", "Records", "Taken"]
 

@@ -13,10 +13,10 @@ from sidetier.archive.reading.results import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
-from sidetier.consumer.client.arrow import batches_of
 from sidetier.consumer.client.consumer import TieredConsumer
 from sidetier.consumer.client.opening import open_sides
 from sidetier.consumer.client.settings import read_settings
+from sidetier.consumer.client.store_records import batches_of
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,

@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.demo.records import Ledger, Order
 from sidetier.cli.demo.verify import LogOffsets
-from sidetier.leadership.offsets import End, all_offsets
+from sidetier.leadership.cluster import End, all_offsets
 from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.segments.errors import SidetierError

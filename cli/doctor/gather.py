@@ -2,35 +2,186 @@
 
 import os
 import resource
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.cli.cluster_facts import ClusterMap, Settings, open_cluster
-from sidetier.cli.doctor.facts import (
-    DoctorFacts,
-    HostFacts,
-    LogDirFacts,
-    SidecarFacts,
-    SpoolFacts,
-    StoreFacts,
-    TopicFacts,
-)
-from sidetier.cli.doctor.store_clock import skew_of
 from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
 from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.uploader.sending.page_cache import count_cached
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.sending.reading import count_cached
 from sidetier.uploader.watching.disk import find_partitions, free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirFacts:
+    """File system of one log dir; sizes are in bytes.
+
+    Attributes:
+        unreadable: A directory or file that this process may not read.
+        cache_problem: Why the kernel does not report which pages of its files are cached.
+        device: Id of the file system's device.
+    """
+
+    path: str
+    free: int
+    total: int
+    unreadable: str | None = None
+    cache_problem: str | None = None
+    device: int | None = None
+    may_link: bool = True
+    """Whether this process may hard-link the broker's files (link(2), fs.protected_hardlinks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFacts:
+    """A directory of `uploader.pins.spool`; `device` is None if it does not exist."""
+
+    path: str
+    device: int | None
+    writable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """This host, as this process sees it; a limit is None if it is unlimited or not known."""
+
+    max_open_files: int | None = None
+    max_watches: int | None = None
+    max_instances: int | None = None
+    partition_directories: int = 0
+    log_dirs: tuple[LogDirFacts, ...] = ()
+    spools: tuple[SpoolFacts, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Problems of the log dirs that `sidetier config check` finds."""
+    kafka_cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A selected topic with partitions in the log dirs; `replicas` is the smallest replica count of
+    its partitions.
+    """
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+    replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """One configured store.
+
+    Attributes:
+        error: Why the store does not answer.
+        honours_conditions: Whether it honours conditional writes; None if that was not tried.
+        skew_seconds: Seconds by which its clock is ahead of this host's.
+    """
+
+    url: str
+    error: str | None = None
+    note: LayoutNote | None = None
+    declares_conditions: bool = True
+    honours_conditions: bool | None = None
+    skew_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarFacts:
+    """State of the running sidecar and of its partitions, as it reports them."""
+
+    url: str
+    ready: bool
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    partitions: tuple[Mapping[str, Any], ...] = ()
+
+    def of_topic(self, topic: str) -> list[Mapping[str, Any]]:
+        """Return its partitions of one topic."""
+        return [row for row in self.partitions if row["topic"] == topic]
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFacts:
+    """All facts.
+
+    Attributes:
+        broker_settings: Settings of this host's broker.
+        problems: By source, why it could not be asked.
+    """
+
+    config: Config
+    host: HostFacts = field(default_factory=HostFacts)
+    topics: tuple[TopicFacts, ...] = ()
+    topics_known: bool = False
+    broker_settings: Settings = field(default_factory=dict)
+    stores: tuple[StoreFacts, ...] = ()
+    sidecar: SidecarFacts | None = None
+    partitions: tuple[TopicPartition, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+_SECONDS: Final = 5.0
+_DATE_IS_CUT: Final = 0.5
+"""A Date has whole seconds, so it is half a second too early on average."""
+
+
+def skew_of(endpoint: StorageEndpoint) -> float | None:
+    """Return the seconds by which an S3 store is ahead of this host.
+
+    None for other stores, and without an answer. Sends one request without credentials: only the
+    Date of the answer matters, not its status.
+    """
+    if urlsplit(endpoint.url).scheme != "s3":
+        return None
+    region = endpoint.s3.region or "us-east-1"
+    url = endpoint.s3.endpoint_url or f"https://s3.{region}.amazonaws.com"
+    before = SYSTEM_CLOCK.wall()
+    headers = _headers(url, endpoint)
+    after = SYSTEM_CLOCK.wall()
+    return None if headers is None else skew(headers.get("Date"), before, after)
+
+
+def skew(date: str | None, before: float, after: float) -> float | None:
+    """Return the seconds ahead, from a Date written between two moments (in s since 1970)."""
+    try:
+        store_time = parsedate_to_datetime(date or "").timestamp() + _DATE_IS_CUT
+    except ValueError:
+        return None
+    return store_time - (before + after) / 2
+
+
+def _headers(url: str, endpoint: StorageEndpoint) -> Message | None:
+    bundle = endpoint.s3.ca_bundle
+    trust = ssl.create_default_context(cafile=None if bundle is None else str(bundle))
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust))
+    try:
+        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:  # noqa: S310 -- http or https, as configured
+            return Message() if answer.headers is None else answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.headers
+    except (OSError, HTTPException):
+        return None
+
 
 _INOTIFY: Final = Path("/proc/sys/fs/inotify")
 _PROTECTED_LINKS: Final = Path("/proc/sys/fs/protected_hardlinks")

@@ -8,13 +8,13 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli.cluster_facts import Cluster
-from sidetier.leadership.admin import admin_client
-from sidetier.mirror.drill.compare import (
+from sidetier.leadership.cluster import admin_client
+from sidetier.mirror.drill.sample import (
     RecordSource,
     compare_with_live,
     differences_from_archive,
+    plan_of_sample,
 )
-from sidetier.mirror.drill.sample import plan_of_sample
 from sidetier.mirror.hydrate import finish, log_dir, place, topics
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, with_prepared
 from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide

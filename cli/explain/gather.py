@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from sidetier.cli.archive_facts import ArchivedOffset, ArchivedPartition
 from sidetier.cli.cluster_facts import (
@@ -14,17 +14,102 @@ from sidetier.cli.cluster_facts import (
     number,
     open_cluster,
 )
-from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
 from sidetier.cli.local_facts import LocalLog, local_log
 from sidetier.cli.sidecar_client import ask_partitions, bearer_token_of, url_of
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.leadership.topic_configs import topic_config
+from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import LeadershipError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.uploader.gates.topic_rules import refusal_of
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarView:
+    """A sidecar's answer about one partition, from `/api/partitions`.
+
+    Attributes:
+        row: None if the broker does not lead the partition, and none of its segments is at risk.
+        pins: Open files of the partition.
+    """
+
+    broker_id: int | None = None
+    row: Fields | None = None
+    pins: tuple[Fields, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Fields, ...]:
+        """Oldest closed segments that are not stored."""
+        return () if self.row is None else tuple(self.row.get("segments", ()))
+
+    def segment_of(self, offset: int) -> Fields | None:
+        """Return the unstored segment that holds the offset; None if the answer does not
+        list it.
+        """
+        return next(
+            (segment for segment in self.segments if _holds(segment, "base_offset", offset)), None
+        )
+
+    def pin_of(self, offset: int) -> Fields | None:
+        """Return the pin that holds the offset; None without one."""
+        return next((pin for pin in self.pins if _holds(pin, "start_offset", offset)), None)
+
+
+def _holds(one: Fields, start: str, offset: int) -> bool:
+    end = one.get("next_offset" if start == "base_offset" else "end_offset")
+    return bool(one[start] <= offset and (end is None or offset < end))
+
+
+@dataclass(frozen=True, slots=True)
+class RollRules:
+    """Limits at which the broker closes a segment of the topic, in bytes and in ms."""
+
+    segment_bytes: int | None = None
+    segment_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything known about one offset of one partition at `now_ms` (ms since 1970).
+
+    Attributes:
+        broker_id: This host's broker.
+        excluded: Why the topic is not archived at all.
+        known_to_cluster: False if the cluster has answered and has no such partition.
+        problems: By source, why it could not be asked.
+    """
+
+    topic_partition: TopicPartition
+    offset: Offset
+    now_ms: int
+    broker_id: int | None = None
+    excluded: str | None = None
+    local: LocalLog | None = None
+    sidecar: SidecarView | None = None
+    archive: ArchivedOffset | None = None
+    replicas: ReplicaSet | None = None
+    known_to_cluster: bool | None = None
+    bounds: LogOffsets = field(default_factory=LogOffsets)
+    roll: RollRules = field(default_factory=RollRules)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def leads_here(self) -> bool:
+        """Whether this host's broker leads the partition, as far as is known."""
+        if self.replicas is None:
+            row = self.sidecar.row if self.sidecar is not None else None
+            return row is not None and row.get("role", "leader") == "leader"
+        return self.replicas.leader is not None and self.replicas.leader == self.broker_id
+
+    @property
+    def archived_to(self) -> Offset | None:
+        """Archive end offset."""
+        return None if self.archive is None else self.archive.watermark.next_offset
+
 
 _SIDECAR_SECONDS: Final = 5.0
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """One call of `sidetier export files`, from the configuration to the exit code."""
 
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,15 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
-from sidetier.cli.export.files_request import FilesRequest
 from sidetier.cli.export.metrics_file import write_metrics
-from sidetier.cli.export.progress import Counter, shown
+from sidetier.cli.export.request import FilesRequest
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.tail import broker_ends, exit_code, read_by, told_lacking
 from sidetier.cli.export.targets import target_of
@@ -25,8 +25,8 @@ from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
 from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.engines.places import Places, require_fencing
 from sidetier.pipeline.export.engines.spark import SparkEngine
+from sidetier.pipeline.export.engines.tasks import Places, require_fencing
 from sidetier.pipeline.export.files.job import FilesJob, NextRun
 from sidetier.pipeline.export.files.ports import Engine, Source
 from sidetier.pipeline.export.files.source import ArchiveSource
@@ -41,6 +41,72 @@ from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError, SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.storage.port import RemoteStorage
+
+
+@dataclass(slots=True)
+class Counter:
+    """Adds up the progress of an export's tasks, which call it on their threads.
+
+    Attributes:
+        show: Called with the offsets that are done, their total so far, and the records that were
+            read. The total grows with each run that begins: with `--chunk`, and for each topic.
+    """
+
+    show: Callable[[int, int, int], None] = field(default=lambda _done, _total, _records: None)
+    done: int = 0
+    total: int = 0
+    records: int = 0
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, offsets: int) -> None:
+        """See `Watcher`."""
+        with self.guard:
+            self.total += offsets
+            self.show(self.done, self.total, self.records)
+
+    def advance(self, offsets: int, records: int) -> None:
+        """See `Watcher`."""
+        with self.guard:
+            self.done += offsets
+            self.records += records
+            self.show(self.done, self.total, self.records)
+
+
+@contextmanager
+def shown(*, wanted: bool, stream: TextIO | None = None) -> Iterator[Counter]:
+    """Show a bar on standard error; nothing if it is not a terminal."""
+    target = stream if stream is not None else sys.stderr
+    if not wanted or not target.isatty():
+        yield Counter()
+        return
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.fields[records]:,} records"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} offsets"),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=Console(file=target), transient=True) as drawn:
+        task = drawn.add_task("", total=0, records=0)
+        yield Counter(
+            lambda done, total, records: drawn.update(
+                task, completed=done, total=total, records=records
+            )
+        )
+
 
 _TAIL_SECONDS: Final = 5.0
 

@@ -17,7 +17,7 @@ from sidetier.cli.output import OutputFormat
 from sidetier.config.model import Config
 from sidetier.config.properties_file import parse_properties
 from sidetier.config.storage import StorageConfig
-from sidetier.pipeline.export.engines.places import require_fencing
+from sidetier.pipeline.export.engines.tasks import require_fencing
 from sidetier.pipeline.export.tables.gateway import java_process
 from sidetier.pipeline.export.tables.hudi.options import (
     HudiOptions,
@@ -26,8 +26,7 @@ from sidetier.pipeline.export.tables.hudi.options import (
     with_schema_changes,
 )
 from sidetier.pipeline.export.tables.hudi.table import HudiTable
-from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
-from sidetier.pipeline.export.tables.liveness import ProcessId, process_here
+from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes, ProcessId, process_here
 from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.table import Table

@@ -11,8 +11,7 @@ from sidetier.cli.export.table_request import table_request
 from sidetier.cli.export.table_session import export_table, tail_jars, with_jars
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import Config
-from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
-from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
+from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions, IcebergTable
 from sidetier.pipeline.export.tables.run import Terms
 from sidetier.pipeline.export.tables.spark_jars import TableJar
 from sidetier.pipeline.export.tables.table import Table

@@ -1,7 +1,7 @@
 """One call of `sidetier export hudi` or `iceberg`, from the configuration to the exit code."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
@@ -15,21 +15,21 @@ from sidetier.cli.export.files_session import Teller, paused, say, stopping, tol
 from sidetier.cli.export.metrics_file import write_metrics
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.export.table_request import TableRequest
-from sidetier.cli.export.table_view import TableResult
 from sidetier.cli.export.tail import broker_ends, exit_code, reached_at, told_lacking
 from sidetier.cli.export.targets import target_of
-from sidetier.cli.export.view import DryRun
+from sidetier.cli.export.view import DryRun, held_back_text, waiting_texts
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.output import Table as TextTable
 from sidetier.config.model import Config
 from sidetier.pipeline.errors import NoSuchTopicError
+from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk
 from sidetier.pipeline.export.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames, value_columns
 from sidetier.pipeline.export.tables.kafka_source import KafkaSource
-from sidetier.pipeline.export.tables.loop import run_at_interval
 from sidetier.pipeline.export.tables.progress import Offsets, Progress
-from sidetier.pipeline.export.tables.run import Committed, TableRun
+from sidetier.pipeline.export.tables.run import Committed, TableRun, run_at_interval
 from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.tables.table import Table
 from sidetier.pipeline.export.tables.tailed import TailedRecords
@@ -37,10 +37,80 @@ from sidetier.pipeline.export.tail.java_properties import java_properties
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.selection import Topics
-from sidetier.pipeline.spark.places import ArchivePlace
 from sidetier.pipeline.spark.report import ReadReport
-from sidetier.pipeline.spark.settings import ReadSettings, TaskOptions
+from sidetier.pipeline.spark.settings import ArchivePlace, ReadSettings, TaskOptions
 from sidetier.segments.errors import SidetierError
+from sidetier.segments.offsets import OffsetRange, TopicPartition
+
+
+@dataclass(slots=True)
+class TableResult:
+    """Result of a call, over all of its runs."""
+
+    table: str
+    ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    commits: int = 0
+    skipped: int = 0
+    missing: int = 0
+    """Offsets that are not stored; the export went on behind them."""
+    dead_letters: int = 0
+    held_back: tuple[HeldBack, ...] = ()
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Count a commit."""
+        self.commits += 1
+        for tp, span in chunk.ranges.items():
+            earlier = self.ranges.get(tp, span)
+            self.ranges[tp] = OffsetRange(earlier.start, span.end)
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether something is not in the table that should be."""
+        lost = bool(self.missing or self.dead_letters)
+        return lost or any(entry.is_finding for entry in self.held_back)
+
+    def add_run(self, done: Committed) -> None:
+        """Add the uncommitted offsets without records, and take over the held-back partitions."""
+        self.skipped += done.skipped
+        self.held_back = done.held_back
+
+    def as_json(self) -> object:
+        """Return the result; the names are stable."""
+        return {
+            "table": self.table,
+            "commits": self.commits,
+            "offsets_without_records": self.skipped,
+            "missing_offsets": self.missing,
+            "dead_letters": self.dead_letters,
+            "held_back": [entry.as_json() for entry in self.held_back],
+            "partitions": [
+                {
+                    "topic": tp.topic,
+                    "partition": tp.partition,
+                    "first_offset": span.start,
+                    "next_offset": span.end,
+                }
+                for tp, span in sorted(self.ranges.items())
+            ],
+        }
+
+    def as_tables(self) -> Sequence[TextTable]:
+        """Return a row for each Kafka partition with new offsets."""
+        rows = [
+            (str(tp), span.start, span.end, span.end - span.start)
+            for tp, span in sorted(self.ranges.items())
+        ]
+        footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
+        footer += f"; {self.missing} offsets are missing" if self.missing else ""
+        footer += f"; {self.dead_letters} dead letters" if self.dead_letters else ""
+        footer += held_back_text({entry.tp for entry in self.held_back})
+        footer = "\n".join([*waiting_texts(self.held_back), footer])
+        return (
+            TextTable(
+                ("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer
+            ),
+        )
+
 
 Records = ArchivedRecords | TailedRecords
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]

@@ -16,7 +16,7 @@ from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, bearer_t
 from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.leadership.topic_configs import topic_config
+from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,

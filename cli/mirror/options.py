@@ -257,7 +257,7 @@ def client_properties(
     Raises:
         ConfigurationError: The address of the cluster is missing, or a secret cannot be read.
     """
-    from sidetier.leadership.admin import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
+    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415 -- `--help` needs no Kafka
 
     return as_texts(resolved(client_references(name, given, config)))
 

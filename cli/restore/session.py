@@ -36,7 +36,7 @@ from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
-from sidetier.leadership.admin import as_texts
+from sidetier.leadership.cluster import as_texts
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
 from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy

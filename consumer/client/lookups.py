@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from confluent_kafka import KafkaError
 
-from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.consumer.client.kafka_side import AtKafka, KafkaSide
 from sidetier.consumer.client.sources import Archive
 from sidetier.segments.errors import SidetierError

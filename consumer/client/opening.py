@@ -11,13 +11,12 @@ import confluent_kafka
 from confluent_kafka import KafkaError
 
 from sidetier.archive.access import open_archive
-from sidetier.archive.bounds import ArchiveBounds
+from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Taken
-from sidetier.consumer.client.callbacks import Callbacks
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
-from sidetier.consumer.client.kafka_side import KafkaSide
+from sidetier.consumer.client.kafka_side import Callbacks, KafkaSide
 from sidetier.consumer.client.lookups import Looker, Lookups
 from sidetier.consumer.client.routing import StoreSide
 from sidetier.consumer.client.settings import Settings

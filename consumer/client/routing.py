@@ -4,14 +4,17 @@ Nothing here waits for the store: `Lookups` asks it in the background, and `step
 answer has arrived. All methods run on the thread that holds the consumer's `PollLock`.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import structlog
 from confluent_kafka import KafkaError
+from structlog.stdlib import BoundLogger
+from structlog.typing import EventDict, WrappedLogger
 
 from sidetier.consumer.client.errors import GapError, NoOffsetError, StoreError, TieredError
 from sidetier.consumer.client.kafka_side import PARKED, KafkaSide, Start
-from sidetier.consumer.client.log import log
 from sidetier.consumer.client.lookups import Answer, Lookups, Question
 from sidetier.consumer.client.partition import Partition, Source
 from sidetier.consumer.client.rules import (
@@ -36,6 +39,26 @@ from sidetier.consumer.client.sources import (
 )
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
+
+# Log of the consumer, on the application's own `logging`: a library must not write to stdout.
+#
+# A line is the event's name and its values, `consumer.switched partition=orders-0 to=store
+# offset=5`, from the logger `sidetier.consumer`.
+
+NAME: Final = "sidetier.consumer"
+
+
+def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    name = event.pop("event")
+    return " ".join([str(name), *(f"{key}={value}" for key, value in event.items() if value != "")])
+
+
+log: Final[BoundLogger] = structlog.wrap_logger(
+    logging.getLogger(NAME),
+    processors=[structlog.stdlib.filter_by_level, _line],
+    wrapper_class=BoundLogger,
+)
+
 
 _ROUNDS: Final = 4
 """Maximum rounds of lookups in one `step`. Kafka answers a lookup before the next round."""

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import KafkaException
 
-from sidetier.leadership.admin import admin_client
+from sidetier.leadership.cluster import admin_client
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.admin._metadata import ClusterMetadata
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 _OURS: Mapping[str, str | int | float | bool] = {
     "client.id": "sidetier-leadership",

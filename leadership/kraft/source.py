@@ -7,15 +7,13 @@ from enum import Enum
 
 import structlog
 
-from sidetier.leadership.kraft.asker import Answered, Asker, Outcome, Unanswered
+from sidetier.leadership.kraft.asker import Answered, Asker, AskSchedule, Outcome, Unanswered
 from sidetier.leadership.kraft.belief import Belief
 from sidetier.leadership.kraft.follower import LogFollower, LogIntervals
 from sidetier.leadership.kraft.request import BrokerMetadataRequest, MetadataRequest
-from sidetier.leadership.kraft.schedule import AskSchedule
 from sidetier.leadership.port import LeadershipView, Unreadable, ViewListener
-from sidetier.leadership.publisher import ViewPublisher
 from sidetier.leadership.settings import KraftSettings
-from sidetier.leadership.worker import Mailbox, Worker
+from sidetier.leadership.worker import Mailbox, ViewPublisher, Worker
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 
 _log = structlog.get_logger(__name__)

@@ -2,18 +2,18 @@
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import structlog
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
 from sidetier.leadership.port import LeadershipView, Unreadable, ViewListener
-from sidetier.leadership.publisher import ViewPublisher
 from sidetier.leadership.settings import ZookeeperSettings
-from sidetier.leadership.worker import Mailbox, Worker
+from sidetier.leadership.worker import Mailbox, ViewPublisher, Worker
 from sidetier.leadership.zookeeper.client import (
     Children,
     Data,
@@ -26,14 +26,101 @@ from sidetier.leadership.zookeeper.client import (
 from sidetier.leadership.zookeeper.nodes import (
     CLUSTER_ID_PATH,
     TOPICS_PATH,
+    StateNode,
+    TopicNode,
     parse_cluster_id,
     parse_path,
     parse_state,
     parse_topic,
+    state_path,
+    topic_path,
 )
-from sidetier.leadership.zookeeper.tree import TopicTree
 from sidetier.segments.errors import ConfigurationError, LeadershipError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
+
+
+class TopicTree:
+    """The topics, and the state of the partitions that have a replica on our broker.
+
+    Each method takes the content of one node and returns the paths to read because of it. The
+    broker cannot lead partitions without a local replica, so their state is not read; a
+    reassignment changes the topic's node first.
+    """
+
+    def __init__(self, broker: BrokerId) -> None:
+        self._broker = broker
+        self._topics: set[str] = set()
+        self._topic_ids: dict[str, str] = {}
+        self._hosted: dict[str, set[TopicPartition]] = {}
+        self._leads: dict[TopicPartition, LeaderEpoch] = {}
+        self.changes = 0
+        """Number of changes so far that affect the view."""
+
+    def listed(self, topics: Collection[str]) -> list[str]:
+        """Take in the children of `/brokers/topics`; return the paths of new topics."""
+        for topic in self._topics - set(topics):
+            self.topic_read(topic, None)
+        new = set(topics) - self._topics
+        self._topics = set(topics)
+        return [topic_path(topic) for topic in sorted(new)]
+
+    def topic_read(self, topic: str, node: TopicNode | None) -> list[str]:
+        """Take in a topic's node, None if missing; return the paths of new partitions' states."""
+        if node is None:
+            self._topics.discard(topic)
+        hosted = self._hosted_partitions(topic, node)
+        before = self._hosted.get(topic, set())
+        for partition in before - hosted:
+            self._set_epoch(partition, None)
+        self._hosted[topic] = hosted
+        if not hosted:
+            del self._hosted[topic]
+        self._set_topic_id(topic, None if node is None else node.topic_id)
+        return [state_path(partition) for partition in sorted(hosted - before)]
+
+    def state_read(self, partition: TopicPartition, node: StateNode | None) -> None:
+        """Take in a partition's state; None if missing (not elected yet, or deleted)."""
+        if node is not None and node.leader == self._broker and self.hosts(partition):
+            self._set_epoch(partition, node.leader_epoch)
+        else:
+            self._set_epoch(partition, None)
+
+    def hosts(self, partition: TopicPartition) -> bool:
+        """Return whether the broker has a replica of the partition, so that its state matters."""
+        return partition in self._hosted.get(partition.topic, ())
+
+    def view(self) -> LeadershipView:
+        """Return the view of the nodes read so far."""
+        return LeadershipView(
+            MappingProxyType(dict(self._leads)), MappingProxyType(dict(self._topic_ids)), known=True
+        )
+
+    def _set_epoch(self, partition: TopicPartition, epoch: LeaderEpoch | None) -> None:
+        if self._leads.get(partition) == epoch:
+            return
+        self.changes += 1
+        if epoch is None:
+            del self._leads[partition]
+        else:
+            self._leads[partition] = epoch
+
+    def _set_topic_id(self, topic: str, topic_id: str | None) -> None:
+        if self._topic_ids.get(topic) == topic_id:
+            return
+        self.changes += 1
+        if topic_id is None:
+            del self._topic_ids[topic]
+        else:
+            self._topic_ids[topic] = topic_id
+
+    def _hosted_partitions(self, topic: str, node: TopicNode | None) -> set[TopicPartition]:
+        replicas = node.replicas if node is not None else {}
+        return {
+            TopicPartition(topic, partition)
+            for partition, brokers in replicas.items()
+            if self._broker in brokers
+        }
+
 
 _log = structlog.get_logger(__name__)
 _MAX_IN_FLIGHT = 1000

@@ -4,14 +4,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin._acl import AclBinding as KafkaAclBinding
-from confluent_kafka.admin._acl import AclOperation, AclPermissionType
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.admin import AclBinding as KafkaAclBinding
+from confluent_kafka.admin import (
+    AclOperation,
+    AclPermissionType,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
 
-from sidetier.leadership.admin import admin_client
+from sidetier.leadership.cluster import End, admin_client, ask_offsets
 from sidetier.leadership.cluster_state import KafkaClusterState
-from sidetier.leadership.offsets import End, ask_offsets
 from sidetier.mirror.hydrate.cluster_state import LogRange
 from sidetier.segments.cluster_state import (
     AclBinding,

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Final
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import StoredLog, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.ranged import range_reader
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions

@@ -7,13 +7,16 @@ from typing import Any, Final, TypeVar
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
-from sidetier.leadership.offsets import End, all_offsets
-from sidetier.leadership.topics import kafka_text
+from sidetier.leadership.cluster import End, all_offsets, kafka_text
 from sidetier.mirror.hydrate.plan import HydratePlan, PreparedTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import TopicPartition

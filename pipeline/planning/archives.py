@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Final
 
-from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.chapters import SEGMENTS, read_chapter, stored_chapters
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
@@ -16,13 +17,13 @@ from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.ranged import range_reader
 from sidetier.archive.reading.opening import Opener
 from sidetier.archive.reading.searching import TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
+from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -165,3 +166,56 @@ class Archives:
         search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
         match = search.first_at(timestamp_ms, float("inf"))
         return None if match is None else match.offset
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSnapshots:
+    """Snapshots of archives.
+
+    Every method except `renew` raises ArchiveReplacedError if an archive was replaced after it was
+    first seen. All raise the errors of `PartitionArchive.look`.
+    """
+
+    archives: Archives
+    helpers: Helpers
+
+    def all(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
+        """Return the present snapshot of each partition; None where nothing is stored."""
+        return self.helpers.of_each(self.one, tps)
+
+    def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
+        """Read the recorded gaps of the partitions. One listing for each topic."""
+        topics = [list(group) for _, group in groupby(sorted(tps), lambda tp: tp.topic)]
+        by_topic = self.helpers.each(self.archives.gaps, topics)
+        return {tp: gaps for group in by_topic for tp, gaps in group.items()}
+
+    def reaching(self, tp: TopicPartition, until: Offset) -> ArchiveView | None:
+        """Return the cached snapshot if it reaches `until`; otherwise a new one."""
+        view = self.one(tp, float("inf"))
+        return self.one(tp) if view is None or view.end < until else view
+
+    def one(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
+        """Return a partition's snapshot that is at most `max_age` seconds old."""
+        snapshot = self.archives.of(tp).look(max_age)
+        for change in snapshot.changes:
+            if change.message is not None:
+                raise ArchiveReplacedError(change.message, change.first)
+        return snapshot.view
+
+    def renew(self) -> dict[TopicPartition, Offset]:
+        """Take a new snapshot of each archive, and drop the cache of those that were replaced.
+
+        If one snapshot fails, nothing is dropped.
+
+        Returns:
+            For each replaced archive, the first offset whose records are different.
+        """
+        firsts = self.helpers.of_each(self._replaced_from, self.archives.known)
+        replaced = {tp: first for tp, first in firsts.items() if first is not None}
+        for tp in replaced:
+            self.archives.forget(tp)
+        return replaced
+
+    def _replaced_from(self, tp: TopicPartition) -> Offset | None:
+        changes = self.archives.of(tp).look().changes
+        return min((change.first for change in changes if change.message is not None), default=None)

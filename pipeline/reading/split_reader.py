@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,15 +16,40 @@ from sidetier.archive.reading.buffer_pool import BufferPool
 from sidetier.archive.reading.reader import ArchiveReader
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.pipeline.planning.split import Missing, Piece, Split
-from sidetier.pipeline.reading.options import ReadOptions
 from sidetier.segments.arrow import schema_of
 from sidetier.segments.errors import ObjectNotFoundError
+from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary, RemoteStorage
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of one task.
+
+    Attributes:
+        columns: columns of `RECORD_SCHEMA`, in the order of the result; None for all.
+        isolation: isolation level.
+        fail_on_data_loss: whether offsets that are not stored are an error.
+        memory_budget: maximum bytes of stored segments in memory, fetched or being fetched.
+        most_records: maximum records of one batch.
+        max_batch_bytes: maximum size of one stored record batch, decompressed.
+    """
+
+    columns: tuple[str, ...] | None = None
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    fail_on_data_loss: bool = True
+    memory_budget: int = 64 * MIB
+    most_records: int = 1 << 20
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+
 
 ONLY_OFFSETS = ("offset",)
 _THREADS = 4

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sidetier.pipeline.planning.split import Plan, Split
+from sidetier.pipeline.spark.columns import spark_schema
 from sidetier.pipeline.spark.planned import plan_batch
 from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.pipeline.spark.report import ReadReport, Teller, describe_plan
-from sidetier.pipeline.spark.schema import spark_schema
 from sidetier.pipeline.spark.settings import COLUMNS, ReadSettings, read_settings
 from sidetier.pipeline.spark.tasks import Counts, read_task
 

@@ -8,8 +8,7 @@ from sidetier.pipeline.errors import describe_missing
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.split import Missing, Plan
-from sidetier.pipeline.spark.places import opened
-from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.pipeline.spark.settings import ReadSettings, opened
 
 log = logging.getLogger("sidetier.pipeline")
 

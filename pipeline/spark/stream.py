@@ -21,14 +21,18 @@ from sidetier.pipeline.errors import (
     StreamTopicReplacedError,
     StreamTruncatedError,
 )
-from sidetier.pipeline.export.epoch_history import Truncated, followed, shortened
-from sidetier.pipeline.export.histories import archived_positions, find_truncated
+from sidetier.pipeline.export.epoch_history import (
+    Truncated,
+    archived_positions,
+    find_truncated,
+    followed,
+    shortened,
+)
+from sidetier.pipeline.planning.limits import limited_ends
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
-from sidetier.pipeline.planning.trigger import limited_ends
-from sidetier.pipeline.spark.places import opened
 from sidetier.pipeline.spark.planned import log, warn_of
-from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.pipeline.spark.settings import ReadSettings, opened
 from sidetier.pipeline.spark.stream_offset import (
     OffsetJson,
     StreamOffset,

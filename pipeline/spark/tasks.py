@@ -10,8 +10,7 @@ from sidetier.pipeline.errors import describe_missing
 from sidetier.pipeline.planning.split import Missing, Split
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
-from sidetier.pipeline.spark.places import opened
-from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.pipeline.spark.settings import ReadSettings, opened
 from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
 
 log = logging.getLogger("sidetier.pipeline")

@@ -19,7 +19,7 @@ from sidetier.leadership.port import (
     TopicConfigSource,
     ViewListener,
 )
-from sidetier.leadership.publisher import ViewPublisher
+from sidetier.leadership.worker import ViewPublisher
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind

@@ -18,7 +18,7 @@ from typing import BinaryIO, Self, TypeVar, cast
 
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.conditions import check_condition
+from sidetier.storage.checks import check_condition
 from sidetier.storage.fake import FULL, FakeStorage
 from sidetier.storage.port import (
     Body,

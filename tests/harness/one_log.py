@@ -16,8 +16,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from sidetier.archive.bounds import ArchiveBounds
 from sidetier.archive.gaps import GapReason
+from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reading.results import (
     Failed,
     Gap,

@@ -10,8 +10,7 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Assigned
 from sidetier.pipeline.planning.split import Missing, Plan, Split
-from sidetier.pipeline.reading.options import ReadOptions
-from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage

@@ -22,8 +22,7 @@ from sidetier.pipeline.export.tables.frames import table_frames, value_columns
 from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
 from sidetier.pipeline.export.tables.hudi.table import HudiTable
 from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
-from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
-from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
+from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions, IcebergTable
 from sidetier.pipeline.export.tables.kafka_source import KafkaSource
 from sidetier.pipeline.export.tables.lease import Lease
 from sidetier.pipeline.export.tables.progress import Progress, Tail, following

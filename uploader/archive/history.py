@@ -34,6 +34,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
 from sidetier.uploader.archive.quarantine.quarantine import (
@@ -42,7 +43,8 @@ from sidetier.uploader.archive.quarantine.quarantine import (
     quarantine,
 )
 from sidetier.uploader.archive.quarantine.retirement import retire
-from sidetier.uploader.archive.reading import ReadArchive, read_only
+from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.archive.takeover.scan import LocalLog
 from sidetier.uploader.errors import (
     DivergedError,
     DivergenceBelowError,
@@ -60,6 +62,44 @@ from sidetier.uploader.gates.divergence import (
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.watching.disk import read_text
+
+ReadArchive = Callable[[ArchiveWriter, TopicPartition, Leader], ArchiveState]
+
+
+def read_only(archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader) -> ArchiveState:
+    """Read the archive without changing it. Raises as `ArchiveWriter.load`.
+
+    The archive end offset is None where Pinterest's uploader wrote `offset.wm`.
+    """
+    return archive_writer.load(tp, leader, derive=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TakingOver:
+    """Reads an archive, and takes it over where Pinterest's uploader wrote `offset.wm`.
+
+    Attributes:
+        local: Returns this broker's log for the comparison; called only for a takeover.
+        reports: The reports of the takeovers that were made.
+    """
+
+    local: Callable[[], LocalLog]
+    reports: list[TakeoverReport] = field(default_factory=list)
+
+    def __call__(
+        self, archive_writer: ArchiveWriter, tp: TopicPartition, leader: Leader
+    ) -> ArchiveState:
+        """Read the archive, and take it over where needed.
+
+        Raises as `ArchiveWriter.load` and `take_over`, and what `local` raises.
+        """
+        archive = read_only(archive_writer, tp, leader)
+        if not archive.is_pinterest:
+            return archive
+        archive, report = archive_writer.take_over(tp, archive, leader, self.local())
+        self.reports.append(report)
+        return archive
+
 
 log: Final = structlog.get_logger()
 

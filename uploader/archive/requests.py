@@ -2,14 +2,23 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.archive_state import ArchiveState
+from sidetier.archive.objects.watermark import Watermark
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import LeadershipUnavailableError, SegmentGoneError
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.uploader.archive.adoption import ReadEpochHistory
+from sidetier.uploader.archive.archive_state import ArchiveState, Leader
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.places import PlaceOf
-from sidetier.uploader.archive.request_work import RequestWork, Work
+from sidetier.uploader.archive.history import Histories, HistoryCheck, TakingOver, read_only
+from sidetier.uploader.archive.places import Place, PlaceOf
+from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
+from sidetier.uploader.gates.divergence import divergence_offset
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.state.events import (
@@ -21,6 +30,217 @@ from sidetier.uploader.state.events import (
 )
 from sidetier.uploader.state.next_request import asked
 from sidetier.uploader.state.partition import Happened, Partition
+from sidetier.uploader.state.segment import SegmentState
+
+NamedAt = Callable[[TopicPartition, LeaderEpoch], float]
+"""Returns when a broker was last asked that named this epoch as that of the partition's leader, in
+monotonic seconds.
+"""
+
+
+def check_same_epoch_history(
+    watermark: Watermark, next_offset: Offset, directory: str, epoch_history: EpochHistory
+) -> None:
+    """Compare the archive with the `epoch_history` of a follower's log in `directory`.
+
+    A log that ends below the archive end offset has not diverged: a follower may be behind.
+
+    Raises:
+        DivergedCopyError: a later leader epoch of this log starts below the archive end offset, or
+            a part of the archive is being moved.
+    """
+    if watermark.pending is not None:
+        raise DivergedCopyError(
+            f"a part of the archive is being moved to {watermark.pending}: the leader's sidecar "
+            "ends that first"
+        )
+    divergence = divergence_offset(watermark, next_offset, epoch_history)
+    if divergence is not None:
+        raise DivergedCopyError(
+            f"{directory}: this copy left the stored history at offset {divergence}, but the "
+            f"archive reaches {next_offset}: the leader's sidecar settles that"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of one request.
+
+    Attributes:
+        run: Makes the requests to the store, on a worker thread, and returns the archive.
+        takeovers: Reports of the takeovers that `run` has made, also where it then fails.
+    """
+
+    run: Callable[[], ArchiveState]
+    takeovers: list[TakeoverReport] = field(default_factory=list)
+
+
+class RequestWork:
+    """Builds the work of each request from the partition's state when its turn comes."""
+
+    def __init__(self, broker_id: BrokerId, named_at: NamedAt, histories: Histories) -> None:
+        self._broker_id = broker_id
+        self._named_at = named_at
+        self._histories = histories
+
+    def of(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        """Return the work of a request; None where there is nothing to do."""
+        match asked.request:
+            case Request.LOAD:
+                return self._load(partition, place)
+            case Request.START:
+                return self._record_start(partition, asked, place)
+            case Request.PREPARE:
+                return self._prepare(partition, asked, place)
+            case Request.COMMIT:
+                return self._commit(partition, asked, place)
+            case Request.GAP:
+                return self._record_gap(partition, asked, place)
+
+    def _leader(self, partition: Partition) -> Leader:
+        return Leader(self._broker_id, partition.leader_epoch, partition.topic_id)
+
+    def _load(self, partition: Partition, place: Place) -> Work:
+        tp, leader = partition.topic_partition, self._leader(partition)
+        directory, epochs = partition.directory, partition.epochs
+        read = TakingOver(self._local_log_of(partition))
+        look = replace(self._look(partition), read=read)
+
+        def follow() -> ArchiveState:
+            archive = read_only(place.archive_writer, tp, leader)
+            if archive.watermark and archive.next_offset is not None and directory:
+                epoch_history = epochs.read(directory)
+                check_same_epoch_history(
+                    archive.watermark, archive.next_offset, directory, epoch_history
+                )
+            return archive
+
+        work = follow if partition.follows else lambda: self._histories.load(place, look)
+        return Work(work, read.reports)
+
+    def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
+        """Return a function that reads the log. It is called only for a takeover."""
+        directory, active, config = partition.directory, partition.active, partition.config
+        epochs = partition.epochs
+        sparse = partition.is_sparse
+        plain = self._look(partition)
+        starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
+
+        def look() -> LocalLog:
+            tp = partition.topic_partition
+            if directory is None:
+                raise SegmentGoneError(f"{tp}: its directory is not known")
+            if config is None:
+                raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
+            epoch_history = epochs.read(directory)
+            doubt = self._histories.doubt(plain, epoch_history)
+            start = min(starts, default=None)
+            return LocalLog(directory, start, active, epoch_history, sparse, doubt)
+
+        return look
+
+    def _look(self, partition: Partition) -> HistoryCheck:
+        return HistoryCheck(
+            partition.topic_partition,
+            self._leader(partition),
+            partition.directory,
+            partition.active,
+            told=partition.told,
+            named_at=self._named_at(partition.topic_partition, partition.leader_epoch),
+            uploading=any(t.stage is SegmentState.UPLOADING for t in partition.tracked.values()),
+            epochs=partition.epochs,
+        )
+
+    def _record_start(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, active_base = partition.topic_partition, asked.archive, partition.first_active
+        if archive is None:
+            return None
+        start, leader, archive_writer = archive.start, self._leader(partition), place.archive_writer
+        if archive.next_offset is not None and start is not None:
+            return Work(lambda: archive_writer.keep_start(tp, archive, start, leader))
+        if active_base is None:
+            return None
+
+        def work() -> ArchiveState:
+            return archive.beginning_at(
+                archive_writer.start_of(tp, Offset(active_base), leader), recorded=True
+            )
+
+        return Work(work)
+
+    def _prepare(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, asked.archive, self._leader(partition)
+        if archive is None:
+            return None
+        archive_writer, follows = place.archive_writer, asked.follows
+        epoch_history, look = _epoch_history_of(partition), self._look(partition)
+        compared = _comparison(partition, archive_writer)
+        local, reports = self._local_log_of(partition), list[TakeoverReport]()
+
+        def prepare() -> ArchiveState:
+            try:
+                return archive_writer.prepare(tp, compared(archive), leader, epoch_history)
+            except UnmarkedPinterestError:
+                if follows:
+                    raise
+                taken, report = archive_writer.take_over(tp, archive, leader, local())
+                if report.last is not None or report.set_aside:
+                    reports.append(report)
+                following = archive if taken.watermark is None else taken
+                return archive_writer.prepare(tp, following, leader, epoch_history, unmarked=True)
+            except DivergedError as error:
+                if follows:
+                    raise
+                return self._histories.strayed(place, look, archive, error)
+
+        return Work(lambda: self._fitting(tp, prepare()), reports)
+
+    def _fitting(self, tp: TopicPartition, archive: ArchiveState) -> ArchiveState:
+        self._histories.fits(tp)
+        return archive
+
+    def _commit(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, leader = partition.topic_partition, asked.archive, self._leader(partition)
+        if archive is None:
+            return None
+        return Work(lambda: place.archive_writer.commit(tp, archive, list(asked.stored), leader))
+
+    def _record_gap(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
+        tp, archive, gap = partition.topic_partition, asked.archive, asked.gap
+        leader, epoch_history = self._leader(partition), _epoch_history_of(partition)
+        if archive is None or gap is None:
+            return None
+        archive_writer, whole = place.archive_writer, _whole_epoch_history_of(partition)
+
+        def work() -> ArchiveState:
+            named = archive_writer.name_leaders(tp, archive, gap, whole, leader)
+            return archive_writer.record_gap(tp, named, gap, leader, epoch_history)
+
+        return Work(work)
+
+
+def _epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
+    directory, epochs = partition.directory, partition.epochs
+    return None if directory is None else lambda: epochs.read(directory)
+
+
+def _comparison(
+    partition: Partition, archive_writer: ArchiveWriter
+) -> Callable[[ArchiveState], ArchiveState]:
+    """Return a function that compares the epoch histories of the archive and of the leader's log.
+
+    It compares nothing for a follower, whose log may be behind, and for a compacted log, where the
+    first records of an epoch may be gone.
+    """
+    epoch_history, tp = _whole_epoch_history_of(partition), partition.topic_partition
+    if epoch_history is None:
+        return lambda archive: archive
+    return lambda archive: archive_writer.compare(tp, archive, epoch_history())
+
+
+def _whole_epoch_history_of(partition: Partition) -> ReadEpochHistory | None:
+    known_whole = partition.config is not None and not partition.is_sparse
+    return None if partition.follows or not known_whole else _epoch_history_of(partition)
 
 
 @dataclass(frozen=True, slots=True)

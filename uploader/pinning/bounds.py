@@ -8,8 +8,7 @@ import structlog
 
 from sidetier.config.uploader import PinsConfig
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.pinning.pins import PINNED_KINDS
-from sidetier.uploader.pinning.policy import HeldPin
+from sidetier.uploader.pinning.pins import PINNED_KINDS, HeldPin
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.state.partition import Partition

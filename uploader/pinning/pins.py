@@ -7,17 +7,60 @@ this process, after which the listing shows what is left.
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.segments.producer_snapshot import EMPTY_SNAPSHOT_BYTES
 from sidetier.uploader.sending.reading import FileIdentity
+
+
+class Urgency(NamedTuple):
+    """Sorts what the broker deletes first to the front: staged segments, then by the end of their
+    retention, in seconds since 1970, infinity for never.
+    """
+
+    live: bool
+    expires_at: float
+
+
+class PinPriority(NamedTuple):
+    """Sorts pins: those of led partitions first, and in both groups by urgency."""
+
+    followed: bool
+    urgency: Urgency
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPin:
+    """A pin that alone keeps `size` bytes on the disk."""
+
+    topic_partition: TopicPartition
+    base_offset: BaseOffset
+    size: int
+    pin_priority: PinPriority
+
+
+def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]:
+    """The pins to let go, so that at least `excess` bytes are freed.
+
+    A follower's go first: the leader's sidecar most likely stores their records. Then the newest
+    do: what is uploaded next is then still there, and the gap that this leaves behind the
+    watermark is as late as it can be.
+    """
+    released = []
+    for pin in sorted(held, key=lambda pin: (pin.pin_priority, pin.base_offset), reverse=True):
+        if excess <= 0:
+            break
+        released.append(pin)
+        excess -= pin.size
+    return tuple(released)
+
 
 PINNED_KINDS: Final = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
 """What every segment has."""

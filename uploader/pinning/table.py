@@ -9,13 +9,15 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.uploader.pinning.pins import (
     PINNED_KINDS,
+    HeldPin,
     PinnedSegment,
+    PinPriority,
     SegmentTimes,
     SpooledFiles,
     pin,
     pin_spooled,
+    pins_to_release,
 )
-from sidetier.uploader.pinning.policy import HeldPin, PinPriority, pins_to_release
 from sidetier.uploader.state.partition import Partition, unstored
 from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from sidetier.uploader.watching.disk import device_of

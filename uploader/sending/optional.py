@@ -22,7 +22,7 @@ from sidetier.segments.txn_index import (
     read_txn_index,
 )
 from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PinnedSegment
-from sidetier.uploader.sending.verified import SummedPieces, VerifiedFile
+from sidetier.uploader.sending.verify import SummedPieces, VerifiedFile
 
 _PIECE_BYTES: Final = 64 * 1024
 

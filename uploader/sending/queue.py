@@ -10,7 +10,7 @@ from sidetier.segments.errors import SegmentEndsElsewhereError, SegmentGoneError
 from sidetier.segments.offsets import BaseOffset, BrokerId, TopicPartition
 from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.places import PlaceOf
-from sidetier.uploader.pinning.policy import Urgency
+from sidetier.uploader.pinning.pins import Urgency
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.running.sharing import SharedPool, StoreGate
 from sidetier.uploader.running.workers import Job, WorkerPool

@@ -10,8 +10,13 @@ from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.pinning.pins import PinnedSegment, SegmentTimes, SpooledFiles
-from sidetier.uploader.pinning.policy import PinPriority, Urgency
+from sidetier.uploader.pinning.pins import (
+    PinnedSegment,
+    PinPriority,
+    SegmentTimes,
+    SpooledFiles,
+    Urgency,
+)
 from sidetier.uploader.sending.reading import FileIdentity
 from sidetier.uploader.state.plan import Conflict, PlannedSegment
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.export.engines.places import Places
-from sidetier.pipeline.export.engines.tasks import carry_out
+from sidetier.pipeline.export.engines.tasks import Places, carry_out
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.segments.errors import SidetierError
 

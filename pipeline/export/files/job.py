@@ -14,17 +14,19 @@ Two jobs at once carry out the same plan, so neither can damage the other's file
 the fourth step of the slower job.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from time import time_ns
 from typing import TypeVar
 
 from sidetier.pipeline.export.errors import BehindError, OtherWriterError
+from sidetier.pipeline.export.files.names import parse_file_name, topic_prefix
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.ports import Done, Engine, Source, Spans, Task, ranges_of
 from sidetier.pipeline.export.files.review import Review
-from sidetier.pipeline.export.files.sweeping import Sweep
+from sidetier.pipeline.export.files.sink import noted
 from sidetier.pipeline.export.held_back import (
     TRANSACTION_TIMEOUT_MS,
     HeldBack,
@@ -53,10 +55,66 @@ from sidetier.pipeline.export.state.manifest import (
 )
 from sidetier.pipeline.export.state.manifest_file import Held, ManifestFile
 from sidetier.pipeline.export.tail.logs import require_same_topic
+from sidetier.pipeline.planning.limits import limited_ends
 from sidetier.pipeline.planning.split import Plan
-from sidetier.pipeline.planning.trigger import limited_ends
-from sidetier.segments.errors import SidetierError
+from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.port import IfMatch, RemoteStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One search for files of this topic that no manifest names.
+
+    Attributes:
+        directories: directories to search.
+        named: keys that manifests name.
+        named_from: the offset from which on `named` has all files, by Kafka partition.
+        generation: generation of the run that sweeps. Only files of earlier runs are removed, so a
+            late sweep cannot remove newer files.
+        waiting: Kafka partitions whose files stay, because their replacements are not written yet.
+    """
+
+    topic: str
+    directories: tuple[str, ...]
+    named: AbstractSet[str]
+    named_from: Mapping[int, int]
+    generation: int
+    waiting: frozenset[int] = frozenset()
+
+    def suspects(self, store: RemoteStorage) -> Iterator[str]:
+        """Yield keys that may belong to withdrawn runs by their names. Their metadata is not read
+        yet.
+        """
+        for directory in self.directories:
+            for row in store.list_objects(topic_prefix(directory, self.topic)):
+                name = parse_file_name(row.key.rpartition("/")[2])
+                if name is None or name.tp.topic != self.topic or row.key in self.named:
+                    continue
+                if name.tp.partition in self.waiting:
+                    continue
+                if name.start >= self.named_from.get(name.tp.partition, 0):
+                    yield row.key
+
+    def run(self, store: RemoteStorage) -> int:
+        """Remove the files; return their number. After a kill, another sweep removes the rest.
+
+        Raises:
+            StorageError: see `RemoteStorage`.
+        """
+        return sum(self._remove(store, key) for key in self.suspects(store))
+
+    def _remove(self, store: RemoteStorage, key: str) -> int:
+        try:
+            head = store.head_object(key)
+            note = noted(head)
+            if note is None or note.generation >= self.generation:
+                return 0
+            store.delete_object(key, condition=IfMatch(head.etag))
+        except (ObjectNotFoundError, PreconditionFailedError):
+            return 0
+        return 1
+
 
 _Result = TypeVar("_Result")
 

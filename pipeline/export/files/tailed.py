@@ -10,7 +10,7 @@ from sidetier.pipeline.export.files.ports import ranges_of
 from sidetier.pipeline.export.files.source import ArchiveSource
 from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
-from sidetier.pipeline.export.tail.errors import BrokerBehindError
+from sidetier.pipeline.export.tail.logs import BrokerBehindError
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.log_offsets import UndecidedTail

@@ -4,34 +4,102 @@ The files depend only on the range, the options and the records: a repeated task
 files on any host.
 """
 
+import base64
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
-from sidetier.pipeline.export.files.dead_letters import (
-    DEAD_LETTER_SCHEMA,
-    dead_letter_form,
-    dead_letters,
-)
-from sidetier.pipeline.export.files.formats.choosing import form_of
-from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
+from sidetier.pipeline.export.files.formats.avro import AvroForm
+from sidetier.pipeline.export.files.formats.form import Form
+from sidetier.pipeline.export.files.formats.json_texts import text_of
+from sidetier.pipeline.export.files.formats.lines import StreamForm, json_lines, json_values, raw
+from sidetier.pipeline.export.files.formats.parquet import ParquetForm
+from sidetier.pipeline.export.files.options import COMPRESSIONS, FileFormat, FilesOptions, Layout
+from sidetier.pipeline.export.files.partitioning import Encoded, default_name
 from sidetier.pipeline.export.files.rotation import FileGroups, Router, Rules
 from sidetier.pipeline.export.files.rows import RowMaker, Rows
-from sidetier.pipeline.export.files.sink import FileSink
+from sidetier.pipeline.export.files.sink import MEMORY, FileSet, FileSink
 from sidetier.pipeline.export.files.values.choosing import registry_of
-from sidetier.pipeline.export.files.values.decoder import ValueDecoder
+from sidetier.pipeline.export.files.values.decoder import Misfit, ValueDecoder
 from sidetier.pipeline.export.files.values.evolution import SchemaTracker
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
-from sidetier.pipeline.export.files.writing import MEMORY, FileSet
 from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, FileEntry, SchemaIds
 from sidetier.segments.offsets import Offset, TopicPartition
+
+
+def form_of(options: FilesOptions, topic: str) -> Form:
+    """Return the format for files of a topic.
+
+    Raises:
+        ConfigurationError: a package that it needs is not installed.
+    """
+    compression = options.compression or COMPRESSIONS[options.format][0]
+    if options.format is FileFormat.PARQUET:
+        return ParquetForm(compression)
+    if options.format is FileFormat.AVRO:
+        return AvroForm(compression, re.sub(r"\W", "_", f"r_{topic}", flags=re.ASCII))
+    if options.format is FileFormat.RAW:
+        return StreamForm("bin", raw(options.delimiter, options.key_delimiter), compression)
+    bare = options.layout is Layout.VALUE and not options.has_fields
+    return StreamForm("json", json_values if bare else json_lines, compression)
+
+
+DEAD_LETTER_SCHEMA = pa.schema([pa.field("letter", pa.string())])
+
+
+def dead_letter_form() -> Form:
+    """Return the format of dead-letter files: one JSON object per line."""
+    return StreamForm("json", _render, "none")
+
+
+def dead_letters(tp: TopicPartition, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> Rows:
+    """Return the rows for records that do not fit. Keys, values and header values are base64."""
+    chosen = batch.take(pa.array([misfit.row for misfit in misfits], type=pa.int64()))
+    reasons = [misfit.reason for misfit in misfits]
+    letters = [
+        text_of(_letter(tp, row, reason))
+        for row, reason in zip(chosen.to_pylist(), reasons, strict=True)
+    ]
+    count = len(letters)
+    return Rows(
+        chosen.column("offset").to_numpy(),
+        np.zeros(count, dtype=np.int64),
+        Encoded(np.zeros(count, dtype=np.intp), (default_name(tp.partition),)),
+        pa.RecordBatch.from_arrays([pa.array(letters, pa.string())], schema=DEAD_LETTER_SCHEMA),
+    )
+
+
+def _render(rows: pa.Table) -> bytes:
+    return "".join(f"{line}\n" for line in rows.column("letter").to_pylist()).encode()
+
+
+def _letter(tp: TopicPartition, row: dict[str, Any], reason: str) -> dict[str, object]:
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "offset": row["offset"],
+        "timestamp": row["timestamp"],
+        "timestamp_type": row["timestamp_type"],
+        "reason": reason,
+        "key": _base64(row["key"]),
+        "value": _base64(row["value"]),
+        "headers": [
+            {"key": header["key"], "value": _base64(header["value"])} for header in row["headers"]
+        ],
+    }
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 """Columns of `RECORD_SCHEMA` for whole records."""

@@ -10,6 +10,7 @@ After a kill at each step, this is left:
 5. The run reads the table's offsets again: the commit is left. The next run starts behind it.
 """
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from time import time_ns
@@ -49,6 +50,7 @@ from sidetier.pipeline.export.tables.progress import (
     following,
 )
 from sidetier.pipeline.export.tables.table import Source, Table
+from sidetier.segments.errors import SidetierError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
 
@@ -337,3 +339,34 @@ def _positions(held: Offsets, tail: Tail) -> dict[TopicPartition, Position]:
         for tp, epoch_history in tail.epoch_histories.items()
         if tp in held
     }
+
+
+MOST_FAILURES: Final = 10
+
+
+def run_at_interval(
+    run: Callable[[], Committed],
+    interval: float,
+    stop: threading.Event,
+    clock: Callable[[], float],
+    can_pass: Callable[[SidetierError], bool],
+) -> None:
+    """Run now, and then every `interval` seconds. A longer run is followed by the next one at once.
+
+    A failed run that `can_pass` accepts is repeated at the next interval, as in Hudi's sink
+    connector.
+
+    Raises:
+        SidetierError: an error that `can_pass` does not accept, or the tenth failure in a row.
+    """
+    failures = 0
+    while not stop.is_set():
+        began = clock()
+        try:
+            run()
+            failures = 0
+        except SidetierError as error:
+            failures += 1
+            if failures >= MOST_FAILURES or not can_pass(error):
+                raise
+        stop.wait(max(0.0, began + interval - clock()))

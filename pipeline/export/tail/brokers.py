@@ -5,9 +5,14 @@ from typing import Final
 from confluent_kafka import KafkaException
 
 from sidetier.config.cluster import BrokerConfig
-from sidetier.leadership.admin import admin_client, as_texts
-from sidetier.leadership.offsets import End, all_offsets
-from sidetier.leadership.topics import described, kafka_text
+from sidetier.leadership.cluster import (
+    End,
+    admin_client,
+    all_offsets,
+    as_texts,
+    described,
+    kafka_text,
+)
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.high_watermarks import KafkaHighWatermarks
+from sidetier.leadership.cluster import KafkaHighWatermarks
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.clusters import KraftFactory

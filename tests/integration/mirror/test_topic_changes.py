@@ -11,8 +11,7 @@ from typing import Self
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from sidetier.mirror.catalog import topic_settings
 from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._scram import (
+from confluent_kafka.admin import (
+    AdminClient,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,

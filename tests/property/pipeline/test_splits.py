@@ -13,8 +13,7 @@ from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
 from sidetier.pipeline.planning.split import Missing, Split
-from sidetier.pipeline.reading.options import ReadOptions
-from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.uploader.sending.page_cache import PAGE_BYTES, cold_parts, pages_of
+from sidetier.uploader.sending.reading import PAGE_BYTES, cold_parts, pages_of
 
 PAGES = 256
 

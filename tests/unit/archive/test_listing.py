@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.archive import listing
-from sidetier.archive.listing import part_bounds, partition_rows
+from sidetier.archive import partition_archive
+from sidetier.archive.partition_archive import part_bounds, partition_rows
 from sidetier.segments.errors import AccessDeniedError
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
@@ -38,7 +38,7 @@ def rows(bases: Sequence[int]) -> list[ObjectSummary]:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that answers at once passes for one that lets wait."""
-    monkeypatch.setattr(listing, "_PATIENCE", -1.0)
+    monkeypatch.setattr(partition_archive, "_PATIENCE", -1.0)
 
 
 @pytest.mark.usefixtures("far")
@@ -62,7 +62,7 @@ def test_parts_ask_for_little_more_than_there_is() -> None:
 
 
 def test_a_store_that_answers_at_once_is_asked_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(partition_archive, "_PATIENCE", 3600.0)
     store = archive(range(0, 20_000, 10))
     partition_rows(store, PREFIX, BaseOffset(19_990))
     assert store.count("list") == 7

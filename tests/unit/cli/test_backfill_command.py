@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.backfill import run as backfill_run
-from sidetier.cli.backfill import survey
+from sidetier.cli.backfill import job, survey
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.state import leading, partition
@@ -20,7 +19,7 @@ from tests.harness.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backfill_run, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(job, "PATIENCE_SECONDS", 0.5)
     for module in (partition, leading):  # a gap is looked at again at once, not after two seconds
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
@@ -220,9 +219,9 @@ def test_other_entropy_bits_are_refused(cli: CommandLine, orders: PartitionLog) 
 def test_a_broker_that_does_not_answer(
     cli: CommandLine, orders: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sidetier.leadership import topic_configs  # noqa: PLC0415 -- librdkafka, here alone
+    from sidetier.leadership import cluster  # noqa: PLC0415 -- librdkafka, here alone
 
-    monkeypatch.setattr(topic_configs.KafkaTopicConfigs.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(cluster.KafkaTopicConfigs.__init__, "__defaults__", (1.0,))
     cli.configure({"broker": {"bootstrap_servers": "127.0.0.1:1"}})
     assert cli.run("backfill") == 1
     assert "is the broker up? --offline goes by the log dirs alone" in cli.err

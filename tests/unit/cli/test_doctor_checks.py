@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from sidetier.archive.objects.layout import LayoutNote
-from sidetier.cli.doctor.facts import (
+from sidetier.cli.doctor.checks import (
+    Finding,
+    Level,
+    check_host,
+    check_sidecar,
+    check_stores,
+    check_topics,
+    some,
+)
+from sidetier.cli.doctor.gather import (
     DoctorFacts,
     HostFacts,
     LogDirFacts,
@@ -16,11 +25,7 @@ from sidetier.cli.doctor.facts import (
     StoreFacts,
     TopicFacts,
 )
-from sidetier.cli.doctor.findings import Finding, Level, some
-from sidetier.cli.doctor.host_checks import check_host
-from sidetier.cli.doctor.store_checks import check_sidecar, check_stores
-from sidetier.cli.doctor.topic_checks import check_topics
-from sidetier.cli.doctor.view import DoctorResult
+from sidetier.cli.doctor_command import DoctorResult
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 

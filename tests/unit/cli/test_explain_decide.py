@@ -9,9 +9,8 @@ from sidetier.archive.objects.watermark import Watermark
 from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
-from sidetier.cli.explain.decide import Kind, decide
-from sidetier.cli.explain.facts import Facts, RollRules, SidecarView
-from sidetier.cli.explain.gates import Gate
+from sidetier.cli.explain.decide import Gate, Kind, decide
+from sidetier.cli.explain.gather import Facts, RollRules, SidecarView
 from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 

@@ -24,7 +24,7 @@ from sidetier.telemetry.status import (
     SegmentStatus,
     StatusSnapshot,
 )
-from sidetier.uploader.archive.quarantine.claim import Claim
+from sidetier.uploader.archive.quarantine.relocation import Claim
 from tests.harness.command_line import CommandLine
 from tests.harness.fake_cluster import FakeCluster
 from tests.harness.log_dir import PartitionLog

@@ -4,8 +4,8 @@ import pytest
 from confluent_kafka import Uuid
 
 from sidetier.cli import retire_command
-from sidetier.cli.topic_identity import TopicIdentity
-from sidetier.leadership.topics import kafka_text
+from sidetier.cli.retire_command import TopicIdentity
+from sidetier.leadership.cluster import kafka_text
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import TOPIC_ID
 

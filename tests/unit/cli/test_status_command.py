@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sidetier.cli.main import run
-from sidetier.cli.status_view import MOST_ROWS
+from sidetier.cli.status_command import MOST_ROWS
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry

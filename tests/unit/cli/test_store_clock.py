@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from sidetier.cli.doctor.store_clock import skew, skew_of
+from sidetier.cli.doctor.gather import skew, skew_of
 from sidetier.storage.settings import S3Settings, StorageEndpoint
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.cli.store_waits import told_waits
+from sidetier.cli.stores import told_waits
 from tests.harness.command_line import CommandLine
 from tests.harness.faulty_s3 import FaultyS3, hang
 from tests.harness.waiting import wait_until

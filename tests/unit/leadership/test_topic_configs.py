@@ -5,11 +5,11 @@ from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin._config import ConfigEntry, ConfigResource
+from confluent_kafka.admin import ConfigEntry, ConfigResource
 
-from sidetier.leadership import topic_configs
+from sidetier.leadership import cluster
+from sidetier.leadership.cluster import KafkaTopicConfigs
 from sidetier.leadership.port import TopicConfig
-from sidetier.leadership.topic_configs import KafkaTopicConfigs
 from sidetier.segments.errors import LeadershipUnavailableError
 
 Answer = Mapping[str, str] | int
@@ -40,7 +40,7 @@ def _future(answer: Answer) -> Future[dict[str, ConfigEntry]]:
 def ask(
     monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Answer]
 ) -> Mapping[str, TopicConfig | None]:
-    monkeypatch.setattr(topic_configs, "admin_client", lambda *_: Client(answers))
+    monkeypatch.setattr(cluster, "admin_client", lambda *_: Client(answers))
     return KafkaTopicConfigs("broker:9092", {}).topic_configs(answers)
 
 

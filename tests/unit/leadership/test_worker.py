@@ -3,8 +3,7 @@
 from threading import Event, Thread
 
 from sidetier.leadership.port import LeadershipView
-from sidetier.leadership.publisher import ViewPublisher
-from sidetier.leadership.worker import Mailbox, Worker
+from sidetier.leadership.worker import Mailbox, ViewPublisher, Worker
 from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from tests.harness.waiting import wait_until
 

@@ -12,7 +12,7 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.hdfs_errors import translation
+from sidetier.storage.hdfs_client import translation
 
 
 def rpc(name: str, text: str = "said") -> RuntimeError:

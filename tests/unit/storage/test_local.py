@@ -20,8 +20,7 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.local import LocalStorage, file_stream
-from sidetier.storage.local_errors import translated
+from sidetier.storage.local import LocalStorage, file_stream, translated
 from sidetier.storage.local_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
 from sidetier.storage.settings import LocalSettings
@@ -200,7 +199,7 @@ def test_a_directory_that_may_not_be_read_hides_no_others(
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return real(path)
 
-    monkeypatch.setattr("sidetier.storage.local_listing.os.scandir", scandir)
+    monkeypatch.setattr("sidetier.storage.local_files.os.scandir", scandir)
     assert store.list_directories("") == ["c/", "lost+found/"]
 
 

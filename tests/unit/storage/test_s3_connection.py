@@ -13,7 +13,7 @@ import pytest
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
 from sidetier.storage.bodies import BytesBody, Extent, FileBody
 from sidetier.storage.port import Body
-from sidetier.storage.s3_connection import send_body
+from sidetier.storage.s3_client import send_body
 from sidetier.storage.settings import SEND_PIECE
 
 DATA = bytes(range(256)) * 6000

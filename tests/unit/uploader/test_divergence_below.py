@@ -33,7 +33,7 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.history import Histories
-from sidetier.uploader.archive.request_work import RequestWork
+from sidetier.uploader.archive.requests import RequestWork
 from sidetier.uploader.errors import DivergedError, DivergenceBelowError
 from sidetier.uploader.state.events import Request
 from sidetier.uploader.state.next_request import asked

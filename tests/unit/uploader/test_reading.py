@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from sidetier.storage.bodies import Extent, FileStream
-from sidetier.uploader.sending.page_cache import CountCached, count_cached
-from sidetier.uploader.sending.reading import ColdPages, FileBody, FileIdentity, chunks
+from sidetier.uploader.sending.reading import (
+    ColdPages,
+    CountCached,
+    FileBody,
+    FileIdentity,
+    chunks,
+    count_cached,
+)
 from tests.harness.page_cache import PAGE, MadeUpCache, cached_pages, count_by_mincore
 from tests.harness.waiting import wait_until
 

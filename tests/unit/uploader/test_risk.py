@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.segments.listing import ClosedSegment, PartitionListing
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
-from sidetier.uploader.pinning.policy import HeldPin, PinPriority, Urgency, pins_to_release
+from sidetier.uploader.pinning.pins import HeldPin, PinPriority, Urgency, pins_to_release
 from sidetier.uploader.state.partition import WatermarkStall
 from sidetier.uploader.state.risk import Risk, RiskRule, risk_of, worth_holding
 from sidetier.uploader.state.segment import Timeline, TrackedSegment

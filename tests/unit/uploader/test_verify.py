@@ -31,8 +31,7 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.storage.port import Body
 from sidetier.uploader.pinning.pins import PinnedSegment, pin
 from sidetier.uploader.sending.reading import ColdPages
-from sidetier.uploader.sending.verified import VerifiedFile
-from sidetier.uploader.sending.verify import Reading, VerifiedSegment, verify
+from sidetier.uploader.sending.verify import Reading, VerifiedFile, VerifiedSegment, verify
 from sidetier.uploader.state.plan import PlannedSegment
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments

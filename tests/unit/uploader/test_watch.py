@@ -11,7 +11,7 @@ from watchdog.observers.inotify_c import InotifyEvent, InotifyFD
 
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.watching.hints import HintBoard, Hints
-from sidetier.uploader.watching.watcher import Watcher
+from sidetier.uploader.watching.watch import Watcher
 from tests.harness.inotify import overflow
 from tests.harness.waiting import wait_for, wait_until
 

@@ -14,6 +14,7 @@ from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, Route
 from sidetier.wire.protocol import (
     ApiKey,
+    DescribeTransactionsResponse,
     build_entity,
     build_request,
     decode_response,
@@ -22,7 +23,6 @@ from sidetier.wire.protocol import (
 )
 from sidetier.wire.requests import ActiveProducer, CommittedOffset, Membership
 from sidetier.wire.settings import ClientSettings
-from sidetier.wire.transaction_states import DescribeTransactionsResponse
 
 TP = TopicPartition("topic", 3)
 PRODUCER = Producer(9, 1)

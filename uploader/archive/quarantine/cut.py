@@ -35,7 +35,7 @@ from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
 from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
-from sidetier.uploader.archive.quarantine.claim import Claim
+from sidetier.uploader.archive.quarantine.relocation import Claim
 from sidetier.uploader.archive.quarantine.stored_log import BeginningOf, pieces
 from sidetier.uploader.sending.conditional_put import Existing, FileToStore, compare, put_file
 

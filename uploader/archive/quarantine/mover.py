@@ -41,9 +41,14 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.quarantine.claim import Claim
 from sidetier.uploader.archive.quarantine.cut import store_cut
-from sidetier.uploader.archive.quarantine.relocation import ForEach, Move, MovedOne, Relocation
+from sidetier.uploader.archive.quarantine.relocation import (
+    Claim,
+    ForEach,
+    Move,
+    MovedOne,
+    Relocation,
+)
 
 _GAPS: Final = "gaps/"
 _START: Final = "start.json"

@@ -18,14 +18,14 @@ from pydantic import field_validator
 from sidetier.config.base import Part
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import SecretRef
-from sidetier.pipeline.export.files.values.avro_inlining import inlined
-from sidetier.pipeline.export.files.values.json_bundling import bundled
-from sidetier.pipeline.export.files.values.protobuf_files import file_set
+from sidetier.pipeline.export.files.values.avro_schema import inlined
+from sidetier.pipeline.export.files.values.protobuf_values import file_set
 from sidetier.pipeline.export.files.values.references import (
     Reference,
     Referred,
     Registered,
     UnusableSchemaError,
+    bundled,
 )
 from sidetier.segments.errors import ConfigurationError, SidetierError, StoreUnavailableError
 

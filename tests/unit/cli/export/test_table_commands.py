@@ -11,8 +11,7 @@ import pytest
 from sidetier.cli.export import table_session
 from sidetier.cli.export.hudi_session import lock_url, read_options
 from sidetier.cli.export.table_request import TableRequest, table_request
-from sidetier.cli.export.table_session import with_jars
-from sidetier.cli.export.table_view import TableResult
+from sidetier.cli.export.table_session import TableResult, with_jars
 from sidetier.cli.main import run
 from sidetier.cli.output import OutputFormat
 from sidetier.config.cluster import BrokerConfig

@@ -12,9 +12,8 @@ from confluent_kafka import (
 
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.kafka_side import KafkaSide
-from sidetier.consumer.client.messages import messages_of
 from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.store_records import StoreRecords
+from sidetier.consumer.client.store_records import StoreRecords, messages_of
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.arrow import RECORD_SCHEMA
 from sidetier.segments.offsets import TopicPartition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.kraft.batches import read_batches
+from sidetier.leadership.kraft.metadata_log import read_batches
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from tests.harness.metadata_log import CONTROL, batch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.kraft.schedule import AskSchedule
+from sidetier.leadership.kraft.asker import AskSchedule
 
 INTERVAL = 10.0
 

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 from watchdog.observers import Observer
 
-from sidetier.leadership.kraft.watch import DirectoryWatch
+from sidetier.leadership.kraft.follower import DirectoryWatch
 from tests.harness.waiting import wait_until
 
 

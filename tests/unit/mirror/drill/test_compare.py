@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
-from sidetier.mirror.drill.compare import compare_with_live, differences_from_archive
+from sidetier.mirror.drill.sample import compare_with_live, differences_from_archive
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
 from sidetier.mirror.hydrate.verify import Digest
 from sidetier.segments.errors import LeadershipUnavailableError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.hydrate.view import FinishedResult

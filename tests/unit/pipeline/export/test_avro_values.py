@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.formats.avro_records import records
+from sidetier.pipeline.export.files.formats.avro import records
 from sidetier.pipeline.export.files.values.avro_schema import avro_schema
 from sidetier.pipeline.export.files.values.avro_values import DEEPEST, AvroDecoder
 from sidetier.pipeline.export.files.values.decoder import DecodedValues

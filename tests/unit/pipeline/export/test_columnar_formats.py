@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.formats.avro import AvroForm
-from sidetier.pipeline.export.files.formats.avro_records import records
+from sidetier.pipeline.export.files.formats.avro import AvroForm, records
 from sidetier.pipeline.export.files.formats.fragments import content, joined, stretches
 from sidetier.pipeline.export.files.formats.json_texts import text_of, texts
 from sidetier.pipeline.export.files.formats.lines import json_lines, json_values

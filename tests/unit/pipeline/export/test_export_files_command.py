@@ -17,7 +17,7 @@ from sidetier.cli.export import files_session, submit
 from sidetier.cli.export.tail import told_lacking, wait_for
 from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
-from sidetier.pipeline.export.engines.places import require_fencing
+from sidetier.pipeline.export.engines.tasks import require_fencing
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.state.manifest import Run, Span, encode_manifest
 from sidetier.pipeline.export.state.manifest_file import manifest_key

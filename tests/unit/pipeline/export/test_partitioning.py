@@ -8,7 +8,7 @@ import pytest
 from sidetier.pipeline.export.files.names import FileName, escaped, parse_file_name
 from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
 from sidetier.pipeline.export.files.partitioning import partitioner_of
-from sidetier.pipeline.export.files.times import check_time_field, times_of
+from sidetier.pipeline.export.files.rows import check_time_field, times_of
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 

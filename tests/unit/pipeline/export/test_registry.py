@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 
 from sidetier.config.types import SecretRef
 from sidetier.pipeline.export.files.values.avro_columns import column_of
-from sidetier.pipeline.export.files.values.avro_inlining import inlined
+from sidetier.pipeline.export.files.values.avro_schema import inlined
 from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
 from sidetier.pipeline.export.files.values.json_values import JsonDecoder
 from sidetier.pipeline.export.files.values.references import UnusableSchemaError

@@ -9,9 +9,9 @@ from sidetier.pipeline.export.errors import (
     OtherWriterError,
     ReadingsDifferError,
 )
+from sidetier.pipeline.export.files.job import Sweep
 from sidetier.pipeline.export.files.options import FileFormat, FilesOptions
 from sidetier.pipeline.export.files.sink import RUN_NOTE, FileSink
-from sidetier.pipeline.export.files.sweeping import Sweep
 from sidetier.pipeline.export.state import changes
 from sidetier.pipeline.export.state.changes import (
     Tail,

@@ -9,8 +9,7 @@ import pytest
 from sidetier.archive.reading import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing
-from sidetier.pipeline.reading.options import ReadOptions
-from sidetier.pipeline.reading.split_reader import read_split
+from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.errors import (
     BatchTooLargeError,
     StoreUnavailableError,

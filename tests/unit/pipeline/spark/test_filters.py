@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidetier.pipeline.planning.request import Filters
-from sidetier.pipeline.spark.filters import pruning
+from sidetier.pipeline.spark.source import pruning
 from sidetier.segments.offsets import Offset
 
 

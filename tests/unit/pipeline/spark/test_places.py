@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.config.storage import StorageConfig
-from sidetier.pipeline.spark import places
-from sidetier.pipeline.spark.places import ArchivePlace, close_all, opened
+from sidetier.pipeline.spark import settings
+from sidetier.pipeline.spark.settings import ArchivePlace, close_all, opened
 
 
 def place(directory: Path) -> ArchivePlace:
@@ -26,7 +26,7 @@ def test_an_archive_is_opened_once_in_a_process(
 
 def test_only_the_last_few_stay_open(tmp_path: Path) -> None:
     first = opened(place(tmp_path / "0"))
-    for number in range(1, places._MOST_OPEN + 1):
+    for number in range(1, settings._MOST_OPEN + 1):
         opened(place(tmp_path / str(number)))
     assert opened(place(tmp_path / "0")) is not first
     close_all()

@@ -13,8 +13,7 @@ from sidetier.pipeline.errors import (
     StreamTruncatedError,
 )
 from sidetier.pipeline.planning.split import Plan
-from sidetier.pipeline.spark.places import close_all
-from sidetier.pipeline.spark.settings import read_settings
+from sidetier.pipeline.spark.settings import close_all, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson, StreamOffset, as_json, from_json
 from sidetier.segments.epoch_history import EpochHistory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.pipeline.spark.schema import spark_schema
+from sidetier.pipeline.spark.columns import spark_schema
 from sidetier.pipeline.spark.source import SidetierDataSource, StreamReader
 from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
 from sidetier.segments.errors import ConfigurationError

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from sidetier.pipeline.export.tables.errors import LostProgressError
-from sidetier.pipeline.export.tables.hudi.timeline import Timeline
+from sidetier.pipeline.export.tables.hudi.table import Timeline
 from sidetier.pipeline.export.tables.progress import Progress, to_properties
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition

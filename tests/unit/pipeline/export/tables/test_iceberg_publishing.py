@@ -9,8 +9,7 @@ import pytest
 from sidetier.pipeline.export.errors import OtherWriterError
 from sidetier.pipeline.export.tables.cancelling import Watch
 from sidetier.pipeline.export.tables.errors import CommitTimedOutError, NotCommittedError
-from sidetier.pipeline.export.tables.iceberg.options import IcebergOptions
-from sidetier.pipeline.export.tables.iceberg.table import IcebergTable
+from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions, IcebergTable
 from sidetier.pipeline.export.tables.progress import Progress, from_properties, to_properties
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from sidetier.pipeline.export.errors import NewerStateError, OtherWriterError
-from sidetier.pipeline.export.tables.lease import Lease, LeaseTimes
-from sidetier.pipeline.export.tables.liveness import ProcessId, process_here, state_of
+from sidetier.pipeline.export.tables.lease import (
+    Lease,
+    LeaseTimes,
+    ProcessId,
+    process_here,
+    state_of,
+)
 from sidetier.segments.errors import MalformedObjectError, StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage

@@ -3,8 +3,7 @@ import threading
 import pytest
 
 from sidetier.pipeline.export.tables.errors import LostProgressError, NotCommittedError
-from sidetier.pipeline.export.tables.loop import MOST_FAILURES, run_at_interval
-from sidetier.pipeline.export.tables.run import Committed
+from sidetier.pipeline.export.tables.run import MOST_FAILURES, Committed, run_at_interval
 from sidetier.segments.errors import SidetierError
 
 DONE = Committed((), {}, 0, 0)

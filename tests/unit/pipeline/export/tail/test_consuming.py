@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.config.cluster import BrokerConfig
 from sidetier.pipeline.export.tail.consuming import BrokerReader, first_timestamps
-from sidetier.pipeline.export.tail.errors import BrokerReadError
+from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.split import BrokerRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

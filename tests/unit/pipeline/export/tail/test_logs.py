@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.pipeline.export.errors import OtherTopicError
-from sidetier.pipeline.export.tail.errors import BrokerBehindError
-from sidetier.pipeline.export.tail.limits import limited
+from sidetier.pipeline.export.tables.tailed import limited
 from sidetier.pipeline.export.tail.logs import (
+    BrokerBehindError,
     BrokerLog,
     Divided,
     Log,

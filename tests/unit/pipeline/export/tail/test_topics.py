@@ -26,8 +26,12 @@ from sidetier.pipeline.export.tables.chunks import next_chunk, offsets_after
 from sidetier.pipeline.export.tables.progress import Progress, Tail
 from sidetier.pipeline.export.tables.run import TableRun, Terms
 from sidetier.pipeline.export.tables.tailed import TailedRecords
-from sidetier.pipeline.export.tail.errors import BrokerBehindError, StillOnBrokerError
-from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
+from sidetier.pipeline.export.tail.logs import (
+    BrokerBehindError,
+    BrokerLog,
+    BrokerTopic,
+    StillOnBrokerError,
+)
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import AtOffsets
 from sidetier.pipeline.planning.planner import Planner

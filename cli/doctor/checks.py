@@ -1,0 +1,574 @@
+"""Checks of this host: limits, disks and permissions. Pure."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from sidetier.archive.objects.layout import check_note
+from sidetier.cli.arguments import age_text, size_text
+from sidetier.cli.cluster_facts import number
+from sidetier.cli.doctor.gather import (
+    DoctorFacts,
+    LogDirFacts,
+    SidecarFacts,
+    StoreFacts,
+    TopicFacts,
+)
+from sidetier.cli.stores import layout_of
+from sidetier.leadership.cluster import topic_config
+from sidetier.segments.errors import ConfigurationError
+from sidetier.uploader.gates.topic_rules import refusal_of
+
+_MOST_NAMES: Final = 4
+
+
+class Level(StrEnum):
+    """Severity of a finding; the worst comes first."""
+
+    PROBLEM = "problem"
+    """Records are lost, will be lost, or are not archived."""
+    ADVICE = "advice"
+    """The safety margin is smaller than it could be."""
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check; `setting` is the exact setting to write."""
+
+    level: Level
+    check: str
+    found: str
+    todo: str | None = None
+    setting: str | None = None
+
+
+def ok(check: str, found: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(Level.OK, check, found)
+
+
+def advice(check: str, found: str, todo: str, setting: str | None = None) -> Finding:
+    """Return a finding about a small safety margin."""
+    return Finding(Level.ADVICE, check, found, todo, setting)
+
+
+def problem(check: str, found: str, todo: str, setting: str | None = None) -> Finding:
+    """Return a finding that costs records."""
+    return Finding(Level.PROBLEM, check, found, todo, setting)
+
+
+def some(names: Iterable[str]) -> str:
+    """Return a few names, and the number of the others."""
+    all_names = sorted(names)
+    more = len(all_names) - _MOST_NAMES
+    return ", ".join(all_names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+_OTHER_FILES: Final = 512
+_FILES_PER_SEGMENT: Final = 3
+_OTHER_INSTANCES: Final = 2
+"""One for the metadata log, one for a short time at the start."""
+
+
+def check_host(facts: DoctorFacts) -> Iterator[Finding]:
+    """Run all checks of this host."""
+    for check in _HOST_CHECKS:
+        yield from check(facts)
+
+
+def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that the log dirs are readable, belong to one broker, and are all that it has."""
+    problems = [*facts.host.problems]
+    problems += [
+        f"{log_dir.unreadable} cannot be read"
+        for log_dir in facts.host.log_dirs
+        if log_dir.unreadable
+    ]
+    if problems:
+        yield problem(
+            "log dirs",
+            "; ".join(problems),
+            "name the broker's log.dirs, and run as the broker's user or in its group",
+            "log_dirs: [/var/lib/kafka/data]",
+        )
+    missing = _missing_log_dirs(facts)
+    if missing:
+        yield problem(
+            "log dirs",
+            f"the broker has others too: {some(missing)}; nothing in them is archived",
+            "name every one of the broker's log.dirs",
+            f"log_dirs: [..., {missing[0]}]",
+        )
+    if not problems and not missing:
+        yield ok("log dirs", f"{len(facts.host.log_dirs)}, readable, of one broker")
+
+
+def _missing_log_dirs(facts: DoctorFacts) -> list[str]:
+    """Return the broker's log dirs that are not configured.
+
+    Empty if no path matches: in this container the same directories may have other paths.
+    """
+    broker_log_dirs = (
+        facts.broker_settings.get("log.dirs") or facts.broker_settings.get("log.dir") or ""
+    )
+    broker = {str(Path(name.strip())) for name in broker_log_dirs.split(",") if name.strip()}
+    ours = set(map(str, facts.config.log_dirs))
+    return sorted(broker - ours) if broker & ours else []
+
+
+def open_files(facts: DoctorFacts) -> Iterator[Finding]:
+    """Compare the hard limit of open files (`ulimit -n`) with what pins need."""
+    limit, wanted = facts.host.max_open_files, facts.config.uploader.pins.max_files
+    if limit is None or limit >= wanted + _OTHER_FILES:
+        shown_limit = "unlimited" if limit is None else str(limit)
+        yield ok("open files", f"{shown_limit}, enough for uploader.pins.max_files {wanted}")
+        return
+    led = len(facts.partitions)
+    setting = f"ulimit -n {wanted + _OTHER_FILES} (LimitNOFILE= in systemd)"
+    limit_text = f"{limit} at most for this user"
+    if limit - _OTHER_FILES < _FILES_PER_SEGMENT * led:
+        text = f"{limit_text}: not one closed segment for each of {led} partitions can be held open"
+        yield problem("open files", text, "raise the hard limit", setting)
+    else:
+        text = f"{limit_text}, less than uploader.pins.max_files {wanted} and {_OTHER_FILES} more"
+        yield advice("open files", text, "raise the hard limit, or lower max_files", setting)
+
+
+def inotify(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check the limits of inotify watches and instances.
+
+    If they are too low, the sidecar polls, or does not start.
+    """
+    if facts.config.uploader.watch == "polling":
+        yield ok("inotify", "not used: uploader.watch is polling")
+        return
+    dirs = len(facts.config.log_dirs)
+    wants = (
+        ("max_user_watches", facts.host.max_watches, facts.host.partition_directories + dirs),
+        ("max_user_instances", facts.host.max_instances, dirs + _OTHER_INSTANCES),
+    )
+    short = [_short_of(facts, *want) for want in wants if want[1] is not None and want[1] < want[2]]
+    yield from short
+    if not short:
+        yield ok("inotify", f"room for {wants[0][2]} watches and {wants[1][2]} instances")
+
+
+def _short_of(facts: DoctorFacts, name: str, limit: int | None, wanted: int) -> Finding:
+    setting = f"sysctl fs.inotify.{name}={4 * wanted}"
+    shortage = f"{name} is {limit}, and {wanted} are needed"
+    if facts.config.uploader.watch == "inotify":
+        text = f"{shortage}: with uploader.watch: inotify it does not start"
+        return problem("inotify", text, "raise it", setting)
+    return advice("inotify", f"{shortage}: it polls instead", "raise it", setting)
+
+
+def room_for_pins(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check the free disk above the floor, for segments that are deleted and not stored yet."""
+    findings = [_room(facts, log_dir) for log_dir in facts.host.log_dirs]
+    yield from (finding for finding in findings if finding is not None)
+    if findings and not any(findings):
+        yield ok("room for pins", "uploader.pins.max_deleted_bytes fits above the floor")
+
+
+def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
+    pins = facts.config.uploader.pins
+    floor = pins.min_free_disk.of(log_dir.total)
+    room = log_dir.free - floor
+    free_text = f"{log_dir.path}: {size_text(log_dir.free)} of {size_text(log_dir.total)} free"
+    if room <= 0:
+        return problem(
+            "room for pins",
+            f"{free_text}, at or below the floor of {size_text(floor)}: what the broker deletes "
+            "before it is stored is lost",
+            "free disk, or lower the floor",
+            "uploader.pins.min_free_disk",
+        )
+    if room < pins.max_deleted_bytes:
+        return advice(
+            "room for pins",
+            f"{free_text}: {size_text(room)} above the floor, less than the "
+            f"{size_text(pins.max_deleted_bytes)} that pins may hold",
+            "free disk, or know that pins end sooner",
+            "uploader.pins.max_deleted_bytes",
+        )
+    return None
+
+
+def spool(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check whether the spool allows hard links; only `sidetier run` makes one to find out."""
+    if not facts.host.spools:
+        yield ok("spool", "none (uploader.pins.spool): a restart finds what has a name still")
+        return
+    faults = [fault for log_dir in facts.host.log_dirs if (fault := _spool_fault(facts, log_dir))]
+    if not faults:
+        yield ok("spool", "one on the file system of each log dir, and links are allowed")
+        return
+    yield problem(
+        "spool",
+        "; ".join(faults),
+        "one writable directory for each mount, and the broker's user (fs.protected_hardlinks)",
+        "uploader.pins.spool",
+    )
+
+
+def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
+    same_device = [
+        candidate for candidate in facts.host.spools if candidate.device == log_dir.device
+    ]
+    if not same_device:
+        return f"none is on the file system of {log_dir.path}"
+    if not same_device[0].writable:
+        return f"{same_device[0].path} cannot be written"
+    return None if log_dir.may_link else f"the files of {log_dir.path} may not be linked"
+
+
+def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check whether uploads can leave the page cache as they found it."""
+    if facts.config.uploader.page_cache == "leave":
+        yield ok("page cache", "left alone: uploader.page_cache is leave")
+        return
+    blind = [log_dir for log_dir in facts.host.log_dirs if log_dir.cache_problem is not None]
+    if not blind:
+        yield ok("page cache", "can be asked about the broker's files")
+        return
+    yield advice(
+        "page cache",
+        f"{blind[0].path}: cannot be asked ({blind[0].cache_problem}), so an upload may leave the "
+        "broker's page cache full of what nobody reads",
+        "run as the broker's user, on Linux 6.5 or newer",
+    )
+
+
+_HOST_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
+    log_dirs,
+    open_files,
+    inotify,
+    room_for_pins,
+    spool,
+    page_cache,
+)
+
+
+_SKEW_ADVICE: Final = 60.0
+_SKEW_PROBLEM: Final = 600.0
+"""S3 refuses requests whose signature is 15 minutes off."""
+
+
+def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check each configured store."""
+    for store in facts.stores:
+        if store.error is not None:
+            yield problem(
+                "store", f"{store.url}: {store.error}", "bring it back, or correct `storage`"
+            )
+            continue
+        yield ok("store", f"{store.url} answers")
+        yield _layout(facts, store)
+        yield _conditions(facts, store)
+        yield from _clock(store)
+
+
+def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
+    layout = layout_of(facts.config)
+    if store.note is None:
+        return ok("layout", f"no note yet: nothing is stored of cluster {layout.cluster}")
+    try:
+        check_note(store.note, layout, facts.host.kafka_cluster_id)
+    except ConfigurationError as error:
+        setting = f"storage.prefix_entropy_bits: {store.note.bits}"
+        differs = max(store.note.bits, 0) != max(layout.bits, 0)
+        todo = "nothing is found, and nothing may be written, until they agree"
+        return problem("layout", str(error), todo, setting if differs else "cluster.name")
+    return ok("layout", f"{layout.bits} entropy bits, as the note on the store says")
+
+
+def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
+    name, required = "conditional writes", facts.config.storage.fencing == "required"
+    if store.honours_conditions is False:
+        return problem(
+            name,
+            f"{store.url} ignores If-None-Match: two sidecars that both believe they lead would "
+            "overwrite each other",
+            "use a store that honours If-None-Match and If-Match on PUT",
+        )
+    if not store.declares_conditions:
+        text = f"{store.url} has none: two sidecars at once are not kept apart"
+        todo = "use another store, or make sure that there is never a second sidecar"
+        setting = "storage.fencing: unfenced_acknowledged"
+        return problem(name, text, todo, setting) if required else advice(name, text, todo)
+    if store.honours_conditions:
+        return ok(name, "honoured: a write that had to be refused was refused")
+    return ok(name, "expected of this kind of store; --try-conditions tries it")
+
+
+def _clock(store: StoreFacts) -> Iterator[Finding]:
+    skew = store.skew_seconds
+    if skew is None:
+        return
+    skew_text = (
+        f"{store.url} is {age_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this host"
+    )
+    todo = "set this host's clock (NTP)"
+    if abs(skew) >= _SKEW_PROBLEM:
+        yield problem("clock", f"{skew_text}: S3 refuses requests that are 15 minutes off", todo)
+    elif abs(skew) >= _SKEW_ADVICE:
+        yield advice("clock", skew_text, todo)
+    else:
+        yield ok("clock", "agrees with the store's within a minute")
+
+
+def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check whether the sidecar runs, and what it reports."""
+    if facts.sidecar is None:
+        why = facts.problems.get("sidecar", "it was not asked")
+        yield advice("sidecar", why, "start it: what is deleted meanwhile is not held by anybody")
+        return
+    yield _readiness(facts.sidecar)
+    yield from _partitions(facts.sidecar)
+
+
+def _readiness(sidecar: SidecarFacts) -> Finding:
+    unmet = [f"{c['name']}: {c['reason']}" for c in sidecar.conditions if not c["holds"]]
+    if sidecar.ready:
+        return ok("sidecar", f"ready, {len(sidecar.partitions)} partitions")
+    return problem("sidecar", f"not ready: {'; '.join(unmet) or 'starting'}", "see its log")
+
+
+def _partitions(sidecar: SidecarFacts) -> Iterator[Finding]:
+    halted = [_name(row) for row in sidecar.partitions if row["state"] == "halted"]
+    if halted:
+        yield problem("halted", f"partitions: {some(halted)}", "`sidetier status` says why")
+    late = [_name(row) for row in sidecar.partitions if _overdue(row)]
+    if late:
+        yield problem(
+            "deletion",
+            f"due at the broker before they are stored: {some(late)}",
+            "raise the topic's retention now; `sidetier status` says what they wait for",
+        )
+
+
+def _overdue(row: Mapping[str, Any]) -> bool:
+    left = row["seconds_until_local_deletion"]
+    return left is not None and left <= 0
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['topic']}-{row['partition']}"
+
+
+_SHORT_DELAY_MS: Final = 300_000
+_LONG_WAIT_MS: Final = 86_400_000
+_SHORT_RETENTION: Final = 3600.0
+_MARGIN: Final = 4
+_FEW_SEGMENTS: Final = 4
+
+
+def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
+    """Run all checks of topics, if the brokers have returned the configurations."""
+    if not facts.topics_known:
+        why = facts.problems.get("cluster", "broker.bootstrap_servers is not set")
+        yield advice(
+            "topics",
+            f"their settings are not known: {why}",
+            "give the broker's address, and Describe and DescribeConfigs on the topics",
+            "broker.bootstrap_servers: localhost:9092",
+        )
+        return
+    for check in _TOPIC_CHECKS:
+        yield from check(facts)
+
+
+def refused(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check for topics that are selected, but not archived."""
+    compacted = facts.config.topics.compacted == "refuse"
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for topic in facts.topics:
+        config = topic_config(topic.settings)
+        if refusal_of(topic.name, config, refuse_compacted=compacted) is not None:
+            names[config.native_tiering].append(topic.name)
+    if names[True]:
+        yield problem(
+            "native tiering",
+            f"not archived, the broker tiers them itself: {some(names[True])}",
+            "leave them out, or switch the broker's own tiering off",
+            f"topics.exclude: [{names[True][0]}]",
+        )
+    if names[False]:
+        yield problem(
+            "compacted topics",
+            f"refused, so not archived: {some(names[False])}",
+            "leave them out, or archive each segment as it closes, before compaction",
+            f"topics.exclude: [{names[False][0]}], or topics.compacted: as_closed",
+        )
+    if not any(names.values()):
+        yield ok("refused topics", f"none of {len(facts.topics)} topics")
+
+
+def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check how long a sidecar that was away can still find `.deleted` files."""
+    short = _below(facts.topics, "file.delete.delay.ms", _SHORT_DELAY_MS)
+    if not short:
+        yield ok("file.delete.delay.ms", "five minutes or more on every topic")
+        return
+    least = min(short.values())
+    yield advice(
+        "file.delete.delay.ms",
+        f"{age_text(least / 1000)} on {some(short)}: a sidecar that is away for longer finds "
+        "nothing of what was deleted meanwhile",
+        "make it longer than the longest restart of the sidecar; costs disk for as long",
+        "file.delete.delay.ms=3600000",
+    )
+
+
+def _below(topics: tuple[TopicFacts, ...], name: str, limit: int) -> dict[str, int]:
+    values = {topic.name: number(topic.settings, name) for topic in topics}
+    return {topic: value for topic, value in values.items() if value is not None and value < limit}
+
+
+def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
+    """Compare `retention.ms` with the largest age of records that are not stored."""
+    late, near = [], []
+    for topic in facts.topics:
+        retention = topic_config(topic.settings).retention
+        if retention is None:
+            continue
+        lag = _worst(facts, topic.name, "oldest_unstored_age_seconds")
+        if lag >= retention:
+            late.append(topic.name)
+        elif retention < max(_SHORT_RETENTION, _MARGIN * lag):
+            near.append(topic.name)
+    yield from _retention(
+        "retention.ms",
+        late,
+        near,
+        ("at or below the age of records that are not stored", "an hour, or four times the lag"),
+        "retention.ms=86400000",
+    )
+
+
+def _worst(facts: DoctorFacts, topic: str, field: str) -> float:
+    rows = facts.sidecar.of_topic(topic) if facts.sidecar is not None else []
+    return max((float(row[field] or 0) for row in rows), default=0.0)
+
+
+def _retention(
+    name: str, late: list[str], near: list[str], words: tuple[str, str], setting: str
+) -> Iterator[Finding]:
+    too_low, margin = words
+    if late:
+        yield problem(
+            name,
+            f"{too_low}: {some(late)}",
+            "raise it until the sidecar has caught up: what is deleted is held by pins alone",
+            setting,
+        )
+    if near:
+        yield advice(
+            name,
+            f"below {margin}: {some(near)}",
+            "let it outlast the worst time that store or sidecar may be away",
+            setting,
+        )
+    if not late and not near:
+        yield ok(name, "leaves time to store")
+
+
+def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
+    """Compare `retention.bytes`, which applies to each partition, with what is not stored."""
+    late, near = [], []
+    for topic in facts.topics:
+        limit = number(topic.settings, "retention.bytes")
+        if limit is None or limit < 0:
+            continue
+        segment = segment_bytes(topic) or 0
+        if _worst(facts, topic.name, "unstored_bytes") >= limit:
+            late.append(topic.name)
+        elif limit < _FEW_SEGMENTS * segment:
+            near.append(topic.name)
+    yield from _retention(
+        "retention.bytes",
+        late,
+        near,
+        ("at or below what a partition has unstored", "four segments (segment.bytes)"),
+        "retention.bytes=10737418240",
+    )
+
+
+def segment_bytes(topic: TopicFacts) -> int | None:
+    """Return the size at which the broker closes a segment of the topic."""
+    internal = number(topic.settings, "internal.segment.bytes")
+    return internal or number(topic.settings, "segment.bytes")
+
+
+def closing(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check how long records wait in an active segment that does not fill."""
+    slow = {
+        topic.name: value
+        for topic in facts.topics
+        if (value := number(topic.settings, "segment.ms")) is not None and value >= _LONG_WAIT_MS
+    }
+    if not slow:
+        yield ok("segment.ms", "segments close within a day")
+        return
+    longest = max(slow, key=lambda name: slow[name])
+    size = next(segment_bytes(topic) for topic in facts.topics if topic.name == longest)
+    yield advice(
+        "segment.ms",
+        f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
+        f"{age_text(slow[longest] / 1000)} before their segment closes: {some(slow)}",
+        "close segments more often: what is in an active segment is on the brokers alone",
+        "segment.ms=3600000",
+    )
+
+
+def durability(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check settings that let a cluster discard archived records, or lose them before."""
+    unclean = _with(facts, "unclean.leader.election.enable", "true")
+    if unclean:
+        yield problem(
+            "unclean election",
+            f"allowed on {some(unclean)}: records that are stored may be thrown away by the "
+            "cluster, and the archive forks",
+            "forbid it",
+            "unclean.leader.election.enable=false",
+        )
+    else:
+        yield ok("unclean election", "forbidden on every topic")
+    weak = [
+        topic.name
+        for topic in facts.topics
+        if (topic.replicas or 0) > 1 and (number(topic.settings, "min.insync.replicas") or 1) < 2  # noqa: PLR2004
+    ]
+    if weak:
+        yield advice(
+            "min.insync.replicas",
+            f"1 on {some(weak)}: acks=all may mean one broker's disk",
+            "ask for two",
+            "min.insync.replicas=2",
+        )
+    alone = [topic.name for topic in facts.topics if topic.replicas == 1]
+    if alone:
+        yield advice(
+            "replicas",
+            f"one only: {some(alone)}; until stored, a record is on one disk",
+            "add replicas, or close segments more often",
+        )
+    if not weak and not alone:
+        yield ok("min.insync.replicas", "two or more, where there are replicas")
+
+
+def _with(facts: DoctorFacts, name: str, value: str) -> list[str]:
+    return [topic.name for topic in facts.topics if topic.settings.get(name) == value]
+
+
+_TOPIC_CHECKS: Final[tuple[Callable[[DoctorFacts], Iterator[Finding]], ...]] = (
+    refused,
+    retention_by_time,
+    retention_by_size,
+    delete_delay,
+    closing,
+    durability,
+)

@@ -1,0 +1,332 @@
+"""Admin requests to a Kafka cluster through librdkafka: offsets, topics, topic configurations."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import structlog
+from confluent_kafka import IsolationLevel as KafkaIsolation
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
+
+from sidetier.leadership.port import HighWatermark, TopicConfig
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
+
+_logger: Final = logging.getLogger("sidetier.leadership.librdkafka")
+
+
+def as_texts(properties: Mapping[str, str | int | float | bool]) -> dict[str, str]:
+    """Return properties in librdkafka's text form: true, not True."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in properties.items()
+    }
+
+
+def admin_client(
+    bootstrap_servers: str,
+    properties: Mapping[str, str],
+    ours: Mapping[str, str | int | float | bool] | None = None,
+) -> AdminClient:
+    """Return a client that connects in the background.
+
+    Args:
+        bootstrap_servers: Addresses of one or more brokers.
+        properties: The user's librdkafka properties; they override `ours`.
+        ours: Defaults of the caller.
+
+    Raises:
+        ConfigurationError: librdkafka rejects a property.
+    """
+    settings: dict[str, str | int | float | bool] = {
+        "client.id": "sidetier",
+        **(ours or {}),
+        "bootstrap.servers": bootstrap_servers,
+        **properties,
+    }
+    try:
+        return AdminClient(settings, logger=_logger)
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigurationError(f"the Kafka client's properties are refused: {error}") from error
+
+
+_LEVELS: Final = {
+    IsolationLevel.READ_COMMITTED: KafkaIsolation.READ_COMMITTED,
+    IsolationLevel.READ_UNCOMMITTED: KafkaIsolation.READ_UNCOMMITTED,
+}
+_OLD_LEADER: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,  # the leader's log dir went offline; another replica leads
+    }
+)
+
+
+class End(Enum):
+    """Position in a log: its start offset, or the offset after the last readable record."""
+
+    START = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOffset:
+    """Offset of a log's start or end.
+
+    Attributes:
+        offset: The offset.
+        epoch: Leader epoch that the broker returned with it: for the latest offset, the newest
+            epoch of the leader's log, whatever the isolation level; None if the broker returned
+            none.
+    """
+
+    offset: Offset
+    epoch: LeaderEpoch | None = None
+
+
+def ask_offsets(
+    client: AdminClient,
+    tps: Iterable[TopicPartition],
+    end: End,
+    timeout: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[TopicPartition, LogOffset | KafkaException]:
+    """Return the offset of each partition, or the error of its leader.
+
+    The latest offset is the last stable offset with read_committed, the high watermark otherwise.
+
+    Raises:
+        KafkaException: No request could be sent.
+    """
+    offsets = _ask(client, tps, end, timeout, isolation)
+    stale = [tp for tp, offset in offsets.items() if _knows_an_old_leader(offset)]
+    if stale:
+        # librdkafka sends the request to the leader and epoch of its cached metadata, and does not
+        # refresh the metadata after a refusal: the same error would be returned for minutes.
+        with suppress(KafkaException):
+            client.list_topics(timeout=timeout)
+            offsets |= _ask(client, stale, end, timeout, isolation)
+    return offsets
+
+
+def _knows_an_old_leader(told: LogOffset | KafkaException) -> bool:
+    return isinstance(told, KafkaException) and told.args[0].code() in _OLD_LEADER
+
+
+def _ask(
+    client: AdminClient,
+    tps: Iterable[TopicPartition],
+    end: End,
+    timeout: float,
+    isolation: IsolationLevel,
+) -> dict[TopicPartition, LogOffset | KafkaException]:
+    futures = client.list_offsets(
+        {KafkaPartition(tp.topic, tp.partition): end.value for tp in tps},
+        isolation_level=_LEVELS[isolation],
+        request_timeout=timeout,
+    )
+    offsets: dict[TopicPartition, LogOffset | KafkaException] = {}
+    for partition, future in futures.items():
+        tp = TopicPartition(partition.topic, partition.partition)
+        try:
+            result = future.result()
+        except KafkaException as error:
+            offsets[tp] = error
+            continue
+        epoch = result.leader_epoch
+        offsets[tp] = LogOffset(
+            Offset(result.offset), None if epoch is None else LeaderEpoch(epoch)
+        )
+    return offsets
+
+
+def all_offsets(
+    client: AdminClient,
+    tps: Iterable[TopicPartition],
+    end: End,
+    timeout: float,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[TopicPartition, LogOffset]:
+    """Return the same as `ask_offsets`; raise the KafkaException of a failed partition."""
+    offsets = {}
+    for tp, offset in ask_offsets(client, tps, end, timeout, isolation).items():
+        if isinstance(offset, KafkaException):
+            raise offset
+        offsets[tp] = offset
+    return offsets
+
+
+_URL_SAFE: Final = str.maketrans("+/", "-_")
+
+
+def described(client: AdminClient, topic: str, timeout: float) -> TopicDescription | None:
+    """Return the brokers' description of a topic; None if it does not exist.
+
+    Raises:
+        KafkaException: No response within `timeout` seconds, or the request is refused.
+    """
+    futures = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)
+    try:
+        description: TopicDescription = futures[topic].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
+    return description
+
+
+def kafka_text(uuid: str) -> str:
+    """Convert a topic id to Kafka's form, with `-` and `_` where librdkafka has `+` and `/`."""
+    return uuid.rstrip("=").translate(_URL_SAFE)
+
+
+# High watermarks from the brokers: ListOffsets for the latest offset, read_uncommitted (KIP-396).
+#
+# read_committed would return the last stable offset, which an open transaction holds back.
+
+
+class KafkaHighWatermarks:
+    """Requests high watermarks from the partitions' leaders, all partitions in one call."""
+
+    def __init__(
+        self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 5.0
+    ) -> None:
+        """Create the client, which connects in the background.
+
+        Raises:
+            ConfigurationError: librdkafka rejects a property.
+        """
+        self._servers = bootstrap_servers
+        self._timeout = timeout
+        self._client = admin_client(bootstrap_servers, properties)
+
+    def high_watermarks(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, HighWatermark]:
+        """Return the high watermarks; partitions whose leader does not respond are left out.
+
+        Raises:
+            LeadershipUnavailableError: No partition got a response.
+        """
+        try:
+            answers = ask_offsets(self._client, partitions, End.LATEST, self._timeout)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        failures = [answer for answer in answers.values() if isinstance(answer, KafkaException)]
+        if failures and len(failures) == len(answers):
+            raise self._unavailable(failures[-1]) from failures[-1]
+        return {
+            tp: HighWatermark(
+                answer.offset, UNKNOWN_EPOCH if answer.epoch is None else answer.epoch
+            )
+            for tp, answer in answers.items()
+            if not isinstance(answer, KafkaException)
+        }
+
+    def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
+        return LeadershipUnavailableError(f"{self._servers}: no high watermark: {error}")
+
+    def close(self) -> None:
+        """Do nothing: librdkafka closes the connections when the client is destroyed."""
+
+
+_INFINITE: Final = float("inf")
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_CONFIG,
+    }
+)
+log: Final = structlog.get_logger()
+_UNKNOWN: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
+"""Errors of a broker whose metadata does not yet contain a topic that was just created."""
+
+
+class KafkaTopicConfigs:
+    """Reads topic configurations from the cluster, all topics in one call."""
+
+    def __init__(
+        self, bootstrap_servers: str, properties: Mapping[str, str], timeout: float = 10.0
+    ) -> None:
+        """Create the client, which connects in the background.
+
+        Raises:
+            ConfigurationError: librdkafka rejects a property.
+        """
+        self._servers = bootstrap_servers
+        self._timeout = timeout
+        self._client = admin_client(bootstrap_servers, properties)
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        """Return the configuration of each topic; None if the broker refuses it.
+
+        Topics that the broker does not know (yet), and topics whose request failed, are left out.
+
+        Raises:
+            LeadershipUnavailableError: No topic got a response.
+        """
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        try:
+            futures = self._client.describe_configs(resources, request_timeout=self._timeout)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+        answers: dict[str, TopicConfig | None] = {}
+        failure: KafkaException | None = None
+        for resource, future in futures.items():
+            try:
+                answers[resource.name] = topic_config(_values(future.result()))
+            except KafkaException as error:
+                if error.args[0].code() in _REFUSED:
+                    answers[resource.name] = None
+                elif error.args[0].code() not in _UNKNOWN:
+                    failure = error
+            except ValueError as error:  # requested again later; the other topics are returned
+                log.warning("topic.config_malformed", topic=resource.name, error=str(error))
+        if not answers and failure is not None:
+            raise self._unavailable(failure) from failure
+        return answers
+
+    def _unavailable(self, error: KafkaException) -> LeadershipUnavailableError:
+        return LeadershipUnavailableError(f"{self._servers}: no topic configuration: {error}")
+
+    def close(self) -> None:
+        """Do nothing: librdkafka closes the connections when the client is destroyed."""
+
+
+def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
+    return {name: entry.value for name, entry in entries.items()}
+
+
+def topic_config(values: Mapping[str, str | None]) -> TopicConfig:
+    """Return the configuration for archiving from Kafka's settings by name."""
+    policy = (values.get("cleanup.policy") or "").split(",")
+    deletes = "compact" not in policy or "delete" in policy
+    retention = _milliseconds(values.get("retention.ms")) if deletes else _INFINITE
+    size = values.get("retention.bytes") if deletes else None
+    return TopicConfig(
+        compacted="compact" in policy,
+        native_tiering=values.get("remote.storage.enable") == "true",
+        retention=_INFINITE if retention is not None and retention < 0 else retention,
+        retention_bytes=None if size is None or int(size) < 0 else int(size),
+        delete_delay=_milliseconds(values.get("file.delete.delay.ms")),
+    )
+
+
+def _milliseconds(text: str | None) -> float | None:
+    """Convert Kafka's milliseconds to seconds."""
+    return None if text is None else int(text) / 1000
