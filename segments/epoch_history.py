@@ -258,13 +258,13 @@ def contradiction(
     """Find the first divergence between an archive up to `committed` and a log that reaches as far.
 
     Offsets are compared from the first one that both histories know: an epoch can start exactly
-    where an earlier one did.
+    where an earlier one did. An epoch that starts later in the archive than in the log is compared,
+    too: it was stored from a log that had begun anew within it, behind the segments of an earlier
+    log.
 
     Returns:
         None if there is no divergence below `committed`. Also None if an epoch starts later in the
-        log than in the archive: compaction, and not an election, causes that. An epoch that starts
-        later in the archive was stored from a log that had begun anew within it, behind the
-        segments of an earlier log.
+        log than in the archive: compaction, and not an election, causes that.
     """
     stored = stored.up_to(committed)
     if not stored.entries or not local.entries:

@@ -128,7 +128,7 @@ class BatchWalker:
         self._epochs: list[tuple[LeaderEpoch, Offset]] = []
         self._checksum = checksum
         self._crc64 = 0
-        # The batch that the end of the chunk cuts: its header so far, or the rest of its body.
+        # The batch that the end of the chunk cuts: its header so far, or what is left of its body.
         self._carry = bytearray()
         self._left = self._crc = self._expected_crc = self._open_at = self._open_base = 0
         self._indexes: IndexBuilder | None = None

@@ -1,7 +1,7 @@
-"""Record batches into Arrow columns: the decoder of the consumer and of the pipeline.
+"""Decode record batches to Arrow columns, for the consumer and the pipeline.
 
-The one place in this room that needs numpy, pyarrow and cramjam (the extra `consumer`); nothing
-else in it may import this. `sidetier run` never does.
+This is the only package in `segments` that needs numpy, pyarrow and cramjam (the extra `consumer`).
+No other module of `segments` may import it. `sidetier run` never does.
 """
 
 from sidetier.segments.arrow.arrays import Buffer, Flags

@@ -1,9 +1,9 @@
-"""Guesses where, within large batches, some record begins.
+"""Guess where records begin within large batches.
 
-Every so many bytes a position is looked for that could be a record's: a length, attributes of 0,
-and two successors of which the same is true, each with an offset a little higher. A guess may be
-wrong (a value may hold a whole batch, say): whoever uses it must see that the records before it
-lead there.
+At regular distances, the code searches for a position that could be the beginning of a record: a
+length, attributes of 0, and two successors that look the same, each with a slightly higher offset.
+A guess may be wrong (a value may contain a whole batch, for example). So the caller must check that
+the records before a guess lead to it.
 """
 
 from itertools import pairwise
@@ -16,21 +16,25 @@ from sidetier.segments.arrow.arrays import FAR, Bytes, Flags, Longs
 from sidetier.segments.arrow.varints import read_varints
 
 _RECORDS: Final = 128
-"""About so many records lie between two guesses."""
+"""Approximate number of records between two guesses."""
 _MOST_BYTES: Final = 512
-"""Where records are longer on the average, looking for them costs more than walking."""
+"""Average bytes per record above which guessing costs more than walking over the records."""
 _WINDOW: Final = 2
-"""One is looked for among so many average records."""
+"""Size of the range that is searched for a beginning, in average records."""
 _PREFIX: Final = 4
 _CHAIN: Final = 3
 _MOST_APART: Final = 64
-"""Where compaction has left wider gaps between records, nothing is guessed."""
+"""Largest distance between the offsets of two neighbours. Nothing is guessed if compaction has left
+larger gaps.
+"""
 _LEAST_LENGTH: Final = 12
 """The zigzag varint of 6, the length of the shortest record."""
 
 
 def guess_anchors(data: Bytes, begins: Longs, ends: Longs, counts: Longs) -> Longs:
-    """Positions within batches of many small records, in order; their beginnings are none."""
+    """Return positions within batches of many small records, in order, without the batches'
+    beginnings.
+    """
     large = (counts > 2 * _RECORDS) & (ends - begins < _MOST_BYTES * counts)
     if not large.any():
         return np.empty(0, dtype=np.int64)
@@ -41,27 +45,27 @@ def guess_anchors(data: Bytes, begins: Longs, ends: Longs, counts: Longs) -> Lon
     places = np.concatenate(by_batch)
     if not len(places):
         return places
-    ends_of_batches = np.repeat(ends[large], [len(some) for some in by_batch])
+    ends_of_batches = np.repeat(ends[large], [len(batch_places) for batch_places in by_batch])
     windows = np.lib.stride_tricks.sliding_window_view(data, window + _PREFIX)[places]
     rows, columns = np.nonzero(_could_begin(windows, window))
-    found = places[rows] + columns
-    good = _has_successors(data, found, ends_of_batches[rows])
-    return found[good][np.unique(rows[good], return_index=True)[1]]
+    candidates = places[rows] + columns
+    good = _has_successors(data, candidates, ends_of_batches[rows])
+    return candidates[good][np.unique(rows[good], return_index=True)[1]]
 
 
 def _could_begin(windows: npt.NDArray[np.uint8], window: int) -> Flags:
-    """Where a length of one to three bytes stands, with attributes of 0 behind it."""
+    """Flag where a length of one to three bytes is followed by attributes of 0."""
     first, second, third, fourth = (windows[:, at : at + window] for at in range(_PREFIX))
-    long_, longer = first > 0x7F, second > 0x7F  # noqa: PLR2004  the continuation bit
-    one = ~long_ & (first >= _LEAST_LENGTH) & (second == 0)
-    two = long_ & ~longer & (third == 0)
-    three = long_ & longer & (third < 0x80) & (fourth == 0)  # noqa: PLR2004
-    found: Flags = (one | two | three) & ((first & 1) == 0)
-    return found
+    long_, longer = first > 0x7F, second > 0x7F  # noqa: PLR2004 - the continuation bit
+    one_byte = ~long_ & (first >= _LEAST_LENGTH) & (second == 0)
+    two_bytes = long_ & ~longer & (third == 0)
+    three_bytes = long_ & longer & (third < 0x80) & (fourth == 0)  # noqa: PLR2004
+    candidates: Flags = (one_byte | two_bytes | three_bytes) & ((first & 1) == 0)
+    return candidates
 
 
 def _has_successors(data: Bytes, at: Longs, ends: Longs) -> Flags:
-    """Whether other records could follow, with offsets that rise a little."""
+    """Flag the positions that other records could follow, with slightly ascending offsets."""
     good = np.ones(len(at), dtype=np.bool_)
     offsets = []
     for _ in range(_CHAIN):

@@ -1,4 +1,4 @@
-"""The arrays that this package works on, and the buffers that they come from."""
+"""Types of the arrays of this package, and of the buffers that they come from."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Buffer = bytes | bytearray | memoryview
-"""What holds the bytes of a log: contiguous, and unchanged while it is scanned or decoded."""
+"""The bytes of a log: contiguous, and unchanged while they are scanned or decoded."""
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -14,9 +14,9 @@ Longs = npt.NDArray[np.int64]
 """Offsets, positions, lengths: one dimension, contiguous."""
 
 FAR: Final = 1 << 40
-"""A position or a length beyond any buffer; so many of them still add up without overflow."""
+"""A position or length beyond any buffer. A sum of several does not overflow."""
 
 
 def bytes_of(data: Buffer) -> Bytes:
-    """The bytes of a buffer, not copied."""
+    """Return the bytes of a buffer, without a copy."""
     return np.frombuffer(data, dtype=np.uint8)

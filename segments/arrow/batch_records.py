@@ -1,4 +1,4 @@
-"""The records of one piece of batches, as Arrow columns."""
+"""Decode the records of one piece of batches to Arrow columns."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _CONTENTS: Final = frozenset({"key", "value", "headers"})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The columns, and the offsets: from `first` up to, not including, `end`."""
+    """The wanted columns, and the wanted offsets from `first` up to `end`, exclusive."""
 
     schema: pa.Schema
     first: int = 0
@@ -36,22 +36,22 @@ class Wanted:
 
     @property
     def nothing(self) -> pa.RecordBatch:
-        """No record."""
+        """A batch without records."""
         return pa.RecordBatch.from_pylist([], schema=self.schema)
 
     def rows(self, offsets: Longs) -> slice:
-        """Where the wanted ones of rising offsets are."""
+        """Return the slice of the wanted offsets. `offsets` must ascend."""
         start = int(np.searchsorted(offsets, self.first)) if self.first else 0
         stop = len(offsets) if self.end is None else int(np.searchsorted(offsets, self.end))
         return slice(start, max(start, stop))
 
 
 def records_of(payload: Payload, wanted: Wanted, place: Place) -> pa.RecordBatch:
-    """The wanted records of a piece.
+    """Decode the wanted records of a piece.
 
     Raises:
-        DamagedSegmentError: the bytes of a batch are not the records that its header says.
-        ValueError: two GiB and more of keys or of values.
+        DamagedSegmentError: The bytes of a batch are not the records that its header states.
+        ValueError: There are two GiB or more of keys or of values.
     """
     if not len(payload.batches):
         return wanted.nothing
@@ -62,7 +62,7 @@ def records_of(payload: Payload, wanted: Wanted, place: Place) -> pa.RecordBatch
 
 
 def from_headers(batches: HeaderTable, wanted: Wanted) -> pa.RecordBatch:
-    """The wanted records of batches whose `headers_suffice`, whose bytes are not looked into."""
+    """Return the wanted records of batches whose `headers_suffice`, without reading their bytes."""
     counts = counts_of(batches)
     firsts = np.cumsum(counts) - counts
     offsets = np.arange(counts.sum()) + np.repeat(batches.column("base_offset") - firsts, counts)
@@ -73,8 +73,9 @@ def from_headers(batches: HeaderTable, wanted: Wanted) -> pa.RecordBatch:
 
 
 def headers_suffice(batches: HeaderTable, columns: Iterable[str]) -> bool:
-    """Whether the headers say all of these columns: where no record of a batch has been compacted
-    away, as many lie between its first and its last offset as there are offsets.
+    """Return whether the batch headers determine all of these columns.
+
+    They do if compaction has removed no record: then each batch has as many records as offsets.
     """
     if not _KNOWN.keys() >= set(columns):
         return False
@@ -84,26 +85,28 @@ def headers_suffice(batches: HeaderTable, columns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What batches' headers say of each record."""
+    """The fields of records that are known from the batch headers."""
 
     batches: HeaderTable
     counts: Longs
     offsets: Longs
 
     def each(self, values: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
-        """A value per batch, for each of its records."""
+        """Repeat a value per batch for each of its records."""
         if (values == values[0]).all():
             return np.full(rows.stop - rows.start, values[0])
         return np.repeat(values, self.counts)[rows]
 
     def each_of(self, field: str, rows: slice) -> npt.NDArray[Any]:
-        """The same, of a field of the batches' headers."""
+        """Repeat a field of the batch headers for each record."""
         return self.each(self.batches.column(field), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Records(_Known):
-    """Where the records of a piece and their fields lie; `firsts` is each batch's first row."""
+    """Positions of the records of a piece and of their fields. `firsts` is each batch's first
+    row.
+    """
 
     payload: Payload
     place: Place
@@ -114,12 +117,14 @@ class _Records(_Known):
 
     @property
     def contents(self) -> Contents:
-        """Where the contents lie, which have been read."""
-        assert self.fields.contents is not None  # noqa: S101  read with contents, see records_of
+        """The positions of the contents, which have been read."""
+        assert self.fields.contents is not None  # noqa: S101 - `records_of` has read the contents
         return self.fields.contents
 
     def refuse_unless(self, sound: Flags, reason: str, first_row: int = 0) -> None:
-        """Raise for the first record that is not sound; `first_row` is that of the flags."""
+        """Raise for the first record that is not sound. `first_row` is the row of the first
+        flag.
+        """
         if sound.all():
             return
         row = first_row + int(np.argmin(sound))
@@ -161,7 +166,9 @@ def _offset(records: _Known, rows: slice) -> pa.Array:
 
 
 def _timestamp(records: _Records, rows: slice) -> pa.Array:
-    """The producer's, or the broker's: then it is the batch's max timestamp for all."""
+    """Return the producer's timestamps, or the batch's max timestamp for all if the broker
+    set it.
+    """
     by_broker = records.payload.batches.timestamp_types == TimestampType.LOG_APPEND_TIME.value
     if by_broker.all():
         return fixed_column(records.each_of("max_timestamp", rows), pa.int64())
@@ -190,9 +197,11 @@ def _headers(records: _Records, rows: slice) -> pa.Array:
     if not counts.any():
         return no_headers(len(counts))
     data = records.payload.data
-    found = read_record_headers(data, counts, records.contents.headers_at[rows], records.ends[rows])
-    records.refuse_unless(found.sound, "has headers that are none", rows.start)
-    return headers_column(data, counts, found.keys, found.values)
+    header_spans = read_record_headers(
+        data, counts, records.contents.headers_at[rows], records.ends[rows]
+    )
+    records.refuse_unless(header_spans.sound, "has headers that are none", rows.start)
+    return headers_column(data, counts, header_spans.keys, header_spans.values)
 
 
 def _is_control(records: _Known, rows: slice) -> pa.Array:

@@ -1,7 +1,7 @@
-"""The codecs of record batches, each into a room whose size bounds what comes out.
+"""Decompress record batches, each into a buffer whose size limits the output.
 
-Source: KIP-98; KIP-110 for zstd. A producer of Kafka's own client frames snappy as xerial's library
-does: 16 bytes of head, then blocks, each with its length before it; others leave it raw. lz4 is the
+Source: KIP-98; KIP-110 for zstd. Kafka's Java producer frames snappy as xerial's library does: a
+head of 16 bytes, then blocks, each after its length. Other producers send raw snappy. lz4 is the
 frame format.
 """
 
@@ -17,23 +17,25 @@ from sidetier.segments.headers import Compression
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEAD_BYTES: Final = 16
 _BLOCK_LENGTH = struct.Struct(">i")
-_FULL: Final = "failed to write whole buffer"  # what Rust says of an output without room
+_FULL: Final = (
+    "failed to write whole buffer"  # the message of Rust's standard library for a full output
+)
 
 
 class CodecError(Exception):
-    """The bytes are not those of this codec; the text says why."""
+    """The bytes are not valid data of this codec. The message says why."""
 
 
 class NoRoomError(Exception):
-    """The bytes are more, decompressed, than the room."""
+    """The decompressed bytes do not fit into the buffer."""
 
 
 def decompress_into(codec: Compression, source: memoryview, room: Bytes) -> int:
-    """Decompress into the room; returns how many bytes it is.
+    """Decompress into `room`, and return the number of decompressed bytes.
 
     Raises:
-        CodecError: what is compressed is damaged.
-        NoRoomError: it is longer than the room.
+        CodecError: The compressed data is damaged.
+        NoRoomError: The output is larger than `room`.
     """
     try:
         return _CODECS[codec](source, room.data)
@@ -62,7 +64,7 @@ def _snappy(source: memoryview, room: memoryview) -> int:
 
 
 def _raw_snappy(source: memoryview, room: memoryview) -> int:
-    """One block."""
+    """Decompress one block."""
     if cramjam.snappy.decompress_raw_len(source) > len(room):
         raise NoRoomError
     return cramjam.snappy.decompress_raw_into(source, room)

@@ -1,4 +1,6 @@
-"""Arrow columns from places in a buffer: byte strings are gathered by one `take` each."""
+"""Build Arrow columns from positions in a buffer. One `take` collects the byte strings of a
+column.
+"""
 
 from typing import Any, Final
 
@@ -11,21 +13,23 @@ from sidetier.segments.arrow.fields import Spans
 from sidetier.segments.arrow.schema import HEADERS_TYPE
 
 MOST_COLUMN_BYTES: Final = (1 << 31) - 1
-"""Arrow's offsets into a column of type binary are of 32 bits."""
+"""Arrow's offsets into a column of type binary have 32 bits."""
 
 _NO_HEADERS: Final = pa.array([], HEADERS_TYPE.value_type)
 
 
 def fixed_column(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A column without nulls of numbers that have the column's own width; not copied."""
+    """Return a column of numbers without nulls. `values` must have the column's width, and are not
+    copied.
+    """
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def binary_column(data: Bytes, spans: Spans) -> pa.Array:
-    """A column of the byte strings at the given places, which lie in order and do not overlap.
+    """Return a column of byte strings. The spans must be in order and must not overlap.
 
     Raises:
-        ValueError: two GiB and more.
+        ValueError: The byte strings have two GiB or more.
     """
     lengths = spans.lengths
     count = len(lengths)
@@ -36,7 +40,7 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
     sizes = np.maximum(lengths, 0) if nulls else lengths
     if int(sizes.sum()) > MOST_COLUMN_BYTES:
         raise ValueError("two GiB and more in one column: decode in pieces")
-    # What lies between the strings is seen as strings too, so that every second one is taken.
+    # The bytes between two strings count as strings, too. Then every second string is taken.
     first, last = int(spans.begins[0]), int(spans.begins[-1] + sizes[-1])
     wide = last - first > MOST_COLUMN_BYTES
     cuts = np.empty(2 * count, dtype=np.int64 if wide else np.int32)
@@ -53,12 +57,12 @@ def binary_column(data: Bytes, spans: Spans) -> pa.Array:
 
 
 def headers_column(data: Bytes, counts: Longs, keys: Spans, values: Spans) -> pa.Array:
-    """A column of `HEADERS_TYPE` for records that have `counts` headers each.
+    """Return a column of `HEADERS_TYPE` for records that have `counts` headers each.
 
-    Keys that are not UTF-8 get replacement characters, as Kafka's own client has it.
+    Bytes of keys that are not UTF-8 become replacement characters, as in Kafka's client.
 
     Raises:
-        ValueError: more than 2^31 - 1 headers, or two GiB and more of keys or of values.
+        ValueError: There are more than 2^31 - 1 headers, or two GiB or more of keys or of values.
     """
     ends = np.cumsum(counts)
     if len(ends) and int(ends[-1]) > MOST_COLUMN_BYTES:
@@ -74,7 +78,7 @@ def headers_column(data: Bytes, counts: Longs, keys: Spans, values: Spans) -> pa
 
 
 def no_headers(count: int) -> pa.Array:
-    """The same for so many records without any."""
+    """Return a column of `HEADERS_TYPE` for `count` records without headers."""
     offsets = pa.array(np.zeros(count + 1, dtype=np.int32))
     return pa.ListArray.from_arrays(offsets, _NO_HEADERS, type=HEADERS_TYPE)
 

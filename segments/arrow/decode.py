@@ -1,4 +1,4 @@
-"""Record batches into Arrow: what is wanted of them, whole or a piece at a time."""
+"""Decode the wanted records of batches to Arrow, at once or in pieces."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,16 +23,18 @@ from sidetier.segments.records import MOST_BATCH_BYTES
 
 PIECE_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 64
-"""What a row of numbers alone takes, at most."""
+"""Maximum size of a row that has only numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a buffer holds.
+    """The contents of a buffer.
 
-    `records` are in order of offsets, of the columns that were asked for. `position` is the byte of
-    the buffer where the whole batches end: a cut tail begins there, and stays with the caller.
-    `next_offset` is one past the last offset of the last whole batch, None where there is none.
+    Attributes:
+        records: The records in order of offsets, with the requested columns.
+        position: Byte of the buffer where the whole batches end. A cut tail begins there, and stays
+            with the caller.
+        next_offset: One past the last offset of the last whole batch; None if there is none.
     """
 
     records: pa.RecordBatch
@@ -57,7 +59,7 @@ def decode(
     return Decoded(records, headers.next_position, headers.next_offset)
 
 
-def decode_batches(  # noqa: PLR0913  all but two have a default, and a call names what it needs
+def decode_batches(  # noqa: PLR0913 - all but two are named and have a default
     data: Buffer,
     headers: HeaderTable,
     *,
@@ -70,30 +72,31 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
     check_crc: bool = True,
     most_batch_bytes: int = MOST_BATCH_BYTES,
 ) -> pa.RecordBatch:
-    """The records of the batches of `headers`, which `scan_headers` has found in `data`.
+    """Decode the batches of `headers`, which `scan_headers` has found in `data`.
 
-    Nothing of `data` is kept: it may be changed after the call. Where the headers say all that is
-    asked for, the offsets of batches that were not compacted say, the records are not looked into.
+    Keeps no reference to `data`: the caller may change it after the call. The records' bytes are
+    not read if the headers determine all requested columns, such as the offsets of batches that
+    were not compacted.
 
     Args:
-        data: the buffer that was scanned.
-        headers: all that were found there, or some (`HeaderTable.where`), in order of offsets.
-        columns: names of `RECORD_SCHEMA`, all with None. Only they are decoded.
-        keep: a flag per batch of `headers`, for isolation and pruning; what is not kept is not
-            even checked. None keeps all but control batches.
-        first: records below this offset are left out.
-        end: so are those at or above this one.
-        name: file or key of the segment, for errors.
-        position: the place of the buffer's first byte in the segment, for errors.
-        check_crc: whether each batch's CRC32C is checked before it is decoded.
-        most_batch_bytes: what one batch may be, decompressed.
+        data: The buffer that was scanned.
+        headers: All headers found there, or some (`HeaderTable.where`), in order of offsets.
+        columns: Names of `RECORD_SCHEMA`; None for all. Only these are decoded.
+        keep: A flag per batch of `headers`, for isolation and pruning. Other batches are not even
+            checked. None keeps all but control batches.
+        first: Records below this offset are omitted.
+        end: Records at or above this offset are omitted.
+        name: File or key of the segment, for errors.
+        position: Position of the buffer's first byte in the segment, for errors.
+        check_crc: Whether each batch's CRC32C is checked before it is decoded.
+        most_batch_bytes: Maximum size of one batch, decompressed.
 
     Raises:
-        DamagedSegmentError: a wrong CRC32C, compressed data that are none, or records that are
-            none; names segment, byte position and base offset, as the others do.
-        BatchTooLargeError: a batch is more than `most_batch_bytes`.
-        UnsupportedFormatError: a codec that is not known.
-        ValueError: an unknown column, or two GiB and more of keys or of values: take
+        DamagedSegmentError: A CRC32C is wrong, or bytes are not compressed data or records. The
+            message names segment, byte position and base offset, as for the other errors.
+        BatchTooLargeError: A batch is larger than `most_batch_bytes`.
+        UnsupportedFormatError: The codec is unknown.
+        ValueError: A column is unknown, or there are two GiB or more of keys or of values: use
             `decode_in_pieces`.
     """
     wanted = Wanted(schema_of(columns), first, end)
@@ -104,7 +107,7 @@ def decode_batches(  # noqa: PLR0913  all but two have a default, and a call nam
     return pa.concat_batches(pieces) if pieces else wanted.nothing
 
 
-def decode_in_pieces(  # noqa: PLR0913  see decode_batches
+def decode_in_pieces(  # noqa: PLR0913 - see decode_batches
     data: Buffer,
     headers: HeaderTable,
     *,
@@ -118,11 +121,11 @@ def decode_in_pieces(  # noqa: PLR0913  see decode_batches
     most_batch_bytes: int = MOST_BATCH_BYTES,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode_batches`, in pieces of whole batches, each as soon as it is wanted.
+    """As `decode_batches`, in pieces of whole batches, each decoded when it is requested.
 
-    A piece ends with the batch that brings it to `piece_bytes` of records, decompressed: memory is
-    bounded whatever the codec has made of them. Pieces without a record are left out. `data` must
-    stay as it is until the last piece.
+    A piece ends with the batch that brings it to `piece_bytes` of decompressed records, so memory
+    is bounded for every codec. Pieces without a record are omitted. `data` must not change before
+    the last piece.
     """
     wanted = Wanted(schema_of(columns), first, end)
     reader = PayloadReader(data, Place(name, position), check_crc, most_batch_bytes)
@@ -136,16 +139,16 @@ def _pieces(
 ) -> Iterator[pa.RecordBatch]:
     if headers_suffice(batches, wanted.schema.names) and reader.can_be(batches):
         for chosen in cuts(counts_of(batches) * _ROW_BYTES, piece_bytes):
-            some = batches.where(chosen)
-            reader.check(some)
-            yield from_headers(some, wanted)
+            piece_batches = batches.where(chosen)
+            reader.check(piece_batches)
+            yield from_headers(piece_batches, wanted)
         return
     for piece in reader.pieces(batches, piece_bytes):
         yield records_of(piece, wanted, reader.place)
 
 
 def _chosen(headers: HeaderTable, keep: Flags | None, wanted: Wanted) -> HeaderTable:
-    """The batches that are kept and may hold a record that is wanted."""
+    """Return the kept batches that may hold a wanted record."""
     chosen = ~headers.is_control if keep is None else np.asarray(keep, dtype=np.bool_)
     if len(chosen) != len(headers):
         raise ValueError(f"keep has {len(chosen)} flags, there are {len(headers)} batches")

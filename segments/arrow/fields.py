@@ -1,4 +1,4 @@
-"""The fields of many records at once, and whether they are records at all.
+"""Read the fields of many records at once, and check whether the bytes are records.
 
 Source: Kafka's `DefaultRecord` (KIP-82, KIP-98)::
 
@@ -16,28 +16,32 @@ from sidetier.segments.arrow.arrays import Bytes, Flags, Longs
 from sidetier.segments.arrow.varints import read_lengths, read_varints
 
 LEAST_RECORD_BYTES: Final = 7
-"""A record with neither key, value nor headers: one byte a field."""
+"""Size of a record with neither key, value nor headers: one byte per field."""
 LEAST_HEADER_BYTES: Final = 2
 
 _BLOCK: Final = 8192
-"""So many records at once: their arrays stay in the processor's cache (twice as fast as all)."""
+"""Records that are read at once. Their arrays fit into the processor's cache, which is twice as
+fast as all records at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where byte strings lie, in order of position; a null has the length -1."""
+    """Positions of byte strings, in ascending order. A null has the length -1."""
 
     begins: Longs
     lengths: Longs
 
     def where(self, chosen: slice) -> "Spans":
-        """Some of them."""
+        """Return the chosen spans."""
         return Spans(self.begins[chosen], self.lengths[chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Where the contents of records lie; the headers of each from `headers_at` up to its end."""
+    """Positions of the contents of records. The headers of each begin at `headers_at`, and end with
+    it.
+    """
 
     keys: Spans
     values: Spans
@@ -47,9 +51,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The records' own fields. Only where `sound` is true do they mean anything.
+    """The records' own fields. They are valid only where `sound` is true.
 
-    The deltas are those to the batch's base timestamp and base offset.
+    The deltas are relative to the batch's base timestamp and base offset.
     """
 
     sound: Flags
@@ -59,10 +63,10 @@ class Fields:
 
 
 def read_fields(data: Bytes, starts: Longs, ends: Longs, *, contents: bool) -> Fields:
-    """The fields of the records that begin and end at the given places, in order.
+    """Read the fields of the records that begin and end at the given positions, in order.
 
-    A record is sound when its length says what `ends` says, and its fields fill it; where
-    `contents` are not wanted, when they begin within it.
+    A record is sound if its length agrees with `ends`, and its fields fill it. Without `contents`,
+    it is enough that the contents begin within it.
     """
     read = _read_whole if contents else _read_beginning
     blocks = [
@@ -75,25 +79,25 @@ def read_fields(data: Bytes, starts: Longs, ends: Longs, *, contents: bool) -> F
     if not contents:
         return Fields(sound, timestamps, offsets, None)
     keys_at, key_lengths, values_at, value_lengths, counts, headers_at = rest
-    found = Contents(
+    positions = Contents(
         Spans(keys_at, key_lengths), Spans(values_at, value_lengths), counts, headers_at
     )
-    return Fields(sound, timestamps, offsets, found)
+    return Fields(sound, timestamps, offsets, positions)
 
 
 def _read_beginning(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[Any], ...]:
-    """Whether records are sound, their timestamps and offsets."""
+    """Return whether records are sound, their timestamps and their offsets."""
     sound, timestamps, offsets, at = _read_front(data, starts, ends)
     return sound & (at < ends), timestamps, offsets
 
 
 def _read_whole(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[Any], ...]:
-    """The same, and where their contents lie."""
+    """As `_read_beginning`, with the positions of the contents."""
     sound, timestamps, offsets, at = _read_front(data, starts, ends)
     key_lengths, keys_at, at = read_lengths(data, at)
     value_lengths, values_at, at = read_lengths(data, at)
     counts, at = read_varints(data, at)
-    # Without headers the record ends here; each of them takes two bytes at least.
+    # Without headers the record ends here; each header has at least two bytes.
     if counts.any():
         room = ends - at
         sound &= (counts >= 0) & (counts <= room // LEAST_HEADER_BYTES)
@@ -104,7 +108,7 @@ def _read_whole(data: Bytes, starts: Longs, ends: Longs) -> tuple[npt.NDArray[An
 
 
 def _read_front(data: Bytes, starts: Longs, ends: Longs) -> tuple[Flags, Longs, Longs, Longs]:
-    """Whether the length is right, timestamp and offset, and the place behind them."""
+    """Return whether the length is right, timestamp and offset, and the position after them."""
     size, at = read_varints(data, starts)
     sound: Flags = (ends > starts) & (at + size == ends)
     timestamps, at = read_varints(data, at + 1)

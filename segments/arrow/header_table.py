@@ -1,6 +1,6 @@
-"""The headers of many record batches at once, as a numpy table.
+"""The headers of many record batches as a numpy table.
 
-Source: Kafka's `DefaultRecordBatch`; the fields are those of `sidetier.segments.headers`.
+Source: Kafka's `DefaultRecordBatch`. `sidetier.segments.headers` describes the fields.
 """
 
 import struct
@@ -57,8 +57,9 @@ HEADER_DTYPE: Final = np.dtype(
         ("producer_epoch", "i2"),
     ]
 )
-"""A row per batch: `position` is the byte of the buffer where it begins, `length` that of the whole
-batch in bytes, the rest as in `BatchHeader`."""
+"""One row per batch. `position` is the byte of the buffer where the batch begins, `length` the size
+of the whole batch in bytes; the other fields are as in `BatchHeader`.
+"""
 
 _AS_ON_DISK: Final = tuple(
     name for name in HEADER_DTYPE.names or () if name in (_ON_DISK.names or ())
@@ -73,8 +74,8 @@ _LAST_OFFSET: Final = 2**63 - 1
 class HeaderTable:
     """The headers of the whole batches in a buffer, in order of offsets.
 
-    `rows` has the fields of `HEADER_DTYPE`; `next_position` is the byte of the buffer behind the
-    last whole batch: a cut tail begins there.
+    `rows` has the fields of `HEADER_DTYPE`. `next_position` is the byte of the buffer after the
+    last whole batch, where a cut tail begins.
     """
 
     rows: npt.NDArray[np.void]
@@ -84,12 +85,12 @@ class HeaderTable:
         return len(self.rows)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One field of all batches, contiguous."""
+        """Return one field of all batches, contiguous."""
         return np.ascontiguousarray(self.rows[name])
 
     @property
     def codecs(self) -> npt.NDArray[np.int16]:
-        """The values of `Compression`; those above 4 are not known."""
+        """The values of `Compression`. Values above 4 are unknown codecs."""
         return self.column("attributes") & 0x07
 
     @property
@@ -99,12 +100,12 @@ class HeaderTable:
 
     @property
     def is_transactional(self) -> Flags:
-        """Whether the records are part of a transaction; true of markers too."""
+        """Whether the records are part of a transaction. True for markers, too."""
         return self._flag(0x10)
 
     @property
     def is_control(self) -> Flags:
-        """Whether a batch is a commit or abort marker, which no consumer shows."""
+        """Whether a batch is a commit or abort marker, which no consumer returns."""
         return self._flag(0x20)
 
     def _flag(self, bit: int) -> Flags:
@@ -117,15 +118,15 @@ class HeaderTable:
         return next_offset(int(self.rows["last_offset"][-1])) if len(self.rows) else None
 
     def where(self, chosen: Flags | slice) -> "HeaderTable":
-        """Some of the batches; the rows of a slice are not copied."""
+        """Return the chosen batches. The rows of a slice are not copied."""
         return HeaderTable(self.rows[chosen], self.next_position)
 
     def damaged(self, place: Place, row: int, reason: str) -> DamagedSegmentError:
-        """The error for one of the batches, which says where it lies."""
+        """Return the error for one of the batches, with its position."""
         return DamagedSegmentError(self._error_text(place, row, reason))
 
     def too_large(self, place: Place, row: int, limit: int) -> BatchTooLargeError:
-        """The same, for a batch that is sound and larger than the limit, in bytes."""
+        """Return the error for a sound batch that is larger than the limit, in bytes."""
         batch = self.rows[row]
         first, end = int(batch["base_offset"]), int(batch["last_offset"]) + 1
         reason = (
@@ -136,7 +137,7 @@ class HeaderTable:
         return BatchTooLargeError(self._error_text(place, row, reason))
 
     def unsupported(self, place: Place, row: int, reason: str) -> UnsupportedFormatError:
-        """The same, for what may be sound but is not known here."""
+        """Return the error for a batch that may be sound but has an unknown format."""
         return UnsupportedFormatError(self._error_text(place, row, reason))
 
     def _error_text(self, place: Place, row: int, reason: str) -> str:
@@ -147,15 +148,22 @@ class HeaderTable:
 def scan_headers(
     data: Buffer, *, at: int = 0, floor: int = 0, name: str = UNNAMED, position: int = 0
 ) -> HeaderTable:
-    """The headers of the whole batches from byte `at` of the buffer on; CRCs are not checked here.
+    """Read the headers of the whole batches from byte `at` of the buffer on. CRCs are not checked.
 
-    A batch that the buffer's end cuts is left out, but what is there of its header is checked. No
-    batch may begin below offset `floor`, nor below the end of the one before it. `name` and
-    `position`, the place of the buffer's first byte in the segment, are for errors.
+    A batch that the end of the buffer cuts is omitted, but the available part of its header is
+    checked.
+
+    Args:
+        data: The buffer.
+        at: Where the first batch begins.
+        floor: No batch may begin below this offset, nor below the end of the batch before it.
+        name: File or key of the segment, for errors.
+        position: Position of the buffer's first byte in the segment, for errors.
 
     Raises:
-        DamagedSegmentError: what cannot be a batch; names segment, byte position and base offset.
-        UnsupportedFormatError: message format v0 or v1.
+        DamagedSegmentError: Bytes cannot be a batch. The message names segment, byte position and
+            base offset.
+        UnsupportedFormatError: Message format v0 or v1.
     """
     place = Place(name, position)
     view = memoryview(data)
@@ -168,7 +176,7 @@ def scan_headers(
 
 
 def _follow(view: memoryview, at: int, place: Place) -> tuple[Longs, int]:
-    """Where the whole batches begin, and where the last of them ends."""
+    """Return where the whole batches begin, and where the last of them ends."""
     unpack, size = _LENGTH_AND_MAGIC.unpack_from, len(view)
     last_header = size - HEADER_BYTES
     positions = []
@@ -199,7 +207,7 @@ def _refuse(view: memoryview, at: int, place: Place) -> NoReturn:
 
 
 def _rows(view: memoryview, positions: Longs) -> npt.NDArray[np.void]:
-    """The table of the batches that begin at these bytes."""
+    """Return the table of the batches that begin at these bytes."""
     rows = np.zeros(len(positions), dtype=HEADER_DTYPE)
     if not len(positions):
         return rows
@@ -214,7 +222,9 @@ def _rows(view: memoryview, positions: Longs) -> npt.NDArray[np.void]:
 
 
 def _check_offsets(rows: npt.NDArray[np.void], floor: int, place: Place) -> None:
-    """That no batch ends before it begins, nor begins before the one before it has ended."""
+    """Check that no batch ends before it begins, and that none begins below the end of the one
+    before.
+    """
     bases, lasts = rows["base_offset"], rows["last_offset"]
     floors = np.full(len(rows), max(floor, 0), dtype=np.int64)
     floors[1:] = lasts[:-1] + 1
@@ -229,7 +239,7 @@ def _check_offsets(rows: npt.NDArray[np.void], floor: int, place: Place) -> None
 
 
 def _check_tail(view: memoryview, at: int, floor: int, place: Place) -> None:
-    """That what is there of a cut batch can be the beginning of one."""
+    """Check that the available bytes of a cut batch can be the beginning of a batch."""
     try:
         check_beginning(view, at)
     except (DamagedSegmentError, UnsupportedFormatError) as error:

@@ -1,12 +1,12 @@
-"""Read committed: which batches are part of a transaction that was committed, or of none.
+"""`read_committed`: find the batches of committed transactions, and of none.
 
-Pure, over header tables. What is known of a partition's transactions comes from three sources: the
-markers in the log, the `.txnindex` of a segment (its aborted transactions), and the producer
-snapshot of the segment behind it (the transactions that were open at its end).
+Pure, over header tables. The transactions of a partition are known from three sources: the markers
+in the log, the `.txnindex` of a segment (its aborted transactions), and the producer snapshot of
+the next segment (the transactions that were open at the segment's end).
 
-The rule is Kafka's: the next marker of a producer after a batch decides it, whatever the epoch
-(`TransactionIndex`, `CompletedFetch.isBatchAborted`). Nothing at or above the last stable offset,
-the first offset of the oldest transaction that is not decided, is handed out.
+The rule is Kafka's: the next marker of a producer after a batch decides the batch, whatever the
+epoch (`TransactionIndex`, `CompletedFetch.isBatchAborted`). No record at or above the last stable
+offset, the first offset of the oldest open transaction, is returned.
 """
 
 from collections.abc import Iterable
@@ -27,23 +27,25 @@ from sidetier.segments.txn_index import AbortedTxn
 
 
 class Fate(IntEnum):
-    """What a read-committed consumer does with a batch."""
+    """How a read-committed consumer treats a batch."""
 
     COMMITTED = 0
-    """Shown: of no transaction, or of a committed one."""
+    """Returned: part of no transaction, or of a committed one."""
     ABORTED = 1
-    """Hidden."""
+    """Not returned."""
     UNDECIDED = 2
-    """Held back, and all that follows it."""
+    """Held back, with all batches after it."""
     CONTROL = 3
-    """Hidden, in both isolation levels."""
+    """Not returned, in either isolation level."""
 
 
 class Marker(IntEnum):
-    """What a control batch says of its producer's transaction; Kafka's `ControlRecordType`."""
+    """The outcome in a control batch; Kafka's `ControlRecordType`."""
 
     NONE = -1
-    """No control batch, or one of another kind, or one whose marker compaction has removed."""
+    """Not a control batch, a control batch of another kind, or one whose marker compaction has
+    removed.
+    """
     ABORT = 0
     COMMIT = 1
 
@@ -55,18 +57,20 @@ Markers = npt.NDArray[np.int8]
 
 _KEY_BYTES: Final = 4  # version i16, type i16
 _MOST_MARKER_BYTES: Final = 1 << 20
-"""Of a control batch, decompressed; a broker writes one record of some bytes, uncompressed."""
+"""Maximum bytes of a control batch, decompressed. A broker writes one small record,
+uncompressed.
+"""
 _OPEN_END: Final = np.iinfo(np.int64).max
 
 
 def read_markers(
     data: Buffer, headers: HeaderTable, *, name: str = UNNAMED, position: int = 0
 ) -> Markers:
-    """The marker that each batch is; only control batches are decoded.
+    """Return the marker of each batch. Only control batches are decoded.
 
     Raises:
-        DamagedSegmentError: a control batch that is damaged, or whose key is too short, or that is
-            larger, decompressed, than any that a broker writes.
+        DamagedSegmentError: A control batch is damaged, its key is too short, or it is larger,
+            decompressed, than any that a broker writes.
     """
     markers = np.full(len(headers), Marker.NONE, dtype=np.int8)
     filled = headers.is_control & (headers.column("record_count") > 0)
@@ -102,16 +106,17 @@ def read_markers(
 
 
 class TransactionFilter:
-    """What is known of the transactions of one partition, from `start` up to `known_below`.
+    """The known transactions of one partition, from `start` up to `known_below`.
 
-    Fed in order of offsets, by `feed` and by `learn` in any mixture; `fates` may be asked at any
-    time of any batch from `start` on, also again when more is known. Not thread-safe.
+    Call `feed` and `learn` in order of offsets, in any mixture. `fates` may be called at any time
+    for any batch from `start` on, also again when more is known. Not thread-safe.
 
     Args:
-        start: the offset from which on it is fed.
-        open_transactions: those that were open at `start` (a producer snapshot knows them). Without
-            them a transaction that began below `start` is seen at its first batch or at its marker,
-            which decides right, but the last stable offset may be too high until then.
+        start: First offset that is fed.
+        open_transactions: The transactions that were open at `start`, from a producer snapshot.
+            Without them, a transaction that began below `start` is seen at its first batch or at
+            its marker. The fate of its batches is right, but the last stable offset may be too high
+            until then.
     """
 
     def __init__(self, start: int = 0, open_transactions: Iterable[OpenTransaction] = ()) -> None:
@@ -122,12 +127,12 @@ class TransactionFilter:
 
     @property
     def known_below(self) -> Offset:
-        """The offset up to which transactions are known."""
+        """The offset up to which transactions are known, exclusive."""
         return self._known_below
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The first offset of the oldest open transaction, else `known_below`.
+        """First offset of the oldest open transaction, else `known_below`.
 
         Every batch below it is committed or aborted.
         """
@@ -135,14 +140,14 @@ class TransactionFilter:
 
     @property
     def oldest_open(self) -> OpenTransaction | None:
-        """The open transaction with the lowest first offset; None where none is open."""
+        """The open transaction with the lowest first offset; None if none is open."""
         if not self._open:
             return None
-        producer, first = min(self._open.items(), key=lambda one: one[1])
+        producer, first = min(self._open.items(), key=lambda item: item[1])
         return OpenTransaction(producer, Offset(first))
 
     def feed(self, headers: HeaderTable, markers: Markers) -> None:
-        """Take in the next batches: `markers` is what `read_markers` says of them.
+        """Process the next batches. `markers` is the result of `read_markers` for them.
 
         Batches below `known_below` are ignored: they were fed before.
         """
@@ -170,12 +175,13 @@ class TransactionFilter:
         aborted: Iterable[AbortedTxn],
         open_transactions: Iterable[OpenTransaction],
     ) -> None:
-        """Take in what files say of all offsets from `known_below` up to `below`, unread.
+        """Process the files that describe all offsets from `known_below` up to `below`, instead of
+        batches.
 
         Args:
-            below: the end of the segment: the base offset of its successor.
-            aborted: the entries of the `.txnindex` of every segment on the way.
-            open_transactions: those of the producer snapshot at `below`.
+            below: End of the segment: the base offset of its successor.
+            aborted: The entries of the `.txnindex` of every segment in between.
+            open_transactions: The open transactions in the producer snapshot at `below`.
         """
         if below <= self._known_below:
             return
@@ -188,7 +194,7 @@ class TransactionFilter:
         self._known_below = Offset(below)
 
     def fates(self, headers: HeaderTable) -> Fates:
-        """What becomes of each batch, as far as is known now."""
+        """Return the fate of each batch, as far as it is known now."""
         fates = np.full(len(headers), Fate.COMMITTED, dtype=np.int8)
         fates[headers.is_control] = Fate.CONTROL
         rows = np.flatnonzero(headers.is_transactional & ~headers.is_control)
@@ -207,33 +213,36 @@ class TransactionFilter:
         return fates
 
     def forget_below(self, offset: int) -> None:
-        """Drop what concerns only batches below this offset, which will not be asked for again."""
+        """Drop transactions that concern only batches below this offset, which will not be needed
+        again.
+        """
         self._aborted = [txn for txn in self._aborted if txn[2] >= offset]
 
 
 def _is_event(producers: Longs, is_control: Flags) -> Flags:
-    """Which of some transactional batches change anything: markers, and what follows one.
+    """Flag the transactional batches that change the state: markers, and the batch after each.
 
-    Of each producer the first, since what came before these batches is not seen here.
+    The first batch of each producer counts, too: the batches before these are not known here.
     """
     order = np.argsort(producers, kind="stable")
     by_producer, control = producers[order], is_control[order]
     event = np.ones(len(order), dtype=np.bool_)
     event[1:] = control[1:] | control[:-1] | (by_producer[1:] != by_producer[:-1])
-    found = np.empty_like(event)
-    found[order] = event
-    return found
+    events = np.empty_like(event)
+    events[order] = event
+    return events
 
 
 def _within(producers: Longs, offsets: Longs, spans: list[tuple[int, int, int]]) -> Flags:
-    """Which batches lie in a span of their producer: from its first offset up to its end.
+    """Flag the batches in a span of their producer, from its first offset up to its end, exclusive.
 
-    The spans of one producer do not overlap, so the last that begins at or below a batch counts.
+    The spans of one producer do not overlap, so the last one that begins at or below a batch
+    counts.
     """
     if not spans:
         return np.zeros(len(offsets), dtype=np.bool_)
     table = np.array(sorted(spans), dtype=np.int64)
-    # One number that sorts as producer and offset do: their ranks, side by side.
+    # Combine the ranks of producer and offset to one number that sorts as the pair does.
     ranks = np.unique(np.concatenate([offsets, table[:, 1]]), return_inverse=True)[1]
     names = np.unique(np.concatenate([producers, table[:, 0]]), return_inverse=True)[1]
     numbers = names.astype(np.int64) * (len(ranks) + 1) + ranks

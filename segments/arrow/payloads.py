@@ -1,7 +1,7 @@
-"""The bytes in which records lie: those of the buffer itself, or decompressed.
+"""The bytes of records: in the buffer itself, or decompressed.
 
-Batches come in pieces, whole ones. Uncompressed batches are decoded where they lie; where any is
-compressed, the records of all are gathered in a room that is used again for the next piece.
+Batches come in pieces of whole batches. Uncompressed batches are decoded in place. If any batch is
+compressed, the records of all are collected in one buffer, which is reused for the next piece.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ _LAST_CODEC: Final = max(codec.value for codec in Compression)
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The batches of one piece, and where in `data` the records of each begin and end."""
+    """The batches of one piece, and the positions in `data` where the records of each begin and
+    end.
+    """
 
     batches: HeaderTable
     data: Bytes
@@ -33,25 +35,25 @@ class Payload:
 
     @property
     def counts(self) -> Longs:
-        """How many records each batch says it has."""
+        """Number of records that each batch's header states."""
         return counts_of(self.batches)
 
 
 def counts_of(batches: HeaderTable) -> Longs:
-    """How many records each batch says it has, as numbers that can be multiplied."""
+    """Return the number of records that each batch's header states, in 64 bits."""
     return batches.column("record_count").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadReader:
-    """Checks batches, and makes their records' bytes accessible.
+    """Checks batches, and provides their records' bytes.
 
     Args:
-        data: the buffer in which the batches lie.
-        place: where it comes from.
-        check_crc: whether each batch's CRC32C is checked.
-        most_batch_bytes: what the records of one compressed batch may be, decompressed: a bound
-            against decompression bombs.
+        data: The buffer that holds the batches.
+        place: The buffer's origin, for errors.
+        check_crc: Whether each batch's CRC32C is checked.
+        most_batch_bytes: Maximum bytes of the records of one compressed batch, decompressed: a
+            limit against decompression bombs.
     """
 
     data: Buffer
@@ -60,22 +62,23 @@ class PayloadReader:
     most_batch_bytes: int
 
     def pieces(self, batches: HeaderTable, piece_bytes: int | None) -> Iterator[Payload]:
-        """The batches in pieces, each ending with the one that brings it to `piece_bytes`.
+        """Yield the batches in pieces. Each piece ends with the batch that brings it to
+        `piece_bytes`.
 
-        With None, uncompressed batches are one piece, others come in pieces of some size. A piece
-        is to be decoded before the next one is asked for.
+        With None, uncompressed batches are one piece, and others come in pieces of 8 MiB. Decode a
+        piece before the next one is requested: its buffer is reused.
 
         Raises:
-            DamagedSegmentError: a wrong CRC32C, a count of records that their bytes cannot hold,
-                damaged compressed data.
-            BatchTooLargeError: a batch is larger, decompressed, than `most_batch_bytes`.
-            UnsupportedFormatError: a codec that is not known, of a batch whose CRC32C is right.
+            DamagedSegmentError: A CRC32C is wrong, a batch is too small for its number of records,
+                or compressed data is damaged.
+            BatchTooLargeError: A batch is larger, decompressed, than `most_batch_bytes`.
+            UnsupportedFormatError: A batch with a right CRC32C has an unknown codec.
         """
         codecs = batches.codecs
         unknown = np.flatnonzero(codecs > _LAST_CODEC)
         if len(unknown):
             row = int(unknown[0])
-            self.check(batches.where(slice(row, row + 1)))  # a flipped bit is damage, and no codec
+            self.check(batches.where(slice(row, row + 1)))  # a flipped bit is damage, not a codec
             raise batches.unsupported(self.place, row, f"unknown compression {codecs[row]}")
         if codecs.any():
             yield from self._decompressed(batches, piece_bytes or _SOME_BYTES)
@@ -84,14 +87,15 @@ class PayloadReader:
             yield self._in_place(batches.where(chosen))
 
     def check(self, batches: HeaderTable) -> None:
-        """Only that the batches are what was written; raises DamagedSegmentError."""
+        """Only check the CRC32C of each batch. Raises DamagedSegmentError."""
         if self.check_crc:
             for _ in self._sources(batches):
                 pass
 
     def can_be(self, batches: HeaderTable) -> bool:
-        """Whether the bytes of each can be as many records as its header says, compressed or not:
-        to be known before anything is made as large.
+        """Return whether each batch is large enough for the number of records in its header.
+
+        Check it before memory is allocated for that number.
         """
         sizes = batches.column("length") - HEADER_BYTES
         most = np.where(batches.codecs > 0, self.most_batch_bytes, sizes)
@@ -104,7 +108,7 @@ class PayloadReader:
         return self._checked(Payload(batches, bytes_of(self.data), begins, ends))
 
     def _decompressed(self, batches: HeaderTable, piece_bytes: int) -> Iterator[Payload]:
-        # Memory is taken page by page as it is written to: an ample room costs nothing.
+        # The kernel allocates pages when they are written to: a large buffer costs nothing.
         longest = int(batches.column("length").max())
         room = np.empty(piece_bytes + max(self.most_batch_bytes, longest), dtype=np.uint8)
         codecs = [Compression(codec) for codec in batches.codecs.tolist()]
@@ -123,14 +127,14 @@ class PayloadReader:
                 borders, first = [0], row + 1
 
     def _fill(self, room: Bytes, codec: Compression, source: memoryview) -> int:
-        """Put a batch's records into the room; returns how many bytes they are."""
+        """Write a batch's records to the buffer. Return their size in bytes."""
         if codec is not Compression.NONE:
             return decompress_into(codec, source, room[: self.most_batch_bytes])
         room[: len(source)] = bytes_of(source)
         return len(source)
 
     def _sources(self, batches: HeaderTable) -> Iterator[memoryview]:
-        """The records of each batch as they are stored, once its CRC is found to be right."""
+        """Yield the stored records of each batch, after its CRC check."""
         view = memoryview(self.data)
         begins, ends = (
             batches.column("position"),
@@ -143,7 +147,9 @@ class PayloadReader:
             yield view[begin + HEADER_BYTES : end]
 
     def _checked(self, payload: Payload) -> Payload:
-        """Before anything is made as large as a header says, which no CRC makes true."""
+        """Refuse impossible record counts before memory is allocated for them: a CRC does not prove
+        them.
+        """
         counts, sizes = payload.counts, payload.ends - payload.begins
         bad = (counts < 0) | (counts * LEAST_RECORD_BYTES > sizes) | ((counts == 0) & (sizes > 0))
         if bad.any():
@@ -154,7 +160,7 @@ class PayloadReader:
 
 
 def cuts(lengths: Longs, piece_bytes: int | None) -> Iterator[slice]:
-    """Where batches of these lengths are cut into pieces."""
+    """Cut batches of these lengths into pieces of about `piece_bytes`."""
     behind = np.cumsum(lengths)
     first = 0
     while first < len(lengths):

@@ -1,8 +1,8 @@
-"""The headers of many records at once.
+"""Read the headers of many records at once.
 
 Source: KIP-82. A header is `key length varint, key | value length varint, value`; a key is never
-null. Most records have none or few, so the first of each are read together, then the second; where
-few records are left that have so many, one by one.
+null. Most records have few headers or none. So the first header of each record is read together,
+then the second, and so on. If only few records have more headers, these are read one by one.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ _MOST_SHIFT: Final = 63
 
 @dataclass(frozen=True, slots=True)
 class HeaderSpans:
-    """Where the headers lie, those of a record one after the other; `sound` is by record."""
+    """The positions of keys and values, the headers of a record one after the other.
+
+    `sound` has one flag per record.
+    """
 
     keys: Spans
     values: Spans
@@ -30,10 +33,11 @@ class HeaderSpans:
 def read_record_headers(
     data: Bytes, counts: Longs, at: Longs, ends: Longs, *, few: int = FEW
 ) -> HeaderSpans:
-    """The headers of records that have `counts` of them, from `at` up to the record's end.
+    """Find the headers of records that have `counts` of them, from `at` up to the record's end.
 
-    Records must be sound as far as `read_fields` sees: no count is negative, nor higher than what
-    fits between `at` and `ends`. Up to `few` of them are read one by one.
+    Records must be sound by the checks of `read_fields`: no count is negative, nor higher than what
+    fits between `at` and `ends`. If at most `few` records have headers left, they are read one by
+    one.
     """
     rows = np.flatnonzero(counts)
     rows = rows[np.argsort(-counts[rows], kind="stable")]
@@ -64,7 +68,7 @@ def read_record_headers(
 
 
 class _Reader:
-    """Gathers headers, each in the slot that it belongs to."""
+    """Collects headers, each in its slot."""
 
     def __init__(self, data: Bytes, count: int) -> None:
         self._data = data
@@ -72,15 +76,17 @@ class _Reader:
         self.value_begins, self.value_lengths = np.zeros((2, count), dtype=np.int64)
 
     def read(self, at: Longs, slots: Longs) -> Longs:
-        """One header at each position; returns where each ends."""
+        """Read one header at each position. Return where each ends."""
         self.key_lengths[slots], self.key_begins[slots], at = read_lengths(self._data, at)
         self.value_lengths[slots], self.value_begins[slots], at = read_lengths(self._data, at)
         return at
 
     def walk(self, begin: int, end: int, slots: range) -> int:
-        """The headers that follow each other from `begin`; where they end, -1 if nowhere."""
+        """Read consecutive headers from `begin`. Return where they end, or -1 if they are
+        invalid.
+        """
         bytes_ = self._data[begin:end].tobytes()
-        found: list[tuple[int, int, int, int]] = []
+        spans: list[tuple[int, int, int, int]] = []
         at = 0
         try:
             for _ in slots:
@@ -88,18 +94,22 @@ class _Reader:
                 at = key + max(key_length, 0)
                 value_length, value = _length(bytes_, at)
                 at = value + max(value_length, 0)
-                found.append((key + begin, key_length, value + begin, value_length))
+                spans.append((key + begin, key_length, value + begin, value_length))
         except IndexError:
             return -1
-        table = np.array(found, dtype=np.int64).reshape(-1, 4)
-        where = slice(slots.start, slots.stop)
-        self.key_begins[where], self.key_lengths[where] = table[:, 0], table[:, 1]
-        self.value_begins[where], self.value_lengths[where] = table[:, 2], table[:, 3]
+        table = np.array(spans, dtype=np.int64).reshape(-1, 4)
+        target = slice(slots.start, slots.stop)
+        self.key_begins[target], self.key_lengths[target] = table[:, 0], table[:, 1]
+        self.value_begins[target], self.value_lengths[target] = table[:, 2], table[:, 3]
         return at + begin
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
-    """A length, -1 for any that is negative, and the place behind it; IndexError where none is."""
+    """Read a length, -1 for any negative one, and return it with the position after it.
+
+    Raises:
+        IndexError: There is no valid length.
+    """
     raw, shift = 0, 0
     while (byte := data[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""The columns that record batches become."""
+"""The columns of decoded record batches."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import pyarrow as pa
 HEADERS_TYPE: Final = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 )
-"""Kafka's record headers: in order, a key may come more than once."""
+"""Kafka's record headers, in order. A key may occur more than once."""
 
 RECORD_SCHEMA: Final = pa.schema(
     [
@@ -26,26 +26,26 @@ RECORD_SCHEMA: Final = pa.schema(
 )
 """One row per record.
 
-`timestamp` is in ms since 1970 (-1: none), `timestamp_type` a value of `TimestampType`; with
-LOG_APPEND_TIME the timestamp is the broker's. A null key or value is null, not empty; records
-without headers have an empty list. `leader_epoch` is the partition leader epoch, `producer_id` and
+`timestamp` is in ms since 1970 (-1: none). `timestamp_type` is a value of `TimestampType`; with
+LOG_APPEND_TIME the broker set the timestamp. A null key or value is null, not empty. Records
+without headers have an empty list. `leader_epoch` is the partition leader epoch. `producer_id` and
 `producer_epoch` are -1 without idempotence. `is_control` marks transaction markers, which are
-decoded only when asked for.
+decoded only on request.
 """
 
 COLUMNS: Final = tuple(RECORD_SCHEMA.names)
 
 
 def schema_of(columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of some columns in the order asked for; of all with None.
+    """Return the schema of some columns in the given order; of all columns for None.
 
     Raises:
-        ValueError: a column that is not known, or comes twice.
+        ValueError: A column is unknown, or occurs twice.
     """
     if columns is None:
         return RECORD_SCHEMA
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) != len(columns):
-        what = f"no column {unknown[0]!r}" if unknown else "a column comes twice"
-        raise ValueError(f"{what} in {', '.join(columns)}: there are {', '.join(COLUMNS)}")
+        problem = f"no column {unknown[0]!r}" if unknown else "a column comes twice"
+        raise ValueError(f"{problem} in {', '.join(columns)}: there are {', '.join(COLUMNS)}")
     return pa.schema([RECORD_SCHEMA.field(name) for name in columns])

@@ -1,12 +1,12 @@
-"""Where the records begin: the one thing about them that must be followed one by one.
+"""Find the beginnings of records. This is the only step that must follow records one by one.
 
-A record says how long it is, so its successor is found only from it. Over many stretches of
-records that is done in lock-step, one record of each at a time: a stretch is a batch, or a part of
-a large one from a record's beginning that was guessed (`anchors.py`). Where few stretches have
-records left, each is walked in Python, which reads a record's length and nothing else.
+A record begins with its length, so its successor is found only through it. Many stretches of
+records are followed in lock-step, one record of each at a time. A stretch is a batch, or a part of
+a large batch from a guessed beginning of a record (`anchors.py`). If few stretches have records
+left, each is walked in Python, which reads only the records' lengths.
 
-What is found counts only where each stretch ends exactly where the next one begins: then the
-guesses were right, too. Where one was not, the piece is done again without them.
+The result counts only if each stretch ends exactly where the next one begins: that also proves the
+guesses. If a guess was wrong, the piece is followed again without guesses.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 from sidetier.segments.arrow.varints import read_varints
 
 FEW: Final = 128
-"""With fewer stretches a step over all of them costs more than walking them one by one."""
+"""With fewer stretches, a step over all of them costs more than walking them one by one."""
 
 _MANY: Final = 4
-"""With so many times more batches nothing is gained by cutting them up."""
+"""With this many times more batches than `few`, cutting them up gains nothing."""
 _MOST_SHIFT: Final = 63
 _BLOCK: Final = 1 << 16
 _LARGE: Final = 400
 
 
 class NoRecordsError(Exception):
-    """The bytes of a batch, the `row`th, are not the records that it says it has."""
+    """The bytes of a batch, the `row`th, are not the records that its header states."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,13 @@ class NoRecordsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """The records of stretches: where they begin, how many each has, and where each ends."""
+    """The records of all stretches.
+
+    Attributes:
+        starts: Where each record begins.
+        lengths: Number of records in each stretch.
+        reached: Where each stretch ends.
+    """
 
     starts: Longs
     lengths: Longs
@@ -48,21 +54,21 @@ class _Followed:
 def record_starts(
     data: Bytes, begins: Longs, ends: Longs, counts: Longs, *, few: int = FEW, guess: bool = True
 ) -> Longs:
-    """Where each record begins, those of a batch one after the other.
+    """Return where each record begins, the records of a batch one after the other.
 
-    If the bytes are records, these are they. Bytes that are none may lead to the end, too: what is
-    found must be read (`read_fields`) to be believed.
+    If the bytes are records, the result is right. Other bytes may lead to the end, too, so the
+    caller must read the fields (`read_fields`) to verify it.
 
     Args:
-        data: what holds the records.
-        begins: where each batch's records begin.
-        ends: where they end; that of an empty batch is where it begins.
-        counts: how many there are, not negative; a record is of one byte at least.
-        few: up to how many stretches are walked one by one.
-        guess: whether large batches may be cut up.
+        data: The bytes that hold the records.
+        begins: Where each batch's records begin.
+        ends: Where they end; for an empty batch, where it begins.
+        counts: Number of records in each batch, not negative. A record has at least one byte.
+        few: Up to this many stretches are walked one by one.
+        guess: Whether large batches may be cut up.
 
     Raises:
-        NoRecordsError: the lengths do not lead from a batch's beginning to its end.
+        NoRecordsError: The lengths do not lead from a batch's beginning to its end.
     """
     filled = np.flatnonzero(counts)
     at, limits, most = begins[filled], ends[filled], counts[filled]
@@ -76,18 +82,18 @@ def record_starts(
         limits, most = limits[owners], most[owners]
         within = owners[1:] == owners[:-1]
         limits[:-1][within] = at[1:][within]
-    found = _follow(data, at, limits, most, few)
-    totals = np.bincount(owners, found.lengths, len(filled)).astype(np.int64)
+    followed = _follow(data, at, limits, most, few)
+    totals = np.bincount(owners, followed.lengths, len(filled)).astype(np.int64)
     wrong = totals != counts[filled]
-    wrong[owners[found.reached != limits]] = True
+    wrong[owners[followed.reached != limits]] = True
     if not wrong.any():
-        return found.starts
+        return followed.starts
     if guessed:
         return record_starts(data, begins, ends, counts, few=few, guess=False)
     row = int(np.argmax(wrong))
     batch = int(filled[row])
     size = int(ends[batch] - begins[batch])
-    reached = min(int(found.reached[row] - begins[batch]), size)
+    reached = min(int(followed.reached[row] - begins[batch]), size)
     raise NoRecordsError(
         batch,
         f"{totals[row]} records are found in {reached} of its {size} bytes of records, "
@@ -120,28 +126,28 @@ def _follow(data: Bytes, at: Longs, limits: Longs, most: Longs, few: int) -> _Fo
 def _in_order(
     lengths: Longs, steps: list[tuple[Longs, Longs]], rows: Longs, walked: list[Longs]
 ) -> Longs:
-    """What was found in each step, and behind it what was walked in some rows, row by row."""
+    """Sort the record starts of all steps, and after them of the walked rows, by row."""
     starts = np.empty(int(lengths.sum()), dtype=np.int64)
     firsts = np.cumsum(lengths) - lengths
     if steps:
         numbers = np.repeat(np.arange(len(steps)), [len(row) for row, _ in steps])
         slots = firsts[np.concatenate([row for row, _ in steps])] + numbers
         starts[slots] = np.concatenate([at for _, at in steps])
-    for row, some in zip(rows.tolist(), walked, strict=True):
+    for row, row_starts in zip(rows.tolist(), walked, strict=True):
         end = int(firsts[row] + lengths[row])
-        starts[end - len(some) : end] = some
+        starts[end - len(row_starts) : end] = row_starts
     return starts
 
 
 def _behind(data: Bytes, at: Longs) -> Longs:
-    """Where the records at these positions end; behind `at` in any case."""
+    """Return where the records at these positions end; always above `at`."""
     first = data.take(at, mode="clip")
-    longer = np.count_nonzero(first > 0x7F)  # noqa: PLR2004  the continuation bit
+    longer = np.count_nonzero(first > 0x7F)  # noqa: PLR2004 - the continuation bit
     if not longer:
         return at + (first >> 1) + 1
     second = data.take(at + 1, mode="clip")
     if longer == len(at) and not np.count_nonzero(second > 0x7F):  # noqa: PLR2004
-        # Of most records: (first & 0x7F | second << 7) >> 1, and two bytes.
+        # A fast path for most records: (first & 0x7F | second << 7) >> 1, plus two bytes.
         behind = second.astype(np.int64)
         behind <<= 6
         behind += first >> 1
@@ -155,10 +161,12 @@ def _behind(data: Bytes, at: Longs) -> Longs:
 def walk(data: Bytes, begin: int, end: int, most: int) -> tuple[Longs, int]:
     """Follow up to `most` records from `begin` up to `end`.
 
-    Returns where they begin and where the last of them ends, which is beyond `end` where no length
-    leads to it.
+    Returns:
+        Where the records begin, and where the last of them ends. The end is beyond `end` if no
+        length leads to it.
     """
-    # Of large records a copy would cost more than it saves; one of small ones stays in the cache.
+    # Reading from bytes is faster than from a memoryview. For large records, the copy costs more
+    # than it saves; a copy of small ones stays in the processor's cache.
     large = end - begin > _LARGE * most
     payload = data[begin:end].data if large else data[begin:end].tobytes()
     at, left, blocks = 0, most, [np.empty(0, dtype=np.int64)]
@@ -178,7 +186,7 @@ def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[in
                 break
             starts.append(at)
             byte = payload[at]
-            if byte < 0x80:  # noqa: PLR2004  the continuation bit
+            if byte < 0x80:  # noqa: PLR2004 - the continuation bit
                 at += (byte >> 1) + 1
                 continue
             second = payload[at + 1]
@@ -192,7 +200,7 @@ def _walk_some(payload: bytes | memoryview, at: int, most: int) -> tuple[list[in
 
 
 def _behind_long(payload: bytes | memoryview, at: int) -> int:
-    """Where a record of 8 KiB and more ends; IndexError where it is none."""
+    """Return where a record of 8 KiB or more ends. Raises IndexError if the bytes are no record."""
     raw, shift = 0, 0
     while (byte := payload[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
         raw |= (byte & 0x7F) << shift

@@ -1,7 +1,8 @@
-"""Zigzag varints, many at once.
+"""Decode many zigzag varints at once.
 
-Source: Kafka's `ByteUtils.readVarlong`: seven bits a byte, lowest first, at most ten bytes; what
-exceeds 64 bits in the tenth is dropped. Most are of one or two bytes, and worked on as such.
+Source: Kafka's `ByteUtils.readVarlong`: seven bits per byte, lowest first, at most ten bytes. Bits
+of the tenth byte beyond 64 bits are dropped. Most varints have one or two bytes, so these lengths
+have a fast path.
 """
 
 from typing import Any, Final
@@ -13,16 +14,16 @@ from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 
 _MOST_SHIFT: Final = 63
 _SPARSE: Final = 4
-"""Below one in so many, only those that go on are looked at."""
+"""If less than 1/4 of the varints continue, only these are read on."""
 
 _Raw = npt.NDArray[np.uint64]
 
 
 def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """The value at each position, and the position behind it.
+    """Return the value at each position, and the position after it.
 
-    Any position may be asked for: outside of `data` the value means nothing, but what lies behind
-    it is behind `at` all the same. Behind a varint of more than ten bytes the position is `FAR`.
+    Any position is allowed. Outside of `data` the value is meaningless, but the position after it
+    is still above `at`. After a varint of more than ten bytes the position is `FAR`.
     """
     first = data.take(at, mode="clip")
     behind = at + 1
@@ -39,13 +40,13 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _signed(raw: npt.NDArray[Any]) -> Longs:
-    """What zigzag stands for, of raw values of any width."""
+    """Decode the zigzag encoding of raw values of any width."""
     values = (raw >> 1) ^ -(raw & 1)
     return values.view(f"i{raw.itemsize}").astype(np.int64, copy=False)
 
 
 def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
-    """From the third byte on; `behind` is moved on, `raw` completed."""
+    """Read from the third byte on. Advances `behind`, and completes `raw`."""
     shift, left = 14, int(np.count_nonzero(more))
     while left * _SPARSE > len(raw) and shift <= _MOST_SHIFT:
         byte = data.take(behind, mode="clip") * more
@@ -62,16 +63,16 @@ def _read_on(data: Bytes, raw: _Raw, behind: Longs, more: Bytes) -> _Raw:
         byte = data.take(behind[rows], mode="clip")
         raw[rows] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
         behind[rows] += 1
-        rows = rows[byte > 0x7F]  # noqa: PLR2004  the continuation bit
+        rows = rows[byte > 0x7F]  # noqa: PLR2004 - the continuation bit
         shift += 7
     return raw
 
 
 def read_lengths(data: Bytes, at: Longs) -> tuple[Longs, Longs, Longs]:
-    """Of what stands at each position with its length before it: length, beginning, end.
+    """Return length, beginning and end of the byte string that follows its length at each position.
 
-    A null has the length -1, and ends where it begins. No end lies before its beginning, and none
-    so far behind that a few more would overflow.
+    A null has the length -1, and ends where it begins. No end is below its beginning, and none is
+    so high that the sum with a few more would overflow.
     """
     length, begin = read_varints(data, at)
     if len(length) and (length.min() < 0 or length.max() > FAR):
