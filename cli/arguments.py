@@ -51,7 +51,7 @@ def sidecar_option(
 def _checked_url(
     _context: click.Context, _option: click.Parameter, given: str | None
 ) -> str | None:
-    from sidetier.cli.sidecar_client import checked_url  # noqa: PLC0415 -- `--help` must not load the HTTP client
+    from sidetier.cli.inspect.sidecar import checked_url  # noqa: PLC0415 -- `--help` must not load the HTTP client
 
     return None if given is None else checked_url(given)
 

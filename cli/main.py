@@ -35,7 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "config": "Check and show the configuration.",
     "demo": "Run a real broker and a sidecar on this machine, from start to end.",
 }
-"""Help text of each command. `sidetier.cli.<name>_command.command` (`_` for `-`) is imported on
+"""Help text of each command. `sidetier.cli.commands.<name>.command` (`_` for `-`) is imported on
 use.
 """
 
@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
         """Import the command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"sidetier.cli.{cmd_name.replace('-', '_')}_command")
+        module = importlib.import_module(f"sidetier.cli.commands.{cmd_name.replace('-', '_')}")
         command = module.command
         if not isinstance(command, click.Command):
             raise TypeError(f"{module.__name__}.command is no click command")

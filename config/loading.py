@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from sidetier.config.contradictions import contradictions, warnings
 from sidetier.config.explain import explain
+from sidetier.config.layers import Layer, merge
 from sidetier.config.model import Config
-from sidetier.config.overrides import Layer, environment_layer, flag_layer, merge
+from sidetier.config.overrides import environment_layer, flag_layer
 from sidetier.config.pinterest import properties_layer
 from sidetier.config.problems import (
     DEFAULT_ORIGIN,

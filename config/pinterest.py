@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sidetier.config.overrides import Layer
+from sidetier.config.layers import Layer
 from sidetier.config.pinterest_table import KEYS, PREFIX, PinterestKey
 from sidetier.config.problems import Problem, suggestion
 from sidetier.config.properties_file import Property, parse_properties

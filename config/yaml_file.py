@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 import yaml
 
-from sidetier.config.overrides import Layer
+from sidetier.config.layers import Layer
 from sidetier.config.problems import Problem, SettingPath
 from sidetier.segments.errors import ConfigurationError
 

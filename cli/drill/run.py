@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.cli.cluster_facts import Cluster
+from sidetier.cli.inspect.cluster import Cluster
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
     RecordSource,

@@ -8,12 +8,11 @@ other records have their offsets now. If either side is unknown, nothing is repo
 of this module are pure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind, contradiction
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -256,39 +255,3 @@ def rows_of(epoch_history: EpochHistory) -> Rows:
 def epoch_history_of(rows: Iterable[tuple[int, int]]) -> EpochHistory:
     """Return the epoch history from the rows that a state stores."""
     return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in rows))
-
-
-Positions = Mapping[TopicPartition, Position]
-
-
-def find_truncated(planner: Planner, positions: Positions) -> tuple[Truncated, ...]:
-    """Return the exported ranges that the brokers have discarded since.
-
-    Makes no request if no position has a known epoch history.
-
-    Raises:
-        ArchiveError, StorageError: see `Planner.epoch_histories`.
-    """
-    known = {tp: entry for tp, entry in sorted(positions.items()) if entry.epoch_history.entries}
-    if not known:
-        return ()
-    epoch_histories = planner.epoch_histories(known)
-    doubtful = [
-        tp for tp, now in epoch_histories.items() if truncated(tp, known[tp], now) is not None
-    ]
-    gaps = planner.gaps(doubtful)
-    truncated_ranges = [truncated(tp, known[tp], epoch_histories[tp], gaps[tp]) for tp in doubtful]
-    return tuple(entry for entry in truncated_ranges if entry is not None)
-
-
-def archived_positions(planner: Planner, ends: Mapping[TopicPartition, Offset]) -> Positions:
-    """Return the positions that an export keeps at these ends, if all records below them are
-    archived.
-
-    Raises:
-        ArchiveError, StorageError: see `Planner.epoch_histories`.
-    """
-    epoch_histories = planner.epoch_histories(ends) if ends else {}
-    return {
-        tp: position_at(ends[tp], epoch_history) for tp, epoch_history in epoch_histories.items()
-    }

@@ -13,13 +13,14 @@ from sidetier.archive.objects.watermark import is_noted
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives, ArchiveSnapshots
+from sidetier.pipeline.planning.discovery import find_partitions
 from sidetier.pipeline.planning.helpers import Helpers
 from sidetier.pipeline.planning.limits import shares
 from sidetier.pipeline.planning.log_offsets import Edges, Ends, LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.resolving import Resolver, check_covered
-from sidetier.pipeline.planning.selection import Selection, find_partitions
+from sidetier.pipeline.planning.selection import Selection
 from sidetier.pipeline.planning.spans import Span
 from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory

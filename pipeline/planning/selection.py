@@ -1,19 +1,10 @@
 """Selection of partitions: by topic, by a pattern of topic names, or one by one."""
 
 import re
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 
-from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.topics import cluster_prefixes, stored_partitions
-from sidetier.pipeline.errors import NoSuchTopicError
-from sidetier.pipeline.planning.archives import Archives
-from sidetier.pipeline.planning.names import in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.storage.port import RemoteStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,79 +54,3 @@ def is_selected(selection: Selection, tp: TopicPartition) -> bool:
     if isinstance(selection, TopicPattern):
         return selection.matches(tp.topic)
     return tp in selection.partitions
-
-
-def find_partitions(
-    archives: Archives, selection: Selection, helpers: ThreadPoolExecutor
-) -> tuple[TopicPartition, ...]:
-    """Return the stored partitions of a selection, sorted by topic and partition.
-
-    A topic costs a listing request for each possible key prefix (2 to the power of the entropy
-    bits), and one more for every 1,000 of its partitions under a prefix.
-
-    Raises:
-        NoSuchTopicError: nothing is stored of a named topic or partition.
-        WrongPlaceError: nothing is stored here, but something is under other entropy bits.
-        StorageError: as the port says.
-    """
-    if isinstance(selection, Assigned):
-        return tuple(sorted(set(_assigned(archives, selection.partitions, helpers))))
-    if isinstance(selection, TopicPattern):
-        return tuple(sorted(_matching(archives.access, selection, helpers)))
-    names = sorted(set(selection.names))
-    by_topic = [_of_topic(archives.access, name, helpers) for name in names]
-    for name, tps in zip(names, by_topic, strict=True):
-        if not tps:
-            archives.elsewhere.check(TopicPartition(name, 0))
-            raise _nothing(archives.access, name)
-    return tuple(sorted(set(chain.from_iterable(by_topic))))
-
-
-def _of_topic(
-    access: ArchiveAccess, topic: str, helpers: ThreadPoolExecutor
-) -> list[TopicPartition]:
-    store = access.store(topic)
-
-    def below(prefix: str) -> list[TopicPartition]:
-        return list(stored_partitions(store, access.layout, prefix, topic))
-
-    prefixes = cluster_prefixes(store, access.layout)
-    return list(chain.from_iterable(helpers.map(below, prefixes)))
-
-
-def _matching(
-    access: ArchiveAccess, pattern: TopicPattern, helpers: ThreadPoolExecutor
-) -> Iterator[TopicPartition]:
-    for endpoint in access.provider.endpoints:
-        store = access.stores.at(endpoint)
-
-        def below(prefix: str, store: RemoteStorage = store) -> list[TopicPartition]:
-            return list(stored_partitions(store, access.layout, prefix))
-
-        for partitions in helpers.map(below, cluster_prefixes(store, access.layout)):
-            # Overrides can give a topic another store. Objects of the topic elsewhere are not
-            # part of its archive.
-            yield from (
-                tp
-                for tp in partitions
-                if pattern.matches(tp.topic) and access.provider.endpoint(tp.topic) == endpoint
-            )
-
-
-def _assigned(
-    archives: Archives, tps: Iterable[TopicPartition], helpers: ThreadPoolExecutor
-) -> Iterator[TopicPartition]:
-    wanted = list(tps)
-    snapshots = helpers.map(lambda tp: archives.of(tp).look(), wanted)
-    for tp, snapshot in zip(wanted, snapshots, strict=True):
-        if snapshot.view is None:
-            raise NoSuchTopicError(f"{in_words(tp)}: {archives.of(tp).missing()}")
-        yield tp
-
-
-def _nothing(access: ArchiveAccess, topic: str) -> NoSuchTopicError:
-    cluster = access.layout.cluster
-    return NoSuchTopicError(
-        f"topic {topic}: nothing of it is stored for cluster {cluster} at {access.url(topic)}; it "
-        "is there once its first segment is. `sidetier ls` shows what is stored"
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sidetier.cli.cluster_facts import ClusterMap, LogOffsets, ReplicaSet, Settings
+from sidetier.cli.inspect.cluster import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 

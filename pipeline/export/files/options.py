@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sidetier.config.base import Part
-from sidetier.pipeline.export.files.partitioning import zone_named
 from sidetier.pipeline.export.files.path_format import PathFormat
+from sidetier.pipeline.export.files.zones import zone_named
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS

@@ -11,11 +11,7 @@ import pyarrow.compute as pc
 from sidetier.pipeline.export.files.names import why_no_directory
 from sidetier.pipeline.export.files.options import FileFormat, FilesOptions, Layout
 from sidetier.pipeline.export.files.partitioning import (
-    EARLIEST_MS,
-    EPOCH,
-    LATEST_MS,
     Encoded,
-    Longs,
     field_of,
     field_type,
     partitioner_of,
@@ -26,6 +22,7 @@ from sidetier.pipeline.export.files.values.decoder import (
     ValueDecoder,
     lacking,
 )
+from sidetier.pipeline.export.files.zones import EARLIEST_MS, EPOCH, LATEST_MS, Longs
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError

@@ -5,15 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sidetier.pipeline.errors import NoSuchTopicError
-from sidetier.pipeline.export.epoch_history import (
-    Position,
-    Truncated,
-    archived_positions,
-    find_truncated,
-)
+from sidetier.pipeline.export.epoch_history import Position, Truncated
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.ports import ranges_of
+from sidetier.pipeline.export.histories import archived_positions, find_truncated
 from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.export.tail.logs import StillOnBrokerError

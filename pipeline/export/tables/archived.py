@@ -6,13 +6,9 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame
 
 from sidetier.pipeline.errors import NoSuchTopicError
-from sidetier.pipeline.export.epoch_history import (
-    Positions,
-    Truncated,
-    archived_positions,
-    find_truncated,
-)
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.histories import Positions, archived_positions, find_truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Tail
 from sidetier.pipeline.planning.limits import Edge

@@ -5,8 +5,9 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.epoch_history import Positions, Truncated
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Progress, Tail
 from sidetier.pipeline.planning.log_offsets import UndecidedTail

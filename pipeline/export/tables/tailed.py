@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.epoch_history import Positions, Truncated
+from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.tables.archived import (
     ArchivedRecords,
     epoch_histories_of,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
-from sidetier.cli.archive_facts import ArchivedPartition
+from sidetier.cli.inspect.archive import ArchivedPartition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind

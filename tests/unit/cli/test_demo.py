@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sidetier.cli.commands.demo import _scene
 from sidetier.cli.demo import play, spark
 from sidetier.cli.demo.records import Ledger, digest, orders
 from sidetier.cli.demo.verify import LogOffsets, PartitionProof, prove
-from sidetier.cli.demo_command import _scene
 from sidetier.cli.main import run
 from sidetier.cli.signals import ended_by_signals
 from sidetier.sandbox.errors import JavaMissingError

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sidetier.archive.objects.layout import LayoutNote
-from sidetier.cli.doctor.checks import (
+from sidetier.cli.commands.doctor import DoctorResult
+from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
     check_host,
@@ -16,7 +17,7 @@ from sidetier.cli.doctor.checks import (
     check_topics,
     some,
 )
-from sidetier.cli.doctor.gather import (
+from sidetier.cli.inspect.doctor_facts import (
     DoctorFacts,
     HostFacts,
     LogDirFacts,
@@ -25,7 +26,6 @@ from sidetier.cli.doctor.gather import (
     StoreFacts,
     TopicFacts,
 )
-from sidetier.cli.doctor_command import DoctorResult
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.cli.archive_facts import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.archive_listing import ArchiveEnd
-from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
-from sidetier.cli.explain.decide import Gate, Kind, decide
-from sidetier.cli.explain.gather import Facts, RollRules, SidecarView
-from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
+from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
+from sidetier.cli.inspect.explain import Gate, Kind, decide
+from sidetier.cli.inspect.explain_facts import Facts, RollRules, SidecarView
+from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
 NOW = 1_700_000_000_000

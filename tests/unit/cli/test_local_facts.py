@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.local_facts import LocalLog, Place, local_log
+from sidetier.cli.inspect.local import LocalLog, Place, local_log
 from tests.harness.log_dir import START_MS, LogDir, PartitionLog
 
 

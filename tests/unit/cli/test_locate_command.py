@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sidetier.cli.locate_command import _DEFAULT_BITS
+from sidetier.cli.commands.locate import _DEFAULT_BITS
 from sidetier.cli.main import run
 from sidetier.config.storage import StorageConfig
 

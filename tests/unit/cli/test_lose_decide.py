@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.cli.can_i_lose_command import LoseResult
-from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
-from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
-from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
+from sidetier.cli.commands.can_i_lose import LoseResult
+from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
+from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.loss import Broker, Held, Pin, risks_of
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
 BROKER = Broker(1, frozenset({1, 2, 3}))

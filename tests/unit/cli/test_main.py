@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-import sidetier.cli
+import sidetier.cli.commands
 from sidetier import __version__
 from sidetier.cli import main as cli
 from sidetier.cli.invocation import Invocation
@@ -42,9 +42,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
             raise errors[0]
         context.exit(3)
 
-    module = ModuleType("sidetier.cli.boom_command")
+    module = ModuleType("sidetier.cli.commands.boom")
     module.__dict__["command"] = command
-    monkeypatch.setitem(sys.modules, "sidetier.cli.boom_command", module)
+    monkeypatch.setitem(sys.modules, "sidetier.cli.commands.boom", module)
     monkeypatch.setattr(cli, "COMMANDS", {"boom": "For tests."})
     return errors
 
@@ -63,9 +63,9 @@ def test_help_and_importing_the_entry_load_nothing_heavy() -> None:
 
 
 def written_commands() -> list[str]:
-    modules = (module.name for module in pkgutil.iter_modules(sidetier.cli.__path__))
-    written = (name.removesuffix("_command") for name in modules if name.endswith("_command"))
-    return [name.replace("_", "-") for name in written]
+    names = (module.name for module in pkgutil.iter_modules(sidetier.cli.commands.__path__))
+    groups = ("export_", "mirror_")
+    return [name.replace("_", "-") for name in names if not name.startswith(groups)]
 
 
 @pytest.mark.parametrize("name", written_commands())
@@ -191,7 +191,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(line: str, closed: str, setting
 
 MOMENTS = {
     "the command line loads": "click",
-    "a command loads": "sidetier.cli.config_command",
+    "a command loads": "sidetier.cli.commands.config",
     "a library loads": "pydantic",
     "the configuration loads": "sidetier.config.loading",
     "the result is written": "rich.table",

@@ -7,7 +7,7 @@ import pytest
 
 from sidetier.archive.objects.quarantine import MoveKind, MovePlan, write_plan
 from sidetier.archive.objects.watermark import read_watermark
-from sidetier.cli.cluster_facts import ReplicaSet
+from sidetier.cli.inspect.cluster import ReplicaSet
 from sidetier.cli.main import run
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
@@ -85,9 +85,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
         "file.delete.delay.ms": "3600000",
         "unclean.leader.election.enable": "false",
     }
-    monkeypatch.setattr("sidetier.cli.cluster_facts.open_cluster", lambda *_: fake)
-    monkeypatch.setattr("sidetier.cli.explain.gather.open_cluster", lambda *_: fake)
-    monkeypatch.setattr("sidetier.cli.doctor.gather.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.inspect.cluster.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.inspect.explain_facts.open_cluster", lambda *_: fake)
+    monkeypatch.setattr("sidetier.cli.inspect.doctor_facts.open_cluster", lambda *_: fake)
     return fake
 
 

@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import os, sys
-from sidetier.cli.run_command import stand_back
+from sidetier.cli.commands.run import stand_back
 stand_back(int(sys.argv[1]))
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """

@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import Uuid
 
-from sidetier.cli import retire_command
-from sidetier.cli.retire_command import TopicIdentity
+from sidetier.cli.commands import retire
+from sidetier.cli.commands.retire import TopicIdentity
 from sidetier.leadership.cluster import kafka_text
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import TOPIC_ID
@@ -24,7 +24,7 @@ def stored(cli: CommandLine) -> CommandLine:
 
 def now_is(monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity) -> None:
     """What the broker tells of the topic."""
-    monkeypatch.setattr(retire_command, "ask_identity", lambda _config, _topic: identity)
+    monkeypatch.setattr(retire, "ask_identity", lambda _config, _topic: identity)
 
 
 def test_a_dry_run_writes_nothing(stored: CommandLine) -> None:

@@ -6,7 +6,7 @@ import sys
 UNWANTED = ("cramjam", "kio", "numpy", "pyarrow", "pyspark", "scramp")
 PROGRAM = f"""
 import importlib, pkgutil, sys
-import sidetier.cli.run_command
+import sidetier.cli.commands.run
 def load(name):
     module = importlib.import_module(name)
     for inner in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sidetier.cli.commands.status import MOST_ROWS
 from sidetier.cli.main import run
-from sidetier.cli.status_command import MOST_ROWS
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
 from sidetier.telemetry.http import HttpServer
 from sidetier.telemetry.metrics import create_registry

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.export.files.formats.lines import json_lines
 from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.partitioning import EARLIEST_MS, LATEST_MS, moment
 from sidetier.pipeline.export.files.sink import FileSink
 from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
+from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, moment
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout

@@ -6,8 +6,9 @@ from typing import cast
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.epoch_history import Positions, Truncated, position_at, truncated
+from sidetier.pipeline.export.epoch_history import Truncated, position_at, truncated
 from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.histories import Positions
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.history import is_at, last_progress
 from sidetier.pipeline.export.tables.progress import (

@@ -7,7 +7,7 @@ import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import sidecar_option
-from sidetier.cli.doctor.checks import (
+from sidetier.cli.inspect.doctor import (
     Finding,
     Level,
     check_host,
@@ -15,7 +15,7 @@ from sidetier.cli.doctor.checks import (
     check_stores,
     check_topics,
 )
-from sidetier.cli.doctor.gather import DoctorFacts, Scope, gather
+from sidetier.cli.inspect.doctor_facts import DoctorFacts, Scope, gather
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 

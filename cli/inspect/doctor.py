@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note
 from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.cluster_facts import number
-from sidetier.cli.doctor.gather import (
+from sidetier.cli.inspect.cluster import number
+from sidetier.cli.inspect.doctor_facts import (
     DoctorFacts,
     LogDirFacts,
     SidecarFacts,

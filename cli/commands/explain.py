@@ -13,10 +13,10 @@ from sidetier.cli.arguments import (
     sidecar_option,
     size_text,
 )
-from sidetier.cli.explain.decide import Answer, decide
-from sidetier.cli.explain.gather import Facts, Fields, Question, gather
+from sidetier.cli.inspect.explain import Answer, decide
+from sidetier.cli.inspect.explain_facts import Facts, Fields, Question, gather
+from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.local_facts import LocalLog, LocalSegment, Place
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.segments.offsets import Offset, TopicPartition
 

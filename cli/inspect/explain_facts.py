@@ -5,8 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from sidetier.cli.archive_facts import ArchivedOffset, ArchivedPartition
-from sidetier.cli.cluster_facts import (
+from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
+from sidetier.cli.inspect.cluster import (
     Cluster,
     LogOffsets,
     ReplicaSet,
@@ -14,8 +14,8 @@ from sidetier.cli.cluster_facts import (
     number,
     open_cluster,
 )
-from sidetier.cli.local_facts import LocalLog, local_log
-from sidetier.cli.sidecar_client import ask_partitions, bearer_token_of, url_of
+from sidetier.cli.inspect.local import LocalLog, local_log
+from sidetier.cli.inspect.sidecar import ask_partitions, bearer_token_of, url_of
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine

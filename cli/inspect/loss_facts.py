@@ -9,10 +9,10 @@ from typing import Any, Final
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.quarantine import read_pending_plan
 from sidetier.cli.archive_listing import NO_WATERMARK, ArchiveEnd, read_archive_end
-from sidetier.cli.cluster_facts import Cluster, ClusterMap, LogOffsets, Settings
-from sidetier.cli.local_facts import read_log
-from sidetier.cli.lose.decide import Broker, Held, Pin, risks_of
-from sidetier.cli.sidecar_client import NoSidecarError, ask_partitions, bearer_token_of, url_of
+from sidetier.cli.inspect.cluster import Cluster, ClusterMap, LogOffsets, Settings
+from sidetier.cli.inspect.local import read_log
+from sidetier.cli.inspect.loss import Broker, Held, Pin, risks_of
+from sidetier.cli.inspect.sidecar import NoSidecarError, ask_partitions, bearer_token_of, url_of
 from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine

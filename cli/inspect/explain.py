@@ -8,8 +8,8 @@ from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.explain.gather import Facts, Fields
-from sidetier.cli.local_facts import LocalSegment, Place
+from sidetier.cli.inspect.explain_facts import Facts, Fields
+from sidetier.cli.inspect.local import LocalSegment, Place
 
 
 class Gate(StrEnum):

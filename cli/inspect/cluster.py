@@ -81,7 +81,7 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     servers = bootstrap_servers or configured
     if servers is None:
         return None
-    from sidetier.cli.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- load librdkafka only if a cluster is configured
+    from sidetier.cli.inspect.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- load librdkafka only if a cluster is configured
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415 -- as above
 
     return KafkaCluster(str(servers), as_texts(properties))

@@ -11,9 +11,9 @@ import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, checked_topic, most_lines, sidecar_option, size_text
+from sidetier.cli.inspect.sidecar import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
-from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
 

@@ -250,8 +250,8 @@ def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "Li
         ConfigurationError: No brokers are configured.
         LeadershipUnavailableError: No broker answers.
     """
-    from sidetier.cli.cluster_facts import open_cluster  # noqa: PLC0415
     from sidetier.cli.drill.run import LiveBrokers  # noqa: PLC0415
+    from sidetier.cli.inspect.cluster import open_cluster  # noqa: PLC0415
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.hydrate.verify import BrokerSide  # noqa: PLC0415
 

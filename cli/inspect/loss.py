@@ -7,8 +7,8 @@ high watermark are not acknowledged with acks=all, and are not counted.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sidetier.cli.cluster_facts import LogOffsets, ReplicaSet
-from sidetier.cli.local_facts import LocalLog
+from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
+from sidetier.cli.inspect.local import LocalLog
 from sidetier.segments.offsets import Offset, TopicPartition
 
 

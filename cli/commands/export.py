@@ -13,7 +13,7 @@ KINDS: Final[Mapping[str, str]] = {
     "hudi": "A Hudi table; promises what Hudi's Kafka Connect sink does.",
     "iceberg": "An Iceberg table; the offsets are in its snapshots.",
 }
-"""Help text of each kind. `sidetier.cli.export.<kind>_command.command` is imported on use."""
+"""Help text of each kind. `sidetier.cli.commands.export_<kind>.command` is imported on use."""
 
 
 class LazyKinds(click.Group):
@@ -27,7 +27,7 @@ class LazyKinds(click.Group):
         """Import the command."""
         if cmd_name not in KINDS:
             return None
-        command = importlib.import_module(f"sidetier.cli.export.{cmd_name}_command").command
+        command = importlib.import_module(f"sidetier.cli.commands.export_{cmd_name}").command
         if not isinstance(command, click.Command):
             raise TypeError(f"export {cmd_name}: no click command")
         return command

@@ -15,8 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from sidetier.archive.objects.layout import LayoutNote, read_note
-from sidetier.cli.cluster_facts import ClusterMap, Settings, open_cluster
-from sidetier.cli.sidecar_client import ask_partitions, ask_readiness, bearer_token_of, url_of
+from sidetier.cli.inspect.cluster import ClusterMap, Settings, open_cluster
+from sidetier.cli.inspect.sidecar import ask_partitions, ask_readiness, bearer_token_of, url_of
 from sidetier.cli.stores import layout_of, open_every_store, with_short_timeouts
 from sidetier.config.model import Config
 from sidetier.config.startup import LocalMachine, check_machine

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidetier.cli import exits
+from sidetier.cli.commands import mirror_adopt, mirror_translate
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import Invocation, configuration_options, invocation
-from sidetier.cli.mirror import adopt_command, translate_command
 from sidetier.cli.mirror.options import (
     LIBRARIES,
     client_references,
@@ -617,5 +617,5 @@ def _start(
     return done[target].offset if target in done else first
 
 
-command.add_command(adopt_command.command)
-command.add_command(translate_command.command)
+command.add_command(mirror_adopt.command)
+command.add_command(mirror_translate.command)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource, ResourceType
 
-from sidetier.cli.cluster_facts import ClusterMap, LogOffsets, ReplicaSet, Settings
+from sidetier.cli.inspect.cluster import ClusterMap, LogOffsets, ReplicaSet, Settings
 from sidetier.leadership.cluster import End, admin_client, ask_offsets
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition

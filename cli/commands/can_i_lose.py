@@ -8,10 +8,10 @@ import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import bootstrap_option, most_lines, sidecar_option, size_text
-from sidetier.cli.cluster_facts import need_cluster
+from sidetier.cli.inspect.cluster import need_cluster
+from sidetier.cli.inspect.loss import Broker, Held, Risk, risks_of
+from sidetier.cli.inspect.loss_facts import Asked, gather
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.lose.decide import Broker, Held, Risk, risks_of
-from sidetier.cli.lose.gather import Asked, gather
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.segments.errors import LeadershipUnavailableError
 

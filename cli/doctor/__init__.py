@@ -1,1 +1,0 @@
-"""`sidetier doctor`: gather facts, check them for what could cost records, list the findings."""

@@ -1,1 +1,0 @@
-"""`sidetier explain`: gather facts about one record from every source, and decide where it is."""
