@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
-from sidetier.archive.locate import ReadRange
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.config.clouds import AzureConfig, GcsConfig
 from sidetier.config.s3 import S3Config
@@ -33,6 +33,9 @@ from sidetier.storage.settings import (
     StorageEndpoint,
 )
 from sidetier.storage.store_calls import RequestObserver, StoreCalls
+
+if TYPE_CHECKING:
+    from sidetier.archive.locate import ReadRange  # needs numpy, which the daemon does not load
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ def _credentials(s3: S3Config) -> Credentials | None:
     return Credentials(s3.access_key_id.resolve(), s3.secret_access_key.resolve(), token)
 
 
-def range_reader(archive: ArchiveAccess, topic: str) -> ReadRange:
+def range_reader(archive: ArchiveAccess, topic: str) -> "ReadRange":
     """Return a function that reads ranges of a topic's objects."""
     deadline = archive.provider.endpoint(topic).deadline
     return partial(_read, archive.store(topic), deadline)
