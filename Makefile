@@ -1,6 +1,6 @@
-# Everything that is done with this repository. `make` alone lists it.
+# All tasks of this repository. `make` without a target lists them.
 #
-# What servers the demo and the tests need is fetched into a cache outside of this directory:
+# The servers for the demo and the tests are downloaded into a cache outside of this directory:
 # $SIDETIER_CACHE, else $XDG_CACHE_HOME/sidetier, else ~/.cache/sidetier.
 
 VENV := .venv
@@ -11,22 +11,22 @@ CODE := $(wildcard archive cli config consumer leadership mirror pipeline sandbo
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
-# Tests often wait, for a clock or a server: one worker more than the two cores that CI has.
+# Tests often wait for a clock or a server: one worker more than the two cores of CI.
 WORKERS ?= 3
 FAST_WORKERS ?= 3
-# A worker has a file's tests to itself; files with long ones come first (tests/conftest.py).
+# One worker runs all tests of a file; files with long tests come first (tests/conftest.py).
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# A test that fails runs once more, and what failed at first is printed; more than four of them fail
-# the run. What that may hide, and which tests it leaves out: CONTRIBUTING.md, "A test that fails".
+# A failed test runs once more, and pytest prints the first failure; more than four reruns fail the
+# run. What this may hide, and which tests are excluded: CONTRIBUTING.md, "A test that fails".
 ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-tracebacks
-# Runs a command whose words go into the environment's set-up log: the last of them are shown where it
-# fails, and where the rest is.
+# Runs a command and writes its output to the environment's set-up log. If the command fails, prints the
+# last lines and the path of the log.
 SETUP_LOG = $(@D)/setup.log
 LOGGED = quiet() { "$$@" >>'$(SETUP_LOG)' 2>&1 || { code=$$?; tail -n 25 '$(SETUP_LOG)' >&2; \
            echo "failed: $$*; all that was said is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
          began=$$SECONDS; : >'$(SETUP_LOG)'; \
          echo "installing into $(@D), which takes some minutes the first time (log: $(SETUP_LOG))";
-# Ends such a set-up: how large the environment is, and how long it took.
+# Ends such a set-up: prints the size of the environment and the duration.
 INSTALLED = echo "$(@D): $$(du -sh '$(@D)' | cut -f1), $$((SECONDS - began)) s"; touch $@
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
             --no-strip-extras --no-emit-index-url --no-header
@@ -35,34 +35,34 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.NOTPARALLEL:  # the steps share one environment and two cores; `make -j` is harmless
+.NOTPARALLEL:  # the steps share one environment and two cores, so `make -j` has no effect
 .PHONY: help setup setup-demo setup-spark35 prepare demo test test-fast test-integration test-long \
         mirror-kills lint format lock lock-check docs coverage bench bench-mirror bench-hydrate clean distclean
 
-help: ## list what can be done
+help: ## list the targets
 	@echo 'usage: make TARGET, where TARGET is'
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) \
 	  | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.stamp-dev ## make the environment for development in .venv (costs nothing when it is there)
+setup: $(VENV)/.stamp-dev ## create the environment for development in .venv (no work if it is up to date)
 
-setup-demo: $(VENV)/.stamp-demo ## make the environment for the demo in .venv: what runs, and Java if there is none
+setup-demo: $(VENV)/.stamp-demo ## create the environment for the demo in .venv, with Java if none is installed
 
-demo: setup-demo ## show the main job on a real Kafka broker: a few minutes, nothing else needed
+demo: setup-demo ## run the demo on a real Kafka broker (a few minutes, needs nothing else)
 	@$(BIN)/python -m sidetier.sandbox.prepare demo
 	$(BIN)/sidetier demo --picture sidetier-demo.png
 
-setup-spark35: $(SPARK35)/.stamp ## make the second environment, with Spark 3.5, in .venv-spark35
+setup-spark35: $(SPARK35)/.stamp ## create the second environment, with Spark 3.5, in .venv-spark35
 
-prepare: setup setup-spark35 ## fetch what the tests start: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
+prepare: setup setup-spark35 ## download the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
 	@$(BIN)/python -m sidetier.sandbox.prepare
 
-test: test-fast test-integration ## run every test, those without servers first
+test: test-fast test-integration ## run all tests, those without servers first
 
 test-fast: setup ## run the tests that need no servers
 	$(BIN)/pytest -m 'not integration' -n $(FAST_WORKERS) $(BY_FILE) $(ONCE_MORE)
 
-# A cluster with a sidecar beside every broker, under load, wants the cores for itself.
+# The tests marked `alone` run a cluster under load with a sidecar beside every broker, and need all cores.
 test-integration: prepare ## run the tests against real servers
 	failed=0; \
 	$(BIN)/pytest -m 'integration and alone' $(ONCE_MORE) --durations=5 || failed=1; \
@@ -79,7 +79,7 @@ test-long: prepare ## run the tests that need hours: chaos, simulations, kills (
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-900} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
 
-mirror-kills: prepare ## kill a mirror's worker at random for MIRROR_KILL_SECONDS (300); MIRROR_KILL_SEED
+mirror-kills: prepare ## kill a mirror's worker at random times for MIRROR_KILL_SECONDS (300); seed: MIRROR_KILL_SEED
 	MIRROR_KILL_SECONDS=$${MIRROR_KILL_SECONDS:-300} $(BIN)/pytest -n 0 \
 	  tests/integration/mirror/test_mirror.py -k killed_again
 
@@ -89,11 +89,11 @@ lint: setup lock-check ## check style, types, layers and lock files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## put the code into its form, and fix what can be fixed
+format: setup ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: setup ## write the lock files anew from pyproject.toml, with the newest versions
+lock: setup ## rewrite the lock files from pyproject.toml, with the newest versions
 	$(COMPILE) --upgrade --group dev --extra hdfs pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --upgrade -c requirements/dev.txt --extra consumer --extra export --extra mirror \
@@ -105,7 +105,7 @@ lock: setup ## write the lock files anew from pyproject.toml, with the newest ve
 	$(COMPILE) --upgrade -c requirements/consumer.txt --extra spark35 --extra export \
 	  --group pyproject.toml:spark35 pyproject.toml -o requirements/spark35.txt
 
-lock-check: setup ## check that the lock files fit pyproject.toml
+lock-check: setup ## check that the lock files match pyproject.toml
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp requirements/*.txt "$$copy"; \
 	$(COMPILE) --group dev --extra hdfs pyproject.toml -o "$$copy/dev.txt"; \
 	$(COMPILE) -c requirements/dev.txt pyproject.toml -o "$$copy/runtime.txt"; \
@@ -120,28 +120,28 @@ lock-check: setup ## check that the lock files fit pyproject.toml
 	diff -ru --ignore-matching-lines='^ *#' requirements "$$copy" \
 	  || { echo 'the lock files do not fit pyproject.toml: run `make lock`' >&2; exit 1; }
 
-coverage: setup ## run the tests that need no servers, and show what they leave out
+coverage: setup ## run the tests that need no servers, and show the lines that they do not cover
 	$(BIN)/pytest -m 'not integration' -n $(WORKERS) --cov --cov-report=term
 
-bench: ## list the benchmarks and how each is run
+bench: ## list the benchmarks and their commands
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo 'there are no benchmarks yet'; exit 0; }; \
 	for script in benchmarks/[a-z]*.py; do \
 	  printf '%s\n    %s\n' "$(BIN)/python $$script" \
 	    "$$(sed -nE '1s/^"""([^"]*)("""|$$).*/\1/p' $$script)"; \
 	done
 
-bench-mirror: setup ## measure `sidetier mirror` in turns with MirrorMaker 2: about five minutes
+bench-mirror: setup ## measure `sidetier mirror` and MirrorMaker 2 in turns (about five minutes)
 	$(BIN)/python benchmarks/mirror.py
 
-bench-hydrate: setup ## measure `hydrate place` and `verify` against reading the store to disk: some minutes
+bench-hydrate: setup ## compare `hydrate place` and `verify` with a plain download to disk (a few minutes)
 	$(BIN)/python benchmarks/hydrate.py
 
-clean: ## remove what was generated; the environment and the cache stay
+clean: ## remove generated files; the environment and the cache stay
 	rm -rf dist htmlcov .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache
 	find $(CODE) src -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove the environments too
+distclean: clean ## also remove the environments
 	rm -rf $(VENV) $(SPARK35)
 
 $(BIN)/python:
@@ -152,7 +152,7 @@ $(BIN)/python:
 	  'virtual environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The tools that build the package come first, pinned too, so that pip fetches nothing unpinned.
+# The tools that build the package are installed first, also pinned, so that pip downloads nothing unpinned.
 $(VENV)/.stamp-build: requirements/build.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
 	@touch $@
@@ -164,7 +164,7 @@ $(VENV)/.stamp-dev: requirements/dev.txt pyproject.toml $(VENV)/.stamp-build
 	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
 	$(INSTALLED) $(VENV)/.stamp-demo
 
-# Two versions of PySpark do not go into one environment.
+# One environment cannot contain two versions of PySpark.
 $(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m venv $(SPARK35); $(LOGGED) \
 	quiet $(SPARK35)/bin/python -m pip install --disable-pip-version-check --require-hashes \
@@ -174,7 +174,7 @@ $(SPARK35)/.stamp: requirements/build.txt requirements/spark35.txt pyproject.tom
 	quiet $(SPARK35)/bin/python -m pip install --no-deps --no-build-isolation -e .; \
 	$(INSTALLED)
 
-# Spark wants a whole Java 17 or newer; without one the demo leaves its part out.
+# Spark needs a complete Java 17 or newer. Without one the demo skips its Spark part.
 $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements/java.txt pyproject.toml $(VENV)/.stamp-build
 	@$(LOGGED) \
 	quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<; \
@@ -187,6 +187,6 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	    -r requirements/java.txt; fi; \
 	$(INSTALLED)
 
-docs: setup ## write the pages of docs/ that are made from code, and what of the chart is
+docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
 	$(BIN)/python -m sidetier.cli.reference_pages docs
 	$(BIN)/python -m sidetier.cli.chart.files helm/sidetier

@@ -1,5 +1,5 @@
-{{/* Jobs over the log dirs of one broker each: (dict "root" $ "component" its name "values" its values
-"args" of sidetier "writable" bool "mounts" and "volumes" beside the others). */}}
+{{/* One Job for the log dirs of each broker: (dict "root" $ "component" name "values" values of the component
+"args" arguments of sidetier "writable" bool "mounts" and "volumes" additional ones). */}}
 {{- define "sidetier.brokerJobs" -}}
 {{- $given := . -}}
 {{- range $broker := .values.brokers }}
@@ -8,7 +8,7 @@
 apiVersion: batch/v1
 kind: Job
 metadata:
-  # A Job cannot be changed: whatever is different makes another one.
+  # A Job is immutable: the hash in the name creates another Job for any change.
   name: {{ printf "%s-%s-%s" (include "sidetier.fullname" $given.root) $given.component .name | trunc 56 | trimSuffix "-" }}-{{ list .name $spec | toJson | sha256sum | trunc 6 }}
   labels:
     {{- include "sidetier.labels" $given.root | nindent 4 }}
@@ -18,7 +18,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* As above, and "broker", one of the brokers. */}}
+{{/* The same arguments, and "broker", one of the brokers. */}}
 {{- define "sidetier.brokerJob.spec" -}}
 {{- $root := .root -}}
 {{- $broker := .broker -}}

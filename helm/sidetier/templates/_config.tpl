@@ -1,6 +1,7 @@
-{{/* What of the configuration the manifests need to know. */}}
+{{/* Settings of the configuration that the manifests use. */}}
 
-{{/* Probes and Prometheus connect from outside of the container, where 127.0.0.1 does not answer. */}}
+{{/* Sets http.host to 0.0.0.0: probes and Prometheus connect from outside of the container, and cannot reach
+127.0.0.1. */}}
 {{- define "sidetier.config" -}}
 {{- $outside := ternary dict (dict "http" (dict "host" "0.0.0.0")) (eq .Values.mode "jobs") -}}
 {{- toYaml (mustMergeOverwrite $outside (deepCopy .Values.config)) -}}
@@ -10,7 +11,7 @@
 {{- dig "http" "port" 9108 .Values.config | int -}}
 {{- end -}}
 
-{{/* Seconds of a duration: 25s, 5m, or a number. */}}
+{{/* A duration in seconds: 25s, 5m, or a number. */}}
 {{- define "sidetier.seconds" -}}
 {{- $text := ternary (printf "%f" .) (toString .) (kindIs "float64" .) -}}
 {{- $units := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "d" 86400.0 -}}
@@ -18,7 +19,7 @@
 {{- mulf (regexFind "[0-9]+([.][0-9]+)?" $text | float64) (dig $unit 1.0 $units) -}}
 {{- end -}}
 
-{{/* The names of variables that the configuration takes secrets from: {env: NAME}, at any depth. */}}
+{{/* Names of the environment variables from which the configuration takes secrets: {env: NAME}, at any depth. */}}
 {{- define "sidetier.secretVariables" -}}
 {{- if kindIs "map" . -}}
 {{- if and (eq (len .) 1) (hasKey . "env") -}}
@@ -31,14 +32,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a directory lies at or below another: (list directory above). */}}
+{{/* Whether a directory is equal to or below another: (list directory above). */}}
 {{- define "sidetier.isBelow" -}}
 {{- $directory := trimSuffix "/" (index . 0) -}}
 {{- $above := trimSuffix "/" (index . 1) -}}
 {{- if or (eq $directory $above) (hasPrefix (printf "%s/" $above) $directory) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the spool lies on this mount, which must then be writable: (list root mountPath). */}}
+{{/* Whether the spool is on this mount, which must then be writable: (list root mountPath). */}}
 {{- define "sidetier.holdsSpool" -}}
 {{- $mount := index . 1 -}}
 {{- range dig "uploader" "pins" "spool" list (index . 0).Values.config -}}

@@ -1,4 +1,4 @@
-{{/* One CronJob: (dict "root" $ "name" its full name "component" label "where" its values' path "job" values) */}}
+{{/* One CronJob: (dict "root" $ "name" full name "component" label "where" path of its values "job" values) */}}
 {{- define "sidetier.cronJob" -}}
 {{- $root := .root -}}
 {{- $name := .name -}}
@@ -27,7 +27,8 @@ spec:
   {{- end }}
   jobTemplate:
     spec:
-      # Exit code 3 is a finding, not a failure: once more would find the same.
+      # Exit codes 2, 3 and 4 end the Job without a retry: 3, for example, reports a finding, and a retry
+      # would report the same.
       backoffLimit: {{ dig "backoffLimit" 2 $job }}
       {{- with $job.activeDeadlineSeconds }}
       activeDeadlineSeconds: {{ . }}

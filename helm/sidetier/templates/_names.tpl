@@ -4,7 +4,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 40 characters, so that there is room for what is added to it. */}}
+{{/* At most 40 characters, to leave space for suffixes. */}}
 {{- define "sidetier.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -29,7 +29,7 @@ app.kubernetes.io/name: {{ include "sidetier.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* The pods with a sidecar in them, whoever has made them. */}}
+{{/* Labels of the pods that contain a sidecar, from this chart or another one. */}}
 {{- define "sidetier.podSelector" -}}
 {{- if .Values.kafka.enabled -}}
 {{ include "sidetier.selectorLabels" . }}
@@ -50,7 +50,7 @@ app.kubernetes.io/component: node-agent
 {{- end -}}
 {{- end -}}
 
-{{/* An image by digest where one is given: (list image default-tag) */}}
+{{/* Reference of an image, by digest if one is given: (list image default-tag) */}}
 {{- define "sidetier.imageOf" -}}
 {{- $image := index . 0 -}}
 {{- if $image.digest -}}

@@ -1,7 +1,7 @@
 {{/* Parts of pods. */}}
 
-{{/* What every container of ours has: (dict "root" $ "sidecar" bool), and of its own "image", laid over
-that of the sidecar, and "env", beside its variables */}}
+{{/* Fields of every container of this chart: (dict "root" $ "sidecar" bool). Optional: "image" overrides
+fields of the sidecar's image, and "env" adds variables. */}}
 {{- define "sidetier.container.common" -}}
 {{- $image := merge (dict) (default dict .image) .root.Values.image -}}
 {{- if and .image (not .image.digest) (or .image.repository .image.tag) }}{{ $image = omit $image "digest" }}{{ end -}}
@@ -38,7 +38,7 @@ ports:
 {{- toYaml (ternary .probe (merge (dict) .probe $own) $acts) -}}
 {{- end -}}
 
-{{/* The log dirs are read only, but where a spool of hard links lies on the same mount. */}}
+{{/* The log dirs are mounted read-only, unless a spool of hard links is on the same mount. */}}
 {{- define "sidetier.logDirMounts" -}}
 {{- include "sidetier.logDirMountsWith" (dict "root" .) -}}
 {{- end -}}
@@ -73,8 +73,8 @@ ports:
 {{- include "sidetier.volumesWith" (dict "root" .) -}}
 {{- end -}}
 
-{{/* (dict "root" $ "optional" bool). Optional in a broker's pod: a ConfigMap that is gone must not keep
-the broker from starting. */}}
+{{/* (dict "root" $ "optional" bool). The ConfigMap is optional in a broker's pod: a missing one must not
+prevent the broker from starting. */}}
 {{- define "sidetier.volumesWith" -}}
 - name: sidetier-config
   configMap:
@@ -87,7 +87,7 @@ the broker from starting. */}}
 {{- end }}
 {{- end -}}
 
-{{/* The pods that this chart makes, but for the brokers: all that stands beside containers. */}}
+{{/* Fields of the pods of this chart other than their containers and volumes. */}}
 {{- define "sidetier.podSpec" -}}
 serviceAccountName: {{ include "sidetier.serviceAccountName" . }}
 automountServiceAccountToken: false

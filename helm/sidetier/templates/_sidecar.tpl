@@ -1,5 +1,5 @@
 {{/*
-For the StatefulSet of the brokers. From a chart that has this one as a dependency:
+Templates for the StatefulSet of the brokers. Usage in a chart that has this one as a dependency:
 
   spec:
     template:
@@ -14,10 +14,10 @@ For the StatefulSet of the brokers. From a chart that has this one as a dependen
           {{- include "sidetier.sidecar.volumes" .Subcharts.sidetier | nindent 10 }}
 */}}
 
-{{/* A list with one native sidecar: an init container that goes on running. It starts before the
-broker, whose log dirs it waits for, and is stopped after it, so that what the broker closes last is
-stored too. No startup probe: the broker would wait for it. Where there is a spool, another init
-container makes its directories first, since on a new volume nobody else does. */}}
+{{/* A list with one native sidecar: an init container that keeps running. Kubernetes starts it before the
+broker, and it waits for the broker's log dirs. Kubernetes stops it after the broker, so that it also
+uploads the segments that the broker closes last. No startup probe: the broker would wait for it. With a
+spool, another init container creates its directories first, because they do not exist on a new volume. */}}
 {{- define "sidetier.sidecar.container" -}}
 {{- with dig "uploader" "pins" "spool" list .Values.config -}}
 - name: sidetier-spool
@@ -48,12 +48,12 @@ container makes its directories first, since on a new volume nobody else does. *
     {{- include "sidetier.otherMounts" . | nindent 4 }}
 {{- end -}}
 
-{{/* The volumes that the container needs beside those of the log dirs, which the pod has. */}}
+{{/* Volumes of the container other than those of the log dirs, which the pod already has. */}}
 {{- define "sidetier.sidecar.volumes" -}}
 {{- include "sidetier.volumesWith" (dict "root" . "optional" true) -}}
 {{- end -}}
 
-{{/* A changed configuration starts the pods anew. */}}
+{{/* A changed configuration restarts the pods. */}}
 {{- define "sidetier.sidecar.podAnnotations" -}}
 checksum/sidetier-config: {{ include "sidetier.config" . | sha256sum }}
 {{- end -}}

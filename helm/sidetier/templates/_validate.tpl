@@ -1,4 +1,4 @@
-{{/* What the schema cannot say. Included by configmap.yaml, which every mode renders. */}}
+{{/* Checks that the schema cannot express. Included by configmap.yaml, which every mode renders. */}}
 {{- define "sidetier.validate" -}}
 {{- include "sidetier.validate.config" . -}}
 {{- include "sidetier.validate.http" . -}}
@@ -23,7 +23,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Probes and Prometheus come from outside of the pod. */}}
+{{/* Probes and Prometheus connect from outside of the pod. */}}
 {{- define "sidetier.validate.http" -}}
 {{- $host := dig "http" "host" "0.0.0.0" .Values.config -}}
 {{- if and (ne .Values.mode "jobs") (or (eq $host "localhost") (eq $host "::1") (hasPrefix "127." $host)) -}}
@@ -140,8 +140,8 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The installed release has its configuration in the cluster; without one (helm template, a first
-installation) the sidecar's own look at the store at start is the guard. */}}
+{{/* Compares with the configuration of the installed release in the cluster. Without one (helm template, a first
+installation), the sidecar's own check of the store at its start is the only protection. */}}
 {{- define "sidetier.validate.archive" -}}
 {{- $installed := lookup "v1" "ConfigMap" .Release.Namespace (include "sidetier.fullname" .) -}}
 {{- if and $installed (not .Values.acknowledgeOtherArchive) -}}
@@ -162,7 +162,7 @@ installation) the sidecar's own look at the store at start is the guard. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Which topics are stored elsewhere, and where: of a configuration. */}}
+{{/* The topics that a configuration stores in another place, with the place. */}}
 {{- define "sidetier.otherPlaces" -}}
 {{- $places := list -}}
 {{- range dig "storage" "overrides" list . -}}{{- $places = append $places (printf "%s: %s" .topics .url) -}}{{- end -}}
