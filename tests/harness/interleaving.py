@@ -11,27 +11,23 @@ stands for the case where the other writers are dead or arbitrarily slow.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 from sidetier.segments.errors import SidetierError
-from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_condition
-from sidetier.storage.fake import FULL, FakeStorage
+from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import (
-    Body,
     Checksum,
     Condition,
-    IfMatch,
     ObjectHead,
-    ObjectSummary,
     RemoteStorage,
-    StorageCapabilities,
     StoredObject,
 )
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 T = TypeVar("T")
 
@@ -72,9 +68,6 @@ class ContentTagged(FakeStorage):
             return etag
 
 
-Effect = Callable[[FakeStorage], object]
-
-
 class _SuspendedError(BaseException):
     """The writer has made its next request; a BaseException, so that no handler catches it."""
 
@@ -90,85 +83,21 @@ class _Answer:
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    effect: Effect
-    writes: bool
-
-    def make(self, store: FakeStorage) -> _Answer:
-        try:
-            return _Answer(self.effect(store), None)
-        except SidetierError as error:
-            return _Answer(None, error)
-
-
-class _Replay:
+class _Replay(InterceptedStore):
     """The store as one writer sees it: known answers first, then a single new request."""
 
     def __init__(self, answers: Sequence[_Answer]) -> None:
+        super().__init__(FakeStorage())
         self._answers = answers
         self._asked = 0
-        self.new: _Request | None = None
+        self.new: StoreCall | None = None
 
-    @property
-    def capabilities(self) -> StorageCapabilities:
-        return FULL
-
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
-        with body.open() as stream:
-            sent = BytesBody(stream.read())
-        return self._ask(
-            lambda store: store.put_object(
-                key, sent, metadata=metadata, checksum=checksum, condition=condition
-            ),
-            writes=True,
-        )
-
-    def get_object(self, key: str) -> StoredObject:
-        return self._ask(lambda store: store.get_object(key))
-
-    def get_object_input_stream(
-        self,
-        key: str,
-        start: int = 0,
-        end: int | None = None,
-        *,
-        condition: IfMatch | None = None,
-    ) -> BinaryIO:
-        raise NotImplementedError("these writers read no `.log`")
-
-    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
-        rows = self._ask(lambda store: list(store.list_objects(prefix, start_after=start_after)))
-        return iter(rows)
-
-    def list_directories(self, prefix: str) -> list[str]:
-        raise NotImplementedError("these writers look for no partition")
-
-    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        return self._ask(lambda store: store.head_object(key, with_checksum=with_checksum))
-
-    def delete_object(self, key: str, *, condition: Condition | None = None) -> None:
-        raise NotImplementedError("these writers delete nothing")
-
-    def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
-        raise NotImplementedError("these writers copy nothing")
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-    def _ask(self, effect: Callable[[FakeStorage], T], *, writes: bool = False) -> T:
+    def intercept(self, call: StoreCall) -> object:
+        """Return the known answer, or suspend the writer at its first request without one."""
         number, self._asked = self._asked, self._asked + 1
         if number < len(self._answers):
-            return cast("T", self._answers[number].give())
-        self.new = _Request(effect, writes)
+            return self._answers[number].give()
+        self.new = call
         raise _SuspendedError
 
 
@@ -240,14 +169,21 @@ def _ended(moments: Sequence[_Moment], number: int) -> bool:
     return number >= 0 and moments[number].request is None
 
 
-def _step(request: _Request, store: ContentTagged, check: Check) -> tuple[ContentTagged, _Answer]:
-    if not request.writes:
-        return store, request.make(store)
+def _step(request: StoreCall, store: ContentTagged, check: Check) -> tuple[ContentTagged, _Answer]:
+    if request.operation in {"get", "head", "list", "stream"}:
+        return store, _answer(request, store)
     after = store.copy()
-    answer = request.make(after)
+    answer = _answer(request, after)
     if answer.error is None:
         check(store, after)
     return after, answer
+
+
+def _answer(request: StoreCall, store: ContentTagged) -> _Answer:
+    try:
+        return _Answer(request.effect(store), None)
+    except SidetierError as error:
+        return _Answer(None, error)
 
 
 def finish(writer: Writer, store: ContentTagged, check: Check) -> ContentTagged:

@@ -13,6 +13,7 @@ from typing import Final
 
 from sidetier.segments.errors import StoreTimeoutError, StoreUnavailableError
 from sidetier.uploader.running.workers import Job, Outcome
+from tests.harness.intercepted_store import KilledError
 
 _STUCK_SECONDS: Final = 60.0
 """Maximum time of a task between two requests, in seconds."""
@@ -27,10 +28,6 @@ class Fate(Enum):
     CUT = "has no effect, and fails"
     ANSWER_LOST = "takes effect, and fails"
     CONFLICT = "has no effect, and is to be tried again (409)"
-
-
-class KilledError(BaseException):
-    """The process is dead; a BaseException, so that no error handler catches it."""
 
 
 @dataclass(slots=True)

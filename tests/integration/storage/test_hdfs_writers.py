@@ -18,6 +18,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.hdfs_client import HdfsClient
 from sidetier.storage.port import Condition, IfAbsent, IfMatch
+from tests.harness.intercepted_store import KilledError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -119,10 +120,6 @@ def paused(
         for name in STEPS:
             patched.setattr(HdfsClient, name, wrapped(name))
         yield made
-
-
-class KilledError(BaseException):
-    """A writer has died, as far as the store can tell."""
 
 
 def put(store: HdfsStorage, value: str, condition: Condition | None = None) -> str:

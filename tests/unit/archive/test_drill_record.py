@@ -17,6 +17,7 @@ from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FULL, FakeStorage
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 LAYOUT = ArchiveLayout("prod-a", 5)
 KEY = "_sidetier/prod-a/drill.json"
@@ -67,27 +68,25 @@ def test_a_drill_that_ended_earlier_hides_nothing() -> None:
     assert merged == replace(FAILED, last_successful_ms=RECORD.finished_ms)
 
 
-class Overtaken(FakeStorage):
-    """Another drill writes its record between the look and the write."""
+class Overtaken(InterceptedStore):
+    """Another drill writes its record right after the first GET."""
 
     other: DrillRecord | None = FAILED
 
-    def get_object(self, key: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
-        found = None
+    def intercept(self, call: StoreCall) -> object:
         try:
-            found = super().get_object(key)
+            return super().intercept(call)
         finally:
             other, self.other = self.other, None
             if other is not None:
-                self.put_object(key, BytesBody(encode_drill(other)))
-        return found
+                self.store.put_object(call.key, BytesBody(encode_drill(other)))
 
 
 @pytest.mark.parametrize("has_conditional_writes", [True, False])
 def test_two_drills_that_end_together_lose_neither_outcome(*, has_conditional_writes: bool) -> None:
     """A store without conditional writes checks the condition, too, just before the write."""
     capabilities = replace(FULL, conditional_writes=has_conditional_writes)
-    store = Overtaken(capabilities=capabilities)
+    store = Overtaken(FakeStorage(capabilities=capabilities))
     record_drill(store, LAYOUT, RECORD)
     found = read_drill(store, LAYOUT)
     assert found == replace(FAILED, last_successful_ms=RECORD.finished_ms)

@@ -1,6 +1,7 @@
 """Reading a range, also where the answer breaks off in the middle."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -14,9 +15,9 @@ from sidetier.segments.errors import (
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.local import LocalStorage
-from sidetier.storage.port import IfMatch
 from sidetier.storage.ranges import read_into, read_range
 from sidetier.storage.settings import AttemptDeadline
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 DATA = bytes(range(256)) * 40
 
@@ -34,39 +35,38 @@ class Breaking(io.BytesIO):
         return super().read(min(size or 0, self._after - self.tell()))
 
 
-class Flaky(FakeStorage):
-    """Each answer breaks off after so many bytes."""
+class OtherStreams(InterceptedStore):
+    """Answers ranged reads with streams of another kind.
 
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self._after = after
-        self.put_object("key", BytesBody(DATA))
+    Args:
+        stream: Creates the stream of these bytes.
+    """
 
-    def get_object_input_stream(
-        self,
-        key: str,
-        start: int = 0,
-        end: int | None = None,
-        *,
-        condition: IfMatch | None = None,
-    ) -> BinaryIO:
-        whole = super().get_object_input_stream(key, start, end, condition=condition).read()
-        return cast("BinaryIO", Breaking(whole, self._after))
+    def __init__(self, stream: Callable[[bytes], io.BytesIO]) -> None:
+        super().__init__(FakeStorage())
+        self._stream = stream
+        self.store.put_object("key", BytesBody(DATA))
+
+    def intercept(self, call: StoreCall) -> object:
+        answer = super().intercept(call)
+        if call.operation == "stream":
+            return self._stream(cast("BinaryIO", answer).read())
+        return answer
 
 
 def test_a_broken_answer_is_asked_for_again_from_where_it_broke() -> None:
-    store = Flaky(1000)
+    store = OtherStreams(lambda data: Breaking(data, after=1000))
 
     assert read_range(store, "key", 100, 5000) == DATA[100:5000]
-    assert store.count("stream") == 5
+    assert store.store.count("stream") == 5
 
 
 def test_where_nothing_comes_the_error_is_raised() -> None:
-    store = Flaky(0)
+    store = OtherStreams(lambda data: Breaking(data, after=0))
 
     with pytest.raises(StoreUnavailableError):
         read_range(store, "key", 100, 5000)
-    assert store.count("stream") == 1
+    assert store.store.count("stream") == 1
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,7 @@ class Trickle(io.BytesIO):
 
 
 def test_an_answer_that_trickles_is_given_up() -> None:
-    class Slow(FakeStorage):
-        def get_object_input_stream(
-            self,
-            key: str,
-            start: int = 0,
-            end: int | None = None,
-            *,
-            condition: IfMatch | None = None,
-        ) -> BinaryIO:
-            whole = super().get_object_input_stream(key, start, end, condition=condition).read()
-            return cast("BinaryIO", Trickle(whole))
-
-    store = Slow()
-    store.put_object("key", BytesBody(DATA))
+    store = OtherStreams(Trickle)
     ticks = iter(range(1000))
 
     with pytest.raises(StoreTimeoutError, match="key: bytes 0 to 5000"):

@@ -171,7 +171,7 @@ def test_every_operation_is_tried_again() -> None:
 def test_a_listing_is_begun_once_and_anew_only_where_it_broke() -> None:
     begun: list[str] = []
 
-    class Counting(FakeStorage):
+    class Counting(FakeStorage):  # no InterceptedStore: that lists all pages with one request
         def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
             begun.append(start_after)
             return super().list_objects(prefix, start_after=start_after)

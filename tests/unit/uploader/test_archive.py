@@ -1,7 +1,6 @@
 """Reading an archive and moving its watermark, while others do the same."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -30,7 +29,7 @@ from sidetier.segments.offsets import (
 )
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, Checksum, Condition
+from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -38,6 +37,7 @@ from sidetier.uploader.errors import StandDownError
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_next, watermark_of
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 TP = TopicPartition("t", 0)
 KEY = LAYOUT.watermark_key(TP)
@@ -52,7 +52,7 @@ def segment(base: int, end: int, modified_ms: int = 0) -> StoredSegment:
     return StoredSegment(BaseOffset(base), Offset(end), modified_ms, 10, 10)
 
 
-def archive_writer_of(store: FakeStorage, cache_bytes: int = 1 << 20) -> ArchiveWriter:
+def archive_writer_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> ArchiveWriter:
     return ArchiveWriter(store, LAYOUT, MetadataCache(cache_bytes))
 
 
@@ -171,7 +171,7 @@ def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
 
 def test_a_refusal_of_ones_own_success_is_recognised_by_the_nonce(store: FakeStorage) -> None:
     """The layer that retries lost the first answer, and its second try was refused."""
-    archive_writer = ArchiveWriter(_TriesTwice(store), LAYOUT, MetadataCache(1 << 20))
+    archive_writer = ArchiveWriter(_SendsPutsTwice(store), LAYOUT, MetadataCache(1 << 20))
     archive = archive_writer.load(TP, leader())
     for base in (0, 10):
         archive = archive_writer.commit(TP, archive, [segment(base, base + 10)], leader())
@@ -245,10 +245,10 @@ def test_a_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
 
 
 def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
-    changed = _AlwaysChanged()
+    changed = _AlwaysChanged(FakeStorage())
     with pytest.raises(ArchiveConflictError, match="5 times"):
         archive_writer_of(changed).commit(TP, ArchiveState(), [segment(0, 10)], leader())
-    assert stored_next(changed, TP) is None
+    assert stored_next(changed.store, TP) is None
 
 
 # -- what is above the watermark ------------------------------------------------------------------
@@ -454,49 +454,22 @@ def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
         archive_writer_of(store).start_of(TP, Offset(30), leader())
 
 
-class _TriesTwice(FakeStorage):
-    """Writes each object twice, as a retry after a lost answer does, and shows the second answer.
+class _SendsPutsTwice(InterceptedStore):
+    """Writes each object twice, like a retry after a lost answer; returns the second answer."""
 
-    It shares its objects with another store.
-    """
-
-    def __init__(self, store: FakeStorage) -> None:
-        super().__init__()
-        self._objects = store._objects
-
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
-        super().put_object(key, body, metadata=metadata, checksum=checksum, condition=condition)
-        return super().put_object(
-            key, body, metadata=metadata, checksum=checksum, condition=condition
-        )
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put":
+            super().intercept(call)
+        return super().intercept(call)
 
 
-class _AlwaysChanged(FakeStorage):
-    """Somebody else writes `_metadata` right before each of our writes."""
+class _AlwaysChanged(InterceptedStore):
+    """Another writer changes `_metadata` right before each of our writes."""
 
-    def put_object(
-        self,
-        key: str,
-        body: Body,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        checksum: Checksum | None = None,
-        condition: Condition | None = None,
-    ) -> str:
-        if key == METADATA:
-            theirs = encode_metadata(PartitionMetadata(TP))
-            super().put_object(key, BytesBody(theirs))
-        return super().put_object(
-            key, body, metadata=metadata, checksum=checksum, condition=condition
-        )
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and call.key == METADATA:
+            self.store.put_object(METADATA, BytesBody(encode_metadata(PartitionMetadata(TP))))
+        return super().intercept(call)
 
 
 def test_decoding_is_what_a_reader_does(store: FakeStorage) -> None:

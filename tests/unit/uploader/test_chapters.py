@@ -164,14 +164,9 @@ def test_a_field_that_a_later_version_adds_is_left_out() -> None:
 
 
 def test_a_failure_of_the_store_leaves_nothing() -> None:
-    class Failing(FakeStorage):
-        def put_object(self, key: str, *args: object, **named: object) -> str:
-            if "/chapters/" in key:
-                raise StoreUnavailableError("away")
-            return super().put_object(key, *args, **named)  # type: ignore[arg-type]
-
-    store = Failing()
+    store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
+    store.fail("put", StoreUnavailableError("away"), times=None)
     with pytest.raises(StoreUnavailableError):
         write_chapters(archive(store, SEGMENTS), go_on)
     assert chapters(store) == []

@@ -16,7 +16,7 @@ from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, TOPIC_ID_
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import IfMatch, ObjectHead, StorageCapabilities
+from sidetier.storage.port import IfMatch, ObjectHead, RemoteStorage, StorageCapabilities
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
@@ -36,6 +36,7 @@ from sidetier.uploader.sending.conditional_put import (
 )
 from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, stored_next
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 TP = TopicPartition("t", 0)
 KEY = key_of(TP, 10)
@@ -46,7 +47,7 @@ def file(data: bytes, epoch: int = 1, key: str = KEY) -> FileToStore:
     return FileToStore(key, BytesBody(data), crc64nvme(data), {"note": "x"}, LeaderEpoch(epoch))
 
 
-def send(store: FakeStorage, what: FileToStore) -> int:
+def send(store: RemoteStorage, what: FileToStore) -> int:
     return store_file(store, what, may_exist=False)
 
 
@@ -203,39 +204,37 @@ def test_another_length_with_the_same_checksum_is_not_the_same() -> None:
     assert compare(head, ours) is Existing.TO_FOLLOW
 
 
-def test_one_who_writes_between_our_look_and_our_replacement_wins(store: FakeStorage) -> None:
-    """He has replaced Pinterest's before us: now it is a sidecar's, and stays."""
-    store.put_object(KEY, BytesBody(b"the peer's"))
+def test_a_sidecar_that_writes_between_our_head_and_our_put_wins(store: FakeStorage) -> None:
+    """It has replaced an object of Pinterest's uploader; a sidecar's object is never replaced."""
+    store.put_object(KEY, BytesBody(b"Pinterest's"))
 
-    class Meanwhile(FakeStorage):
-        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-            found = store.head_object(key, with_checksum=with_checksum)
-            if not self.count("head"):
+    class WrittenAfterFirstHead(InterceptedStore):
+        def intercept(self, call: StoreCall) -> object:
+            answer = super().intercept(call)
+            if isinstance(answer, ObjectHead) and self.store.count("head") == 1:
                 notes = file(b"another").all_metadata()
-                store.put_object(
-                    key, BytesBody(b"another"), metadata=notes, condition=IfMatch(found.etag)
+                self.store.put_object(
+                    call.key, BytesBody(b"another"), metadata=notes, condition=IfMatch(answer.etag)
                 )
-            with self._request("head", key):
-                return found
+            return answer
 
-    racing = Meanwhile()
-    racing._objects = store._objects
     with pytest.raises(StoredByAnotherError):
-        store_file(racing, file(b"ours", 2), may_exist=True)
+        store_file(WrittenAfterFirstHead(store), file(b"ours", 2), may_exist=True)
     assert store.contents()[KEY] == b"another"
 
 
-def test_one_whose_look_is_always_too_old_gives_up() -> None:
-    class Restless(FakeStorage):
-        def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-            found = super().head_object(key, with_checksum=with_checksum)
-            self.put_object(key, BytesBody(b"the peer's, again"))
-            return found
+def test_an_object_that_changes_after_every_head_is_a_conflict(store: FakeStorage) -> None:
+    store.put_object(KEY, BytesBody(b"Pinterest's"))
 
-    restless = Restless()
-    restless.put_object(KEY, BytesBody(b"the peer's"))
+    class WrittenAfterEachHead(InterceptedStore):
+        def intercept(self, call: StoreCall) -> object:
+            answer = super().intercept(call)
+            if call.operation == "head":
+                self.store.put_object(call.key, BytesBody(b"Pinterest's, again"))
+            return answer
+
     with pytest.raises(ArchiveConflictError, match="at the same time"):
-        send(restless, file(b"ours", 2))
+        send(WrittenAfterEachHead(store), file(b"ours", 2))
 
 
 def test_other_bytes_than_those_that_were_verified_are_refused_by_the_store(

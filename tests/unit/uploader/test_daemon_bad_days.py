@@ -34,8 +34,8 @@ from tests.harness.daemons import (
     stored_logs,
     stored_next,
 )
+from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.mortal_store import MortalStore
 from tests.harness.waiting import holds_for
 
 

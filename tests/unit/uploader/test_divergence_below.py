@@ -5,7 +5,6 @@ away before. Only the stored `leader-epoch-checkpoint` tells; it is compared bef
 is sent.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -49,8 +48,8 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
+from tests.harness.intercepted_store import InterceptedStore, KilledError, StoreCall
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.unit.uploader.test_quarantine import (
     SleepingStore,
     Takeover,
@@ -233,26 +232,26 @@ def test_a_request_that_arrives_when_its_sender_is_dead_spoils_nothing(
     assert lives >= 25
 
 
-class LateStore(MortalStore):
-    """Its user is killed before a request takes effect, and that one is on the wire already."""
+class LateStore(InterceptedStore):
+    """Kills its user at a request that is on the wire already and arrives later."""
 
     def __init__(self, store: FakeStorage, lives: int) -> None:
         super().__init__(store)
         self._left = lives
-        self._late: list[Callable[[], object]] = []
+        self._late: list[StoreCall] = []
 
     def arrive(self) -> None:
-        """It takes effect, or is refused; nobody is there to see the answer."""
+        """Let the request take effect, or be refused; its sender sees no answer."""
         self._left = -1
         with suppress(SidetierError):
-            self._late[0]()
+            self._late[0].effect(self.store)
 
-    def _make(self, request: Callable[[], T]) -> T:
+    def intercept(self, call: StoreCall) -> object:
         if self._left == 0:
-            self._late.append(request)
+            self._late.append(call)
             raise KilledError
         self._left -= 1
-        return super()._make(request)
+        return super().intercept(call)
 
 
 def _without_quarantine(store: FakeStorage) -> dict[str, bytes]:

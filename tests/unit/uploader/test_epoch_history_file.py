@@ -23,7 +23,7 @@ from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, NEXT_OFFSET_KE
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from sidetier.storage.port import Body, IfAbsent, ObjectHead, StoredObject
+from sidetier.storage.port import IfAbsent, StoredObject
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
 from sidetier.uploader.archive.takeover.scan import HELPERS
@@ -32,8 +32,8 @@ from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.errors import DivergenceBelowError
 from sidetier.uploader.state.segment import StoredSegment
 from tests.harness.daemons import LAYOUT, LeadershipByHand, Site, stored_logs, stored_next
+from tests.harness.intercepted_store import InterceptedStore, MortalStore, StoreCall
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.mortal_store import MortalStore
 from tests.harness.stored_log import read_batches
 
 TP = TopicPartition("t", 0)
@@ -120,7 +120,7 @@ def test_a_lost_answer_is_no_race(store: FakeStorage) -> None:
 
 
 def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
-    store = _AlwaysChanged()
+    store = _AlwaysChanged(FakeStorage())
     with pytest.raises(ArchiveConflictError, match="5 times"):
         EpochHistoryFile(store, LAYOUT).cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
 
@@ -282,22 +282,24 @@ def test_the_epoch_history_of_one_who_lost_the_watermark_is_written_anew(
         below.cover(TP, known, Offset(30), [segment(30, 50, leaders)])
 
 
-class _Together(FakeStorage):
+class _ParallelHeads(InterceptedStore):
     """Answers HEADs only when `HELPERS` of them are under way at the same time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(FakeStorage())
         self._met = Barrier(HELPERS, timeout=30)
 
-    def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
-        self._met.wait()
-        return super().head_object(key, with_checksum=with_checksum)
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "head":
+            self._met.wait()
+        return super().intercept(call)
 
 
 def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:
     """One after the other, 10,000 of them would hold up the partition for minutes."""
-    store = _Together()
-    file, count = EpochHistoryFile(store, LAYOUT), 3 * HELPERS
+    heads = _ParallelHeads()
+    store = heads.store
+    file, count = EpochHistoryFile(heads, LAYOUT), 3 * HELPERS
     truth = epoch_history((1, 0), (2, 100))
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 10 * count, truth)])
     watermark = _moved(store, known, 10 * (count - 1), 10 * count)
@@ -608,20 +610,18 @@ def test_a_kill_at_any_request_leaves_a_true_epoch_history(tmp_path: Path, *, af
     assert kills >= 10
 
 
-class _AlwaysChanged(FakeStorage):
-    """Somebody else writes the checkpoint whenever it was read."""
+class _AlwaysChanged(InterceptedStore):
+    """Another writer changes the checkpoint after each GET, and creates it before each create."""
 
-    def get_object(self, key: str) -> StoredObject:
-        found = super().get_object(key)
-        rows = found.data.decode().split("\n")[2:-1]
-        epoch = int(rows[-1].split()[0]) + 1 if rows else 10
-        super().put_object(key, BytesBody(f"0\n1\n{epoch} 0\n".encode()))
-        return found
-
-    def put_object(self, key: str, body: Body, **more: object) -> str:
-        if more.get("condition") == IfAbsent():
-            super().put_object(key, BytesBody(b"0\n1\n10 0\n"))
-        return super().put_object(key, body, **more)  # type: ignore[arg-type]
+    def intercept(self, call: StoreCall) -> object:
+        if call.operation == "put" and call.condition == IfAbsent():
+            self.store.put_object(call.key, BytesBody(b"0\n1\n10 0\n"))
+        answer = super().intercept(call)
+        if isinstance(answer, StoredObject):
+            rows = answer.data.decode().split("\n")[2:-1]
+            epoch = int(rows[-1].split()[0]) + 1 if rows else 10
+            self.store.put_object(call.key, BytesBody(f"0\n1\n{epoch} 0\n".encode()))
+        return answer
 
 
 def test_one_who_slept_does_not_take_away_what_a_later_leader_has_written() -> None:

@@ -14,8 +14,8 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.daemon import DaemonDiedError
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import Site, stored_logs, stored_next
+from tests.harness.intercepted_store import MortalStore
 from tests.harness.log_dir import LogDir, PartitionLog
-from tests.harness.mortal_store import MortalStore
 
 Prepare = Callable[[PartitionLog, FakeStorage], None]
 ONE_AT_A_TIME = {"threads": 1, "request_threads": 1}

@@ -21,6 +21,7 @@ from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions, l
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.daemons import LAYOUT, key_of
+from tests.harness.intercepted_store import InterceptedStore, StoreCall
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 7)
 HEX = "0123456789abcdef" * 2
@@ -248,21 +249,18 @@ def test_no_bits_and_fewer_are_the_same(store: FakeStorage) -> None:
 
 
 def test_of_two_first_starts_the_second_reads_the_firsts_note(store: FakeStorage) -> None:
-    class Late(FakeStorage):
-        """Sees nothing at its first look."""
+    class FirstGetTooEarly(InterceptedStore):
+        """Answers the GETs before the first PUT as if the store were still empty."""
 
-        def get_object(self, key: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-            if not self.count("put"):
-                self._objects = {}
-                try:
-                    return super().get_object(key)
-                finally:
-                    self._objects = store._objects
-            return super().get_object(key)
+        has_put = False
+
+        def intercept(self, call: StoreCall) -> object:
+            self.has_put = self.has_put or call.operation == "put"
+            return call.effect(self.store if self.has_put else FakeStorage())
 
     agree(store, ArchiveLayout("c", 5), "kafka-id")
     with pytest.raises(ConfigurationError, match="begun with 5"):
-        agree(Late(), ArchiveLayout("c", 6), "kafka-id")
+        agree(FirstGetTooEarly(store), ArchiveLayout("c", 6), "kafka-id")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"bits": "x"}', b"\xff"])

@@ -39,8 +39,8 @@ from tests.harness.daemons import (
     stored_next,
     watermark_of,
 )
+from tests.harness.intercepted_store import InterceptedStore, KilledError, MortalStore, StoreCall
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog, record_batch
-from tests.harness.mortal_store import KilledError, MortalStore
 
 T = TypeVar("T")
 Part = Callable[[PartitionLog, FakeStorage], None]
@@ -461,7 +461,7 @@ def go_on(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> dict[str, b
     return {k: v for k, v in store.contents().items() if "/quarantine/" not in k}
 
 
-class SleepingStore(MortalStore):
+class SleepingStore(InterceptedStore):
     """Its user is stopped once (SIGSTOP), right before a request; meanwhile others work."""
 
     def __init__(
@@ -473,12 +473,12 @@ class SleepingStore(MortalStore):
         self.slept = False
         self.seen: dict[str, bytes] = {}
 
-    def _make(self, request: Callable[[], T]) -> T:
+    def intercept(self, call: StoreCall) -> object:
         self._left -= 1
         if self._left == 0:
             self.slept = True
             self.seen = self._meanwhile()
-        return super()._make(request)
+        return super().intercept(call)
 
 
 # -- what lies beside the segment that is cut ------------------------------------------------------

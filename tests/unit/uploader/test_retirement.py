@@ -21,8 +21,8 @@ from sidetier.uploader.archive.quarantine.retirement import retire
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next, watermark_of
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.unit.uploader.test_quarantine import copied
 
 pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")

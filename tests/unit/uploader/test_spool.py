@@ -39,8 +39,8 @@ from tests.harness.daemons import (
     stored_logs,
     stored_next,
 )
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.waiting import wait_until
 
 ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"

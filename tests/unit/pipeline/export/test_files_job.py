@@ -34,8 +34,8 @@ from sidetier.segments.headers import Compression
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, offsets_in, rows_of
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import LAYOUT, MadeArchive, access_to, batches
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 HOURS = FilesOptions(

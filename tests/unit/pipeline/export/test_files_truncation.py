@@ -32,8 +32,8 @@ from tests.harness.forked_archive import (
     of_the_new_leader,
     present,
 )
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import MadeArchive, batches
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 TENS = FilesOptions(

@@ -26,8 +26,8 @@ from tests.harness.forked_archive import (
     present,
     set_aside,
 )
+from tests.harness.intercepted_store import KilledError
 from tests.harness.made_archive import MadeArchive
-from tests.harness.mortal_store import KilledError
 
 ID = "id-1"
 Step = Callable[[], object]

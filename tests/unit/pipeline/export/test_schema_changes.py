@@ -27,8 +27,8 @@ from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
 from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
 from tests.harness.forked_archive import Between
+from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import MadeArchive
-from tests.harness.mortal_store import KilledError, MortalStore
 from tests.harness.record_batches import MadeBatch, MadeRecord
 from tests.harness.schema_registry import FakeRegistry, serving
 
