@@ -11,9 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.config.clouds import AzureConfig, GcsConfig
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig, StorageTarget
+from sidetier.config.storage import AzureConfig, GcsConfig, S3Config, StorageConfig, StorageTarget
 from sidetier.config.storage_urls import load_plug_in
 from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout

@@ -10,13 +10,11 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from sidetier.config.base import Part
 from sidetier.config.loading import load
 from sidetier.config.problems import suggestion
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig
+from sidetier.config.storage import S3Config, StorageConfig
 from sidetier.config.storage_urls import StorageUrl
-from sidetier.config.types import SecretRef
+from sidetier.config.types import Part, SecretRef
 from sidetier.config.units import Size
 from sidetier.segments.errors import ConfigurationError
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from sidetier.config.model import Config
+from sidetier.config.model import INTERNAL_TOPICS, Config
 from sidetier.config.problems import Problem, SettingPath
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig
-from sidetier.config.topics import INTERNAL_TOPICS
+from sidetier.config.storage import S3Config, StorageConfig
 
 Problems = Iterator[Problem]
 

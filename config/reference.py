@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from sidetier.config.overrides import environment_name
-from sidetier.config.pinterest_table import KEYS, PinterestKey
-from sidetier.config.schema import json_schema
+from sidetier.config.catalogue import json_schema
+from sidetier.config.pinterest import KEYS, PinterestKey
+from sidetier.config.sources import environment_name
 
 _INTRODUCTION: Final = """\
 # Configuration
@@ -132,7 +132,7 @@ def _cell(text: str) -> str:
 _PINTEREST: Final = """\
 # Properties of Pinterest's segment uploader
 
-This page is made from the table in `config/pinterest_table.py` by `make docs`.
+This page is made from the table in `config/pinterest.py` by `make docs`.
 
 `sidetier run --config my-cluster.properties` reads the file that Pinterest's uploader is run with.
 The cluster's name is the file's name without `.properties`, as it is there. What their uploader got

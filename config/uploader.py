@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sidetier.config.base import Part
-from sidetier.config.types import AbsolutePath
+from sidetier.config.types import AbsolutePath, Part
 from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 

@@ -1,5 +1,6 @@
 """Checks that all stores share; they run before a request is sent."""
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -73,3 +74,29 @@ def check_range(key: str, start: int, end: int | None) -> None:
     """Raise InvalidRequestError unless 0 <= start <= end."""
     if start < 0 or (end is not None and end < start):
         raise InvalidRequestError(f"{key}: no such range: {start} to {end}")
+
+
+_process = {"used": False, "lost": False}
+
+
+def _after_fork() -> None:
+    _process["lost"] = _process["used"]
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise an error in a process where every request would hang forever.
+
+    A process that is forked after its parent made a request lacks the client's threads.
+
+    Raises:
+        InvalidRequestError: This process is such a child.
+    """
+    if _process["lost"]:
+        raise InvalidRequestError(
+            "this process was forked from one that had used the object store, and its requests "
+            "would hang: start it by spawn or forkserver, or fork before the first request"
+        )
+    _process["used"] = True

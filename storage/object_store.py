@@ -46,14 +46,19 @@ from sidetier.storage.attempt import (
     DeadlinePassedError,
     monotonic,
 )
-from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
+from sidetier.storage.checks import (
+    check_condition,
+    check_key,
+    check_metadata,
+    check_process,
+    check_range,
+)
 from sidetier.storage.checksums import (
     RunningChecksum,
     checksum_of_body,
     checksum_of_bytes,
     expect_checksum,
 )
-from sidetier.storage.forks import check_process
 from sidetier.storage.object_clients import ObjectClients
 from sidetier.storage.object_errors import MissingFieldError, is_past_the_end, translated
 from sidetier.storage.port import (

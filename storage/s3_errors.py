@@ -18,7 +18,7 @@ from sidetier.segments.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from sidetier.storage.error_codes import BY_CODE, by_status
+from sidetier.storage.object_errors import BY_CODE, by_status
 
 _TIMEOUTS: Final = (
     boto.ReadTimeoutError,

@@ -18,7 +18,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
-from sidetier.config.telemetry import local_url
+from sidetier.config.model import local_url
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:

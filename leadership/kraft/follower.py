@@ -16,9 +16,8 @@ from watchdog.events import (
 )
 from watchdog.observers import Observer
 
-from sidetier.leadership.kraft.directory import METADATA_DIRECTORY
 from sidetier.leadership.kraft.image import MetadataImage
-from sidetier.leadership.kraft.metadata_log import MetadataLog
+from sidetier.leadership.kraft.metadata_log import METADATA_DIRECTORY, MetadataLog
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 
 if TYPE_CHECKING:

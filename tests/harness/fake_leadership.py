@@ -6,7 +6,7 @@ from threading import Condition
 
 from kazoo.exceptions import ConnectionLoss
 
-from sidetier.leadership.kraft.request import MetadataAnswer
+from sidetier.leadership.kraft.metadata_request import MetadataAnswer
 from sidetier.leadership.port import LeadershipView
 from sidetier.leadership.zookeeper.client import (
     Children,

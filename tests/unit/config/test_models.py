@@ -5,14 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from sidetier.config.base import Part
-from sidetier.config.clouds import AzureConfig, GcsConfig
-from sidetier.config.cluster import BrokerConfig
-from sidetier.config.model import Config
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig, StorageOverride
-from sidetier.config.topics import TopicsConfig
-from sidetier.config.types import SecretRef
+from sidetier.config.model import BrokerConfig, Config, TopicsConfig
+from sidetier.config.storage import AzureConfig, GcsConfig, S3Config, StorageConfig, StorageOverride
+from sidetier.config.types import Part, SecretRef
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import TopicPartition
 

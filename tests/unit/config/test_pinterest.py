@@ -5,8 +5,7 @@ import pytest
 
 from sidetier.config.catalogue import setting_names
 from sidetier.config.loading import LoadedConfig, load
-from sidetier.config.pinterest import known_key
-from sidetier.config.pinterest_table import KEYS
+from sidetier.config.pinterest import KEYS, known_key
 from sidetier.config.properties_file import Property, parse_properties
 from sidetier.segments.errors import ConfigurationError
 

@@ -7,8 +7,7 @@ import pytest
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.config import storage_urls
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig, StorageOverride, StorageProviderConfig
+from sidetier.config.storage import S3Config, StorageConfig, StorageOverride, StorageProviderConfig
 from sidetier.config.storage_urls import ENTRY_POINT_GROUP, PlugIn, load_plug_in
 from sidetier.segments.errors import ConfigurationError
 

@@ -20,8 +20,8 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.file_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.local import LocalStorage, file_stream, translated
-from sidetier.storage.local_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
 from sidetier.storage.settings import LocalSettings
 

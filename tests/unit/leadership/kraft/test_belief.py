@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.kraft.belief import Belief
+from sidetier.leadership.kraft.source import Belief
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 3)

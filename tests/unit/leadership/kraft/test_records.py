@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidetier.leadership.kraft.records import (
+from sidetier.leadership.kraft.image import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     EndTransactionRecord,

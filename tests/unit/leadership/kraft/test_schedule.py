@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.kraft.asker import AskSchedule
+from sidetier.leadership.kraft.metadata_request import AskSchedule
 
 INTERVAL = 10.0
 
