@@ -253,7 +253,7 @@ class ObjectStorage:
         elif start:
             options["range"] = {"offset": start}
         if condition is not None:
-            options["if_match"] = _quoted(condition.etag)
+            options["if_match"] = quoted_etag(condition.etag)
         try:
             with self._translated("get", key):
                 return self._stream(key, options, None if end is None else end - start)
@@ -386,7 +386,7 @@ class ObjectStorage:
         if isinstance(condition, IfAbsent):
             return "create"
         if not self._clients.has_generations:
-            return {"e_tag": _quoted(condition.etag)}
+            return {"e_tag": quoted_etag(condition.etag)}
         # Google Cloud Storage takes a generation as the condition of a write, not an etag.
         try:
             with self._translated("head", key):
@@ -695,14 +695,16 @@ def _etag(meta: "ObjectMeta | PutResult") -> str:
     etag = meta["e_tag"]
     if etag is None:
         raise MissingFieldError("it has no ETag")
-    return _bare(etag)
+    return bare_etag(etag)
 
 
-def _bare(etag: str) -> str:
+def bare_etag(etag: str) -> str:
+    """Return the etag without quotes, as in the port. S3-compatible stores differ in quoting."""
     return etag if etag.startswith("W/") else etag.strip('"')
 
 
-def _quoted(etag: str) -> str:
+def quoted_etag(etag: str) -> str:
+    """Return the etag in quotes, as HTTP requires."""
     return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
