@@ -320,19 +320,16 @@ class StorageConfig(Part):
         for override in self.overrides:
             if re.fullmatch(override.topics, topic):
                 return self.overridden(override)
-        plug_in = self._plug_in()
+        plug_in = self.plug_in()
         url = None if plug_in is None else plug_in.url(topic)
         return self.at(self.url if url is None else url)
 
-    def targets(self) -> tuple[StorageTarget, ...]:
-        """Return every configured location, without duplicates; raises as `target`."""
-        places = [self.at(self.url), *map(self.overridden, self.overrides)]
-        plug_in = self._plug_in()
-        if plug_in is not None:
-            places += map(self.at, plug_in.urls())
-        return tuple(place for i, place in enumerate(places) if place not in places[:i])
+    def plug_in(self) -> PlugIn | None:
+        """Return the configured plug-in; None without one.
 
-    def _plug_in(self) -> PlugIn | None:
+        Raises:
+            ConfigurationError: the plug-in is not installed, or fails.
+        """
         if self.provider is None:
             return None
         return load_plug_in(self.provider.name, self.provider.options)

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 
 from sidetier.leadership.cluster import admin_client
 from sidetier.leadership.worker import Worker
+from sidetier.segments.backoff import backoff
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 
@@ -102,7 +103,6 @@ def _led_by(broker: BrokerId, metadata: "ClusterMetadata") -> frozenset[TopicPar
 
 _DEBOUNCE = 0.02
 _FIRST_RETRY = 0.05
-_MAX_DOUBLINGS = 16
 _SHARE_OF_TIME = 50
 """A request that took one second is followed by a pause of 50 s: at most 2 % of the time."""
 
@@ -152,7 +152,7 @@ class AskSchedule:
         self.due = now + (_DEBOUNCE if self._hinted else pause)
 
     def _pause(self) -> float:
-        return min(self.interval, _FIRST_RETRY * 2.0 ** min(self._misses - 1, _MAX_DOUBLINGS))
+        return backoff(self._misses, _FIRST_RETRY, self.interval)
 
 
 _JOIN_SECONDS = 1.0

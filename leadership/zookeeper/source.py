@@ -35,6 +35,7 @@ from sidetier.leadership.zookeeper.nodes import (
     state_path,
     topic_path,
 )
+from sidetier.segments.backoff import backoff
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
@@ -303,15 +304,14 @@ class ZookeeperLeadership:
 
     def _hold(self, path: str, error: Exception) -> None:
         before = self._unreadable.get(path)
-        failures = before.failures if before is not None else 0
+        failures = 1 if before is None else before.failures + 1
         same = before is not None and before.error == str(error)
-        self._unreadable[path] = Unreadable(type(error).__name__, str(error), failures + 1)
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 16))
-        self._read_again[path] = self._clock() + pause
+        self._unreadable[path] = Unreadable(type(error).__name__, str(error), failures)
+        self._read_again[path] = self._clock() + backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
         _log.error(
             "leadership.node_unreadable",
             path=path,
-            failures=failures + 1,
+            failures=failures,
             error=str(error),
             exc_info=None if same else error,
         )
