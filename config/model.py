@@ -41,8 +41,8 @@ class ClusterConfig(Part):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="The cluster's name on the store. It is hashed into every key: never change it "
-        "once something is stored, and use the same name for every reader.",
+        description="The cluster's name on the store. It is part of the hash in every key: never "
+        "change it after the first upload, and use the same name for every reader.",
     )
 
 
@@ -57,13 +57,13 @@ class BrokerConfig(Part):
     )
     client: Annotated[Mapping[str, ClientValue], AfterValidator(_secrets_by_reference)] = Field(
         default_factory=dict,
-        description="Further properties for librdkafka (security.protocol, ssl.*, sasl.*). "
-        "Passwords and keys as {env: NAME} or {file: /path}.",
+        description="Further librdkafka properties (security.protocol, ssl.*, sasl.*). Passwords "
+        "and keys are given as {env: NAME} or {file: /path}.",
     )
     id: int | None = Field(
         default=None,
         ge=0,
-        description="The broker's id; read from meta.properties unless given.",
+        description="The broker's id; default: that of meta.properties.",
     )
 
     def client_properties(self) -> dict[str, PropertyValue]:
@@ -132,15 +132,19 @@ class KraftConfig(Part):
 
     metadata_log: bool = Field(
         default=True,
-        description="Watch the broker's own copy of the metadata log on the disk. Off: only "
-        "broker.bootstrap_servers is asked.",
+        description="Read the broker's copy of the metadata log on the disk. If false, only "
+        "Metadata requests to broker.bootstrap_servers tell the leaders.",
     )
     metadata_log_dir: AbsolutePath | None = Field(
         default=None,
-        description="The broker's metadata.log.dir; found in the log dirs unless given.",
+        description="The broker's metadata.log.dir; default: the log dir that has "
+        "__cluster_metadata-0.",
     )
     confirm_interval: Duration = Field(
-        default=10.0, gt=0, description="How often the broker is asked when nothing has changed."
+        default=10.0,
+        gt=0,
+        description="Interval of Metadata requests to the broker while the "
+        "metadata log does not change.",
     )
 
 
@@ -148,23 +152,27 @@ class ZookeeperSaslConfig(Part):
     """SASL authentication to ZooKeeper."""
 
     mechanism: Literal["DIGEST-MD5", "GSSAPI"] = Field(
-        default="DIGEST-MD5", description="The SASL mechanism."
+        default="DIGEST-MD5", description="SASL mechanism."
     )
-    username: str | None = Field(default=None, min_length=1, description="For DIGEST-MD5.")
+    username: str | None = Field(
+        default=None, min_length=1, description="User name for DIGEST-MD5."
+    )
     password: SecretRef | None = Field(
-        default=None, description="For DIGEST-MD5: {env: NAME} or {file: /path}."
+        default=None, description="Password for DIGEST-MD5: {env: NAME} or {file: /path}."
     )
-    service: str = Field(
-        default="zookeeper", min_length=1, description="For GSSAPI: the service's name."
-    )
+    service: str = Field(default="zookeeper", min_length=1, description="Service name for GSSAPI.")
 
 
 class ZookeeperTlsConfig(Part):
     """TLS connections to ZooKeeper."""
 
     ca_file: AbsolutePath | None = Field(default=None, description="PEM file of trusted CAs.")
-    cert_file: AbsolutePath | None = Field(default=None, description="PEM file of our certificate.")
-    key_file: AbsolutePath | None = Field(default=None, description="PEM file of our private key.")
+    cert_file: AbsolutePath | None = Field(
+        default=None, description="PEM file of the sidecar's certificate."
+    )
+    key_file: AbsolutePath | None = Field(
+        default=None, description="PEM file of the sidecar's private key."
+    )
     key_password: SecretRef | None = Field(
         default=None, description="Password of the private key: {env: NAME} or {file: /path}."
     )
@@ -180,8 +188,8 @@ class ZookeeperConfig(Part):
         description="The broker's zookeeper.connect: host:port,host:port/chroot.",
     )
     session_timeout: Duration = Field(default=18.0, gt=0, description="ZooKeeper session timeout.")
-    sasl: ZookeeperSaslConfig | None = Field(default=None, description="SASL; off unless given.")
-    tls: ZookeeperTlsConfig | None = Field(default=None, description="TLS; off unless given.")
+    sasl: ZookeeperSaslConfig | None = Field(default=None, description="SASL; default: off.")
+    tls: ZookeeperTlsConfig | None = Field(default=None, description="TLS; default: off.")
 
 
 class StaticConfig(Part):
@@ -191,7 +199,8 @@ class StaticConfig(Part):
         tuple[Annotated[str, AfterValidator(_partition_name)], ...], Field(strict=False)
     ] = Field(
         default=(),
-        description="The partitions that are led, as <topic>-<partition>; empty: every one found.",
+        description="Led partitions, as <topic>-<partition>. If empty, all partitions in the log "
+        "dirs.",
     )
 
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
@@ -205,13 +214,15 @@ class LeadershipConfig(Part):
 
     source: Literal["auto", "kraft", "zookeeper", "static"] = Field(
         default="auto",
-        description="Where leadership is read; auto takes the mode from meta.properties.",
+        description="Source of leadership; auto chooses kraft or zookeeper by meta.properties.",
     )
-    kraft: KraftConfig = Field(default=KraftConfig(), description="In a KRaft cluster.")
+    kraft: KraftConfig = Field(default=KraftConfig(), description="Settings for a KRaft cluster.")
     zookeeper: ZookeeperConfig = Field(
-        default=ZookeeperConfig(), description="In a cluster on ZooKeeper."
+        default=ZookeeperConfig(), description="Settings for a cluster on ZooKeeper."
     )
-    static: StaticConfig = Field(default=StaticConfig(), description="For backfills and tests.")
+    static: StaticConfig = Field(
+        default=StaticConfig(), description="Fixed leadership, for backfills and tests."
+    )
 
 
 class HttpConfig(Part):
@@ -226,14 +237,15 @@ class HttpConfig(Part):
     port: int = Field(default=9108, ge=0, le=65535, description="Port; 0 lets the system choose.")
     bearer_token: SecretRef | None = Field(
         default=None,
-        description="Token that requests must carry in the header Authorization: Bearer, as "
-        "{env: NAME} or {file: /path}. /healthz and /readyz answer without it, and then give no "
+        description="Token that requests must have in the header Authorization: Bearer, as {env: "
+        "NAME} or {file: /path}. /healthz and /readyz also answer without it, but then without "
         "reasons.",
     )
     max_partition_series: int = Field(
         default=5000,
         ge=0,
-        description="With more partitions than this, metrics lose the labels topic and partition.",
+        description="Maximum number of partitions with series of their own. With more partitions, "
+        "metrics have no labels topic and partition.",
     )
 
 
@@ -259,18 +271,22 @@ class LogConfig(Part):
 class Config(Part):
     """The whole configuration of one sidecar."""
 
-    cluster: ClusterConfig = Field(description="Which cluster this is.")
+    cluster: ClusterConfig = Field(description="The Kafka cluster.")
     log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
         min_length=1,
-        description="The broker's log.dirs, every one of them. A pattern (*, ?) stands for what it "
-        "matches on this host.",
+        description="All directories of the broker's log.dirs. A pattern (*, ?) is replaced by "
+        "the log dirs that it matches on this host.",
     )
-    broker: BrokerConfig = Field(default=BrokerConfig(), description="This host's own broker.")
-    topics: TopicsConfig = Field(default=TopicsConfig(), description="Which topics are archived.")
+    broker: BrokerConfig = Field(default=BrokerConfig(), description="The broker on this host.")
+    topics: TopicsConfig = Field(default=TopicsConfig(), description="The topics to archive.")
     leadership: LeadershipConfig = Field(
-        default=LeadershipConfig(), description="How leadership is known."
+        default=LeadershipConfig(), description="Source of leadership."
     )
-    storage: StorageConfig = Field(description="Where segments are stored.")
-    uploader: UploaderConfig = Field(default=UploaderConfig(), description="How the daemon works.")
-    http: HttpConfig = Field(default=HttpConfig(), description="Metrics, health and status.")
-    log: LogConfig = Field(default=LogConfig(), description="The sidecar's own log.")
+    storage: StorageConfig = Field(description="The object store.")
+    uploader: UploaderConfig = Field(
+        default=UploaderConfig(), description="Threads, limits and reactions of the daemon."
+    )
+    http: HttpConfig = Field(
+        default=HttpConfig(), description="HTTP server with metrics, health and status."
+    )
+    log: LogConfig = Field(default=LogConfig(), description="The sidecar's log.")

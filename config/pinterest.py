@@ -49,7 +49,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}kafka.topics.exclude",
         "taken",
-        "As include; it wins over include.",
+        "The same form; overrides include.",
         "topics.exclude",
         "none, required",
         "none",
@@ -66,7 +66,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}upload.timeout.ms",
         "taken",
-        "Ours is for one attempt and grows with the size.",
+        "Deadline of one attempt, which grows with the size.",
         "storage.deadline.base",
         "60000",
         "30s, and 1 s more for every MiB",
@@ -74,8 +74,8 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}s3.prefix.entropy.bits",
         "taken",
-        "Where the file does not have the key, their default is used, not ours: the number decides "
-        "where an archive lies.",
+        "Without the key, Pinterest's default applies, because the number is part of the keys of "
+        "an existing archive.",
         "storage.prefix_entropy_bits",
         "-1 (no prefix)",
         "5",
@@ -83,23 +83,23 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}upload.max.retries",
         "ignored",
-        "A segment is tried for as long as its bytes exist; storage.retry has the tries of one "
-        "request.",
-        their_default="3, then the segment is given up",
-        our_default="for as long as the bytes exist",
+        "The upload of a segment is repeated as long as its bytes exist; storage.retry limits the "
+        "attempts of one request.",
+        their_default="3, then the segment is skipped",
+        our_default="as long as the bytes exist",
     ),
     PinterestKey(
         f"{PREFIX}manager.gc.retention.seconds",
         "ignored",
-        "Nothing is deleted from the store, there is no gc yet: use the bucket's lifecycle rules.",
+        "Sidetier deletes nothing from the store: use lifecycle rules of the bucket.",
         their_default="259200 (3 days)",
         our_default="no deletion",
     ),
     PinterestKey(
         f"{PREFIX}manager.gc.<topic>.retention.seconds",
         "ignored",
-        "As without a topic.",
-        their_default="the one without a topic",
+        "The same for one topic.",
+        their_default="that of the key without a topic",
         our_default="no deletion",
     ),
     PinterestKey(
@@ -117,21 +117,21 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         f"{PREFIX}manager.gc.interval.seconds",
         "ignored",
-        "There is no gc yet.",
+        "Sidetier deletes nothing from the store.",
         their_default="3600",
         our_default="no deletion",
     ),
     PinterestKey(
         f"{PREFIX}leadership.watcher.class",
         "ignored",
-        "leadership.source says it, and auto reads it from meta.properties.",
+        "leadership.source replaces it; auto reads the mode from meta.properties.",
         their_default="none, required",
         our_default="auto",
     ),
     PinterestKey(
         f"{PREFIX}leadership.watcher.poll.interval.seconds",
         "ignored",
-        "Leadership is watched, not polled.",
+        "Sidetier watches leadership instead of polling it.",
         their_default="60",
         our_default="watched",
     ),
@@ -145,7 +145,7 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         "metrics.reporter.class",
         "ignored",
-        "Metrics are for Prometheus to scrape: see http.port.",
+        "Prometheus scrapes the metrics: see http.port.",
         their_default="NoOpMetricsReporter",
         our_default="port 9108",
     ),
@@ -154,16 +154,16 @@ KEYS: Final[tuple[PinterestKey, ...]] = (
     PinterestKey(
         "storage.service.endpoint.provider.class",
         "ignored",
-        "A Java class cannot be run here. A file <cluster>.json beside the .properties, in one of "
-        "the forms below, is read; else set storage.url and storage.overrides.",
+        "Sidetier cannot run a Java class. It reads a file <cluster>.json beside the .properties "
+        "in one of the forms below; otherwise set storage.url and storage.overrides.",
         their_default="none, required",
         our_default="none, storage.url is required",
     ),
     PinterestKey(
         f"{PREFIX}dlq.handler.class",
         "refused",
-        "There is no dead letter queue: a segment that fails holds the watermark, is shown, and is "
-        "tried again. Remove the key.",
+        "Sidetier has no dead letter queue: a segment that fails stops the watermark, is "
+        "reported, and is tried again. Remove the key.",
         their_default="none",
     ),
     PinterestKey(f"{PREFIX}dlq.send.timeout.ms", "refused", "See dlq.handler.class.", "", "10000"),
@@ -237,7 +237,7 @@ def properties_layer(text: str, path: Path) -> Layer:
     lines: dict[str, int] = {}
     for item in properties:
         if item.key in lines:
-            message = f"stands twice, on lines {lines[item.key]} and {item.line}"
+            message = f"occurs twice, on lines {lines[item.key]} and {item.line}"
             _complain(layer, item, path, message)
         lines.setdefault(item.key, item.line)
         _take(layer, item, path)

@@ -166,7 +166,9 @@ class _Reader:
 
     def _value(self, node: yaml.Node, path: SettingPath) -> object:
         if id(node) in self._open:
-            raise ConfigurationError(f"{self._place(node)}: an alias refers to what holds it")
+            raise ConfigurationError(
+                f"{self._place(node)}: an alias refers to a node that contains it"
+            )
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
             raise ConfigurationError(f"{self._place(node)}: is not YAML: tag {node.tag} is unknown")
         self._open.add(id(node))
@@ -207,7 +209,7 @@ class _Reader:
             if key_node.value in first:
                 setting = (*path, key_node.value)
                 lines = f"{first[key_node.value]} and {line}"
-                message = f"stands twice in {self._name}, on lines {lines}"
+                message = f"occurs twice in {self._name}, on lines {lines}"
                 self._layer.problems.append(Problem(setting, message))
             first.setdefault(key_node.value, line)
 

@@ -117,7 +117,7 @@ def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaP
     if kind == "missing":
         return Problem(path, f"{log_dir} does not exist, or a directory above it cannot be entered")
     if kind == "file":
-        return Problem(path, f"{log_dir} is no directory")
+        return Problem(path, f"{log_dir} is not a directory")
     if not machine.readable(log_dir):
         return Problem(path, f"{log_dir} cannot be read: run as the broker's user or group")
     return _identity(path, log_dir / META_PROPERTIES, machine)
@@ -125,7 +125,9 @@ def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaP
 
 def _identity(path: SettingPath, meta: Path, machine: Machine) -> Problem | MetaProperties:
     if machine.kind(meta) == "missing":
-        return Problem(path, f"{meta} is missing: no log dir, or its broker has not started yet")
+        return Problem(
+            path, f"{meta} is missing: this is not a log dir, or its broker has not started yet"
+        )
     try:
         return parse_meta_properties(machine.read_text(meta), str(meta))
     except UnicodeDecodeError:
@@ -171,7 +173,7 @@ def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
     real = machine.real(root)
     for log_dir in config.log_dirs:
         if real.is_relative_to(machine.real(log_dir)):
-            message = f"{root} leads to {real}, which lies inside the log dir {log_dir}"
+            message = f"{root} is a link to {real}, which is inside the log dir {log_dir}"
             yield Problem(("storage", "url"), message)
 
 
@@ -187,11 +189,13 @@ def _spool(config: Config, machine: Machine, readable: list[Path]) -> Iterator[P
         if machine.kind(spool) != "directory":
             if 0 < len(readable) < len(config.log_dirs):
                 continue
-            yield Problem((*setting, i), f"{spool} is no directory: create it, for the sidecar")
+            yield Problem(
+                (*setting, i), f"{spool} is not a directory: create it, writable for the sidecar"
+            )
         elif any(machine.real(spool).is_relative_to(machine.real(d)) for d in config.log_dirs):
             message = (
-                f"{spool} lies inside a log dir: a directory of another name there stops the "
-                "broker from starting"
+                f"{spool} is inside a log dir: with a directory there that is not a partition, the "
+                "broker does not start"
             )
             yield Problem((*setting, i), message)
     devices = {machine.device(spool) for spool in spools}
@@ -206,11 +210,11 @@ def _against_config(config: Config, meta: MetaProperties) -> Iterator[Problem]:
         yield Problem(("broker", "id"), message)
     leadership = config.leadership
     if leadership.source in ("kraft", "zookeeper") and leadership.source != meta.mode:
-        message = f"is {leadership.source}, but the log dirs are those of a {meta.mode} broker"
+        message = f"is {leadership.source}, but the broker of the log dirs uses {meta.mode}"
         yield Problem(("leadership", "source"), message)
     on_zookeeper = leadership.source == "auto" and meta.mode == "zookeeper"
     if on_zookeeper and leadership.zookeeper.connect is None:
-        message = "is required: meta.properties is that of a broker on ZooKeeper"
+        message = "is required: by meta.properties, the broker uses ZooKeeper"
         yield Problem(("leadership", "zookeeper", "connect"), message)
 
 

@@ -25,9 +25,9 @@ def storage_url(value: str) -> str:
     if "://" not in value or parts.scheme not in SCHEMES:
         raise ValueError(f"must begin with one of {known}")
     if parts.username or parts.password:
-        raise ValueError("must not hold a user or a password")
+        raise ValueError("must not contain a user or a password")
     if "?" in value or "#" in value:
-        raise ValueError("must not hold ? or #")
+        raise ValueError("must not contain ? or #")
     if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
         raise ValueError("must name an absolute directory: file:///path/to/archive")
     if parts.scheme in ("s3", "gs", "abfs") and not parts.netloc:

@@ -41,7 +41,7 @@ def _absolute_path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path, such as /var/lib/kafka/data")
     if "\0" in str(value):
-        raise ValueError("must be a path; it holds a NUL character")
+        raise ValueError("must be a path; it contains a NUL character")
     if not Path(value).is_absolute():
         raise ValueError("must be an absolute path, one that begins with /")
     return Path(os.path.normpath(value))

@@ -150,7 +150,9 @@ class KafkaClusterState:
         batches = [items[start : start + size] for start in range(0, len(items), size)]
         for number, batch in enumerate(batches):
             if number and self._pause(seconds / len(batches)):
-                raise LeadershipUnavailableError("reading the cluster's state was given up")
+                raise LeadershipUnavailableError(
+                    "the sidecar stopped while it read the cluster's state"
+                )
             yield batch
 
     def _topics(self, before: TopicDefinitions | None, seconds: float) -> ReadState:

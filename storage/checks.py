@@ -17,9 +17,9 @@ def check_condition(key: str, condition: Condition | None, etag: str | None) -> 
     """
     if isinstance(condition, IfAbsent):
         if etag is not None:
-            raise PreconditionFailedError(f"{key}: there is an object already, etag {etag}")
+            raise PreconditionFailedError(f"{key}: the object exists already, etag {etag}")
     elif condition is not None and etag != condition.etag:
-        actual = "there is none" if etag is None else f"it is {etag}"
+        actual = "there is no object" if etag is None else f"it is {etag}"
         raise PreconditionFailedError(f"{key}: etag {condition.etag} was expected, {actual}")
 
 
@@ -44,7 +44,7 @@ def check_key(key: str) -> None:
     if not key:
         raise InvalidRequestError("the key is empty")
     if _CONTROL.search(key):
-        raise InvalidRequestError(f"key {key!r} holds a character that cannot be listed")
+        raise InvalidRequestError(f"key {key!r} has a character that cannot be listed")
     if any(part in {"", ".", ".."} for part in key.split("/")):
         raise InvalidRequestError(
             f"key {key!r} must be relative, without empty, '.' or '..' components"
@@ -62,9 +62,11 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
     checked = dict(metadata or {})
     for name, value in checked.items():
         if not _METADATA_NAME.fullmatch(name):
-            raise InvalidRequestError(f"{key}: metadata name {name!r} is not of a-z, 0-9 and -")
+            raise InvalidRequestError(
+                f"{key}: metadata name {name!r} may contain only a-z, 0-9 and -"
+            )
         if not (value.isascii() and value.isprintable()) or value != value.strip():
-            raise InvalidRequestError(f"{key}: metadata {name} has no plain ASCII value: {value!r}")
+            raise InvalidRequestError(f"{key}: metadata {name} is not printable ASCII: {value!r}")
     if sum(len(name) + len(value) for name, value in checked.items()) > MOST_METADATA:
         raise InvalidRequestError(f"{key}: metadata is larger than {MOST_METADATA} bytes")
     return checked

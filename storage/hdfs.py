@@ -131,7 +131,9 @@ class Versions:
                 return record
             if self.identity(key) == identity:
                 return undescribed(identity)
-        raise StoreUnavailableError(f"head {key}: it is overwritten faster than it can be read")
+        raise StoreUnavailableError(
+            f"head {key}: other writers replace it faster than it can be read"
+        )
 
     def open(self, key: str) -> tuple[HdfsFile, Identity]:
         """Open the current version for reading.
@@ -148,7 +150,9 @@ class Versions:
                 # hdfs-native does not report which file it opened, so compare before and after.
                 if self.identity(key) == identity:
                     return opened, identity
-        raise StoreUnavailableError(f"get {key}: it is overwritten faster than it can be read")
+        raise StoreUnavailableError(
+            f"get {key}: other writers replace it faster than it can be read"
+        )
 
     def close(
         self,
@@ -432,7 +436,9 @@ class HdfsStorage:
             if record is not None and record.identity == identity:
                 with opened.stream(0, identity.size) as stream:
                     return StoredObject(record.head(key), stream.read())
-        raise StoreUnavailableError(f"get {self._place(key)}: it is overwritten too fast")
+        raise StoreUnavailableError(
+            f"get {self._place(key)}: it other writers replace it faster than it can be read"
+        )
 
     def get_object_input_stream(
         self,
@@ -573,7 +579,7 @@ class HdfsStorage:
             raise InvalidRequestError(f"key {key!r}: HDFS refuses a colon in a name")
         parts = key.split("/")
         if parts[0] == RESERVED:
-            raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
+            raise InvalidRequestError(f"key {key!r}: {RESERVED} is reserved for the store")
         if any(len(part.encode()) > _LONGEST_COMPONENT for part in parts):
             raise InvalidRequestError(
                 f"key {key!r}: a component is longer than {_LONGEST_COMPONENT} bytes"

@@ -126,9 +126,11 @@ class Tree:
         name = f"{self.root}/{key}"
         parts = key.split("/")
         if RESERVED in parts:
-            raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
+            raise InvalidRequestError(f"key {key!r}: {RESERVED} is reserved for the store")
         if self._may_lead_out(parts) and not Path(name).parent.resolve().is_relative_to(self.root):
-            raise InvalidRequestError(f"key {key!r} leads out of {self.root} by a symbolic link")
+            raise InvalidRequestError(
+                f"key {key!r} is outside {self.root} because of a symbolic link"
+            )
         return name
 
     def _may_lead_out(self, parts: list[str]) -> bool:

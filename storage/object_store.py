@@ -582,7 +582,7 @@ class ObjectStorage:
         check_key(key)
         check_key(f"{self._clients.root}{key}")
         if "\\" in key and not self._clients.backslashes:
-            raise InvalidRequestError(f"key {key!r}: the store takes a backslash for a slash")
+            raise InvalidRequestError(f"key {key!r}: the store converts backslashes to slashes")
 
     def _place(self, key: str) -> str:
         return f"{self._clients.url}/{key}"

@@ -123,7 +123,7 @@ class LogFollower:
             ConfigurationError: The directory does not exist.
         """
         if not metadata_log_dir.is_dir():
-            raise ConfigurationError(f"the metadata log dir {metadata_log_dir} is no directory")
+            raise ConfigurationError(f"the metadata log dir {metadata_log_dir} is not a directory")
         directory = metadata_log_dir / METADATA_DIRECTORY
         self._log_file = MetadataLog(directory)
         self._watch = DirectoryWatch(directory, on_hint)

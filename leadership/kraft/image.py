@@ -45,7 +45,7 @@ class WireReader:
         end = self._position + length
         if length < 0 or end > len(self._data):
             raise UnsupportedFormatError(
-                f"{length} bytes wanted at {self._position} of {len(self._data)}"
+                f"{length} bytes are needed at byte {self._position}, of {len(self._data)}"
             )
         piece = self._data[self._position : end]
         self._position = end
@@ -92,7 +92,7 @@ class WireReader:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise UnsupportedFormatError(f"{raw[:40]!r} is no UTF-8") from error
+            raise UnsupportedFormatError(f"{raw[:40]!r} is not UTF-8") from error
 
     def skip_compact_array(self, item_bytes: int) -> None:
         """Skip an array of items of fixed size: length plus one as varint, 0 for null."""

@@ -226,7 +226,7 @@ class MetadataLog:
             self._load_snapshot(progress, files.snapshots[-1])
         progress.segment = files.segment_holding(progress.next_offset)
         if progress.segment is None and (files.logs or not files.snapshots):
-            raise _LostTrackError(f"no segment holds offset {progress.next_offset}")
+            raise _LostTrackError(f"no segment contains offset {progress.next_offset}")
         self._read_forward(progress)
         return progress
 

@@ -295,7 +295,7 @@ class KraftLeadership:
         expected = self._settings.cluster_id
         if expected is not None and cluster_id is not None and cluster_id != expected:
             raise ConfigurationError(
-                f"{self._settings.bootstrap_servers} answers for cluster {cluster_id}, but the log "
+                f"{self._settings.bootstrap_servers} belongs to cluster {cluster_id}, but the log "
                 f"dirs belong to cluster {expected}; set the bootstrap servers to the broker "
                 "beside this sidecar"
             )

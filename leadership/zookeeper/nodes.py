@@ -73,7 +73,7 @@ def parse_state(path: str, data: bytes) -> StateNode:
     try:
         return StateNode(BrokerId(int(value["leader"])), LeaderEpoch(int(value["leader_epoch"])))
     except (KeyError, TypeError, ValueError) as error:
-        raise LeadershipError(f"ZooKeeper node {path} names no leader and epoch") from error
+        raise LeadershipError(f"ZooKeeper node {path} has no leader and leader epoch") from error
 
 
 def parse_cluster_id(data: bytes) -> str:
@@ -82,14 +82,14 @@ def parse_cluster_id(data: bytes) -> str:
     try:
         return str(value["id"])
     except KeyError as error:
-        raise LeadershipError(f"ZooKeeper node {CLUSTER_ID_PATH} holds no id") from error
+        raise LeadershipError(f"ZooKeeper node {CLUSTER_ID_PATH} has no id") from error
 
 
 def _parse_object(path: str, data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise LeadershipError(f"ZooKeeper node {path} does not hold JSON") from error
+        raise LeadershipError(f"ZooKeeper node {path} is not JSON") from error
     if not isinstance(value, dict):
-        raise LeadershipError(f"ZooKeeper node {path} does not hold a JSON object")
+        raise LeadershipError(f"ZooKeeper node {path} is not a JSON object")
     return value

@@ -252,7 +252,7 @@ class ZookeeperLeadership:
         _log.info("leadership.zookeeper_session", state=session.value)
         if session is Session.REFUSED:
             raise LeadershipError(
-                f"ZooKeeper at {self._settings.connect} refuses the credentials (SASL or auth)"
+                f"ZooKeeper at {self._settings.connect} rejects the credentials (SASL or auth)"
             )
         self._generation += 1
         self._reading.clear()
@@ -341,7 +341,7 @@ class ZookeeperLeadership:
         expected = self._settings.cluster_id
         if expected is not None and cluster_id != expected:
             raise ConfigurationError(
-                f"ZooKeeper at {self._settings.connect} holds cluster {cluster_id}, but the log "
+                f"ZooKeeper at {self._settings.connect} has cluster {cluster_id}, but the log "
                 f"dirs belong to cluster {expected}; check zookeeper.connect and its chroot"
             )
 
