@@ -173,6 +173,7 @@ def load(
         config = Config.model_validate(given.values)
     except ValidationError as error:
         problems += explain(error, given.values)
+    # Rules about several settings need a valid model; until then only the single values count.
     if config is not None:
         problems += contradictions(config)
     raise_problems(problems, given.origins)

@@ -50,6 +50,7 @@ def merge(layers: Iterable[Layer]) -> Layer:
     for layer in layers:
         _merge_mapping(merged, layer, (), merged.values, layer.values)
         merged.problems.extend(layer.problems)
+        # A value that could not be parsed has no entry, but its problem needs its origin.
         for problem in layer.problems:
             _take_origin(merged, layer, problem.path)
         merged.warnings.extend(layer.warnings)
@@ -61,6 +62,7 @@ def _merge_mapping(
 ) -> None:
     for key, value in new.items():
         setting = (*path, key)
+        # YAML's `storage:` without anything below it is null; it must not erase earlier layers.
         given = {} if value is None and is_section(setting) else value
         if isinstance(given, dict) and not replaces_whole(setting):
             if not isinstance(into.get(key), dict):
@@ -186,6 +188,7 @@ class _Reader:
         return self._value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: SettingPath) -> dict[str, Any]:
+        # Before the merge keys (`<<`) are resolved: a key that overrides a merged one is no repeat.
         self._refuse_repeats(node, path)
         self._loader.flatten_mapping(node)
         values: dict[str, Any] = {}

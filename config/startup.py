@@ -96,11 +96,12 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
     readable: list[tuple[SettingPath, Path, MetaProperties]] = []
     for i, log_dir in enumerate(config.log_dirs):
         path: SettingPath = ("log_dirs", i)
-        result = _look(path, log_dir, machine)
+        result = _check_log_dir(path, log_dir, machine)
         if isinstance(result, Problem):
             unread.append(result)
         else:
             readable.append((path, log_dir, result))
+    # With JBOD, a broker goes on without a failed log dir, so the sidecar does, too.
     problems = [] if readable else unread
     problems += _disagreements(readable)
     problems += _same_directory(config, machine)
@@ -112,7 +113,7 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
     return LogDirs(identity, tuple(problems), tuple(unread) if readable else ())
 
 
-def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
+def _check_log_dir(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
     kind = machine.kind(log_dir)
     if kind == "missing":
         return Problem(path, f"{log_dir} does not exist, or a directory above it cannot be entered")
@@ -138,9 +139,9 @@ def _identity(path: SettingPath, meta: Path, machine: Machine) -> Problem | Meta
         return Problem(path, str(error))
 
 
-def _disagreements(found: list[tuple[SettingPath, Path, MetaProperties]]) -> Iterator[Problem]:
-    for path, log_dir, meta in found[1:]:
-        _, first_dir, first = found[0]
+def _disagreements(log_dirs: list[tuple[SettingPath, Path, MetaProperties]]) -> Iterator[Problem]:
+    for path, log_dir, meta in log_dirs[1:]:
+        _, first_dir, first = log_dirs[0]
         if meta.cluster_id != first.cluster_id:
             message = (
                 f"{log_dir} belongs to cluster {meta.cluster_id}, "
@@ -227,11 +228,11 @@ def with_found_log_dirs(config: Config, find: Callable[[str], Iterable[str]] = g
     """
     if not any(has_magic(str(path)) for path in config.log_dirs):
         return config
-    found = tuple(found for path in config.log_dirs for found in _found(path, find))
-    return config.model_copy(update={"log_dirs": found})
+    log_dirs = tuple(log_dir for path in config.log_dirs for log_dir in _matching(path, find))
+    return config.model_copy(update={"log_dirs": log_dirs})
 
 
-def _found(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
+def _matching(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
     matches = find(str(path / META_PROPERTIES)) if has_magic(str(path)) else ()
     yield from [Path(match).parent for match in sorted(matches)] or [path]
 

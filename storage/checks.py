@@ -44,6 +44,7 @@ def check_key(key: str) -> None:
     if not key:
         raise InvalidRequestError("the key is empty")
     if _CONTROL.search(key):
+        # S3 lists keys as XML 1.0, which cannot contain these characters.
         raise InvalidRequestError(f"key {key!r} has a character that cannot be listed")
     if any(part in {"", ".", ".."} for part in key.split("/")):
         raise InvalidRequestError(

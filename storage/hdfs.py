@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 
 RESERVED: Final = "_sidetier-store"
-_LOOKS: Final = 100
+_MAX_TRIES: Final = 100
 """Maximum tries of a step that other writers of the key can undo meanwhile."""
 _MS: Final = 1_000_000
 """Nanoseconds per millisecond: HDFS keeps times in ms."""
@@ -122,7 +122,7 @@ class Versions:
 
     def record(self, key: str) -> Record | None:
         """Return the record of the current version; None if there is no object."""
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_TRIES):
             identity = self.identity(key)
             if identity is None:
                 return None
@@ -141,7 +141,7 @@ class Versions:
         Raises:
             FileNotFoundError: There is no object.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_TRIES):
             identity = self.identity(key)
             if identity is None:
                 raise FileNotFoundError(self.path(key))
@@ -193,7 +193,7 @@ class Versions:
             PreconditionFailedError: The condition does not hold; nothing is published.
         """
         try:
-            for _ in range(_LOOKS):
+            for _ in range(_MAX_TRIES):
                 present = self.identity(key)
                 check_condition(key, condition, None if present is None else etag_of(present))
                 if record.identity.modified_ns < _later(present):
@@ -214,11 +214,11 @@ class Versions:
             if not error.retry:
                 self._forget(key, record.etag)
             raise
-        raise StoreUnavailableError(f"put {key}: other writers were faster {_LOOKS} times")
+        raise StoreUnavailableError(f"put {key}: other writers were faster {_MAX_TRIES} times")
 
     def remove(self, key: str, condition: Condition | None) -> None:
         """Delete the object if the condition holds. Idempotent: a missing object is no error."""
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_TRIES):
             present = self.identity(key)
             if present is None:
                 return
@@ -232,7 +232,7 @@ class Versions:
             self._client.delete(mine, recursive=True)
             self._delete_if_empty(slot)
             self._help(key, slot, present)
-        raise StoreUnavailableError(f"delete {key}: other writers were faster {_LOOKS} times")
+        raise StoreUnavailableError(f"delete {key}: other writers were faster {_MAX_TRIES} times")
 
     def _create(self, key: str, temporary: str) -> bool:
         try:
@@ -246,6 +246,8 @@ class Versions:
 
     def _swap(self, key: str, temporary: str, present: Identity) -> bool:
         slot, mine = self._slot(key, present)
+        # The directory first, then the comparison: a swap that completes in between deletes the
+        # directory, so step 4 fails. In the other order an old version could replace a new one.
         self._client.make_directory(mine)
         if self.identity(key) != present:
             self._client.delete(mine, recursive=True)
@@ -256,6 +258,7 @@ class Versions:
         except FileNotFoundError:
             return False  # the swap directory was deleted: another writer replaced the version
         if self._claim(mine, slot):
+            # From here on the write cannot be undone: any writer may complete it (`_help`).
             self._complete(key, slot, present)
             return True
         with suppress(FileNotFoundError):
@@ -288,7 +291,7 @@ class Versions:
 
     def _describe(self, key: str, temporary: str, record: Record) -> Record:
         """Store the record of the closed temporary file under the first time that is free."""
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_TRIES):
             with suppress(FileExistsError):
                 self._client.write_small(
                     self._record_path(key, record.etag), encode(key, (record,))
@@ -296,7 +299,7 @@ class Versions:
                 self._client.set_modified(temporary, record.identity.modified_ms)
                 return record
             record = _dated(record, record.identity.modified_ns + _MS)
-        raise StoreUnavailableError(f"put {key}: {_LOOKS} other versions have the same time")
+        raise StoreUnavailableError(f"put {key}: {_MAX_TRIES} other versions have the same time")
 
     def _etag(self, key: str) -> str | None:
         identity = self.identity(key)
@@ -429,8 +432,8 @@ class HdfsStorage:
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
         self._check(key)
-        for _ in range(_LOOKS):
-            with self._found("get", key):
+        for _ in range(_MAX_TRIES):
+            with self._translated("get", key):
                 opened, identity = self._versions.open(key)
                 record = self._versions.record(key)
             if record is not None and record.identity == identity:
@@ -455,7 +458,7 @@ class HdfsStorage:
         """
         self._check(key)
         check_range(key, start, end)
-        with self._found("get", key):
+        with self._translated("get", key):
             opened, identity = self._versions.open(key)
         check_condition(key, condition, etag_of(identity))
         return opened.stream(start, identity.size if end is None else min(end, identity.size))
@@ -467,7 +470,7 @@ class HdfsStorage:
         if not _can_be(folder):
             return
         base = f"{folder}/" if folder else ""
-        with self._found("list", prefix):
+        with self._translated("list", prefix):
             for key, identity in self._walk(base, prefix.encode(), start_after.encode()):
                 yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
 
@@ -478,7 +481,7 @@ class HdfsStorage:
         if not _can_be(parent):
             return []
         base = f"{parent}/" if parent else ""
-        with self._found("list", prefix):
+        with self._translated("list", prefix):
             entries = self._client.entries(f"{self._root}/{parent}".rstrip("/"))
         names = (f"{base}{entry.name}/" for entry in entries if entry.identity is None)
         shown = (name for name in names if name.startswith(prefix) and name != f"{RESERVED}/")
@@ -496,7 +499,7 @@ class HdfsStorage:
         deleted as well.
         """
         self._check(key)
-        with self._found("delete", key):
+        with self._translated("delete", key):
             self._versions.remove(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
@@ -531,7 +534,7 @@ class HdfsStorage:
         temporary = self._versions.temporary()
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         try:
-            with self._found("put", key):
+            with self._translated("put", key):
                 writer, actual = self._client.send(temporary, stream, algorithm)
                 expect_checksum(key, checksum, actual)
                 described = Record(Identity(len(stream), 0), "", metadata, actual)
@@ -565,7 +568,7 @@ class HdfsStorage:
 
     def _record(self, key: str) -> Record:
         self._check(key)
-        with self._found("head", key):
+        with self._translated("head", key):
             record = self._versions.record(key)
         if record is None:
             raise ObjectNotFoundError(f"head {self._place(key)}: no such object")
@@ -586,7 +589,7 @@ class HdfsStorage:
             )
 
     @contextmanager
-    def _found(self, operation: str, key: str) -> Iterator[None]:
+    def _translated(self, operation: str, key: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, FileExistsError) as error:

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-_LOOKS: Final = 100
+_MAX_TRIES: Final = 100
 """Maximum tries to read a version that other writers replace meanwhile."""
 _RECORD_BYTES: Final = 16 * 1024
 """Read size for record files: almost all records are smaller."""
@@ -183,7 +183,7 @@ class Tree:
             if directory != checked:
                 self._name(key)
                 checked = directory
-            summary = self._look(key, f"{root}/{key}")
+            summary = self._read_summary(key, f"{root}/{key}")
             if summary is not None:
                 yield summary
 
@@ -197,6 +197,7 @@ class Tree:
             present = self.version(key)
             check_condition(key, condition, present.etag if present else None)
             record = replace(record, identity=_own_time(handle, present))
+            # A kill before the rename leaves the present version, so its record must stay readable.
             kept = (record,) if present is None else (record, present)
             write_durably(self._record(key), encode(key, kept), self.temporary, self.root)
             move_into_place(path, target, self.root)
@@ -209,16 +210,18 @@ class Tree:
                 return
             if condition is not None and (present := self.version(key)) is not None:
                 check_condition(key, condition, present.etag)
+            # The object first: its record without it is harmless, an object without its record
+            # would lose its metadata.
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
                 sync_directory(path.parent)
             self._record(key).unlink(missing_ok=True)
             remove_empty_directories(path.parent, self.root)
 
-    def _look(self, key: str, path: str) -> ObjectSummary | None:
+    def _read_summary(self, key: str, path: str) -> ObjectSummary | None:
         """Return the row of the current file without opening it; None if it vanished."""
         try:
-            for _ in range(_LOOKS):
+            for _ in range(_MAX_TRIES):
                 status = os.stat(path)  # noqa: PTH116  see `_name`
                 if not stat.S_ISREG(status.st_mode):
                     return None
@@ -233,7 +236,7 @@ class Tree:
         self, key: str, describe: Callable[[str, str, Identity], _T | None]
     ) -> tuple[int, _T]:
         path = self._name(key)
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_TRIES):
             handle = os.open(path, os.O_RDONLY)
             try:
                 description = describe(key, path, _identity(path, handle))

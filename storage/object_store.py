@@ -203,6 +203,7 @@ class ObjectStorage:
         """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
         checked = check_metadata(key, metadata)
+        # One request is atomic and takes the condition; multipart uploads here take none.
         if body.size <= LARGEST_AT_ONCE:
             return self._put_small(key, body, checked, checksum, condition)
         self._expect(key, condition)
@@ -280,6 +281,7 @@ class ObjectStorage:
             key = meta["path"]
             name = key.encode()
             if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
+                # Keys come in ascending order: no later key can begin with the prefix.
                 if name > wanted and not name.startswith(wanted):
                     return
                 continue
@@ -333,6 +335,7 @@ class ObjectStorage:
                 )
             return self.head_object(target).etag
         head = self.head_object(source)
+        # Neither store has a copy that depends on the target's version, but both have such a put.
         self._expect(target, condition)
         body = _StoredBody(self, head)
         return self.put_object(
@@ -355,7 +358,7 @@ class ObjectStorage:
             try:
                 data = stream.readall()
             except (BodyFailedError, DeadlinePassedError):
-                self._raise_culprit(key, stream)
+                self._raise_failure(key, stream)
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         actual = checksum_of_bytes(data, algorithm)
         expect_checksum(key, checksum, actual)
@@ -369,6 +372,7 @@ class ObjectStorage:
         condition: Condition | None,
     ) -> str:
         mode = self._mode(key, condition)
+        # obstore's timeout includes the transfer, so a larger body needs the client without one.
         client = self._clients.small if len(data) <= LARGEST_AT_ONCE else self._clients.long
         with self._translated("put", key):
             options: dict[str, Any] = {
@@ -433,6 +437,8 @@ class ObjectStorage:
         condition: IfMatch,
     ) -> str:
         problem: list[BaseException] = []
+        # A multipart upload takes no If-Match, and one request needs its bytes at once: a mapped
+        # file costs page cache instead of memory of this process.
         with tempfile.TemporaryFile() as file:
             try:
                 file.writelines(self._pieces(key, body, checksum, problem))
@@ -495,7 +501,7 @@ class ObjectStorage:
                         running.update(piece)
                         yield piece
                 except (BodyFailedError, DeadlinePassedError):
-                    self._raise_culprit(key, stream)
+                    self._raise_failure(key, stream)
             expect_checksum(key, checksum, running.result())
         except GeneratorExit:
             raise
@@ -503,7 +509,7 @@ class ObjectStorage:
             problem.append(error)
             raise OSError(f"the body failed: {error}") from None
 
-    def _raise_culprit(self, key: str, stream: AttemptStream) -> NoReturn:
+    def _raise_failure(self, key: str, stream: AttemptStream) -> NoReturn:
         if isinstance(stream.failure, DeadlinePassedError) or stream.failure is None:
             raise StoreTimeoutError(
                 f"put {self._place(key)}: past the attempt's deadline"
@@ -653,7 +659,7 @@ def _name_of(algorithm: ChecksumAlgorithm) -> str:
     return f"stored-{algorithm.value.lower()}"
 
 
-_CHECKSUMS: Final = {_name_of(one): one for one in ChecksumAlgorithm}
+_CHECKSUMS: Final = {_name_of(algorithm): algorithm for algorithm in ChecksumAlgorithm}
 _OWN: Final = {*_CHECKSUMS, _NONCE}
 
 

@@ -108,9 +108,12 @@ class S3Storage(ObjectStorage):
         checked = check_metadata(key, metadata)
         algorithm = self._settings.checksum
         try:
+            # obstore has no CRC32C.
             if body.size <= SMALL_BODY and algorithm is ChecksumAlgorithm.CRC64NVME:
                 return self._put_small(key, body, checked, checksum, condition)
             if body.size > min(self._settings.multipart_threshold, LARGEST_PUT):
+                # S3 evaluates the condition only when the upload is completed: check it before
+                # gigabytes are sent in vain.
                 self._expect(key, condition)
                 stored = stored_metadata(checked, checksum)
                 return self._boto.put_in_parts(key, body, stored, checksum, condition)

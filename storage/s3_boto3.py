@@ -137,7 +137,7 @@ class Boto3Requests:
         Raises:
             PreconditionFailedError: The condition does not hold, or the source changed meanwhile.
         """
-        if condition is None and source.size <= LARGEST_PUT:
+        if condition is None and source.size <= LARGEST_PUT:  # S3's limit for CopyObject, too
             return self._copy_at_once(source, target)
         algorithm = self._algorithm(source)
         with self._upload(target, source.metadata, algorithm) as upload_id:
@@ -249,7 +249,7 @@ class Boto3Requests:
             upload_id = response["UploadId"]
         try:
             yield upload_id
-        except BaseException:
+        except BaseException:  # also a signal handler's: S3 bills parts until they are aborted
             self._abort(key, upload_id)
             raise
 
@@ -321,6 +321,7 @@ class Boto3Requests:
                 Bucket=self._bucket,
                 Key=self._root + target,
                 **self._copy_source(source),
+                # Without REPLACE, S3 copies the source's metadata and ignores that given here.
                 MetadataDirective="REPLACE",
                 **tagged,  # type: ignore[arg-type]
                 ChecksumAlgorithm=self._algorithm(source).value,

@@ -115,6 +115,7 @@ class _Server(TcpWSGIServer):
         before = len(self._channels())
         super().handle_accept()
         if len(self._channels()) == before:
+            # For a pending event, poll returns at once: without a pause the loop would use a core.
             self._accept_again = time.monotonic() + _PAUSE_SECONDS
 
     def maintenance(self, now: float) -> None:

@@ -321,7 +321,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Family]:
         """Yield the metrics of partitions and of the status; called at each scrape."""
         with self._lock:
-            yield from list(total_families(self._totals, self._forgotten, self._max_series))
+            # Not yielded under the lock: uploads would wait for it while the scrape is written.
+            totals = list(total_families(self._totals, self._forgotten, self._max_series))
+        yield from totals
         if self._source is not None:
             yield from status_families(self._source.snapshot(), self._max_series)
 

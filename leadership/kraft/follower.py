@@ -51,6 +51,7 @@ class DirectoryWatch:
     def ensure(self) -> None:
         """Watch the directory if it is not watched yet or was replaced."""
         identity = self._identity()
+        # inotify watches an inode: a directory that was deleted and created again gives no events.
         if self._gave_up or identity == self._watched:
             return
         self.stop()
@@ -137,11 +138,11 @@ class LogFollower:
         """Image that the log described at the last successful read."""
         return self._log_file.image
 
-    def wants_look(self, now: float, *, hinted: bool) -> bool:
+    def should_read(self, now: float, *, hinted: bool) -> bool:
         """Return whether to read now. After a failure, hints are ignored until `due`."""
         return now >= self.due or (hinted and not self._failing)
 
-    def look(self, now: float) -> bool:
+    def read(self, now: float) -> bool:
         """Read new batches; return True if the image may have changed.
 
         Raises:

@@ -288,6 +288,7 @@ class MetadataImage:
     def _apply_now(self, record: MetadataRecord) -> None:
         match record:
             case TopicRecord(name, topic_id):
+                # By id: a deleted and a recreated topic have the same name.
                 self._names[topic_id] = name
                 self._partitions.setdefault(topic_id, {})
             case PartitionRecord(topic_id, partition, leader, epoch):
@@ -295,6 +296,7 @@ class MetadataImage:
             case PartitionChangeRecord(topic_id, partition, leader) if leader is not None:
                 partitions = self._partitions.setdefault(topic_id, {})
                 before = partitions.get(partition, _UNKNOWN)
+                # The record has no epoch; brokers derive it in the same way.
                 partitions[partition] = _Lead(leader, before.epoch + 1)
             case RemoveTopicRecord(topic_id):
                 self._names.pop(topic_id, None)

@@ -108,7 +108,7 @@ _SHARE_OF_TIME = 50
 
 
 @dataclass(slots=True)
-class AskSchedule:
+class RequestSchedule:
     """Decides when to send the next request. At most one request is in flight.
 
     A request is due shortly after a hint. While the two sources disagree or the broker does not
@@ -140,6 +140,7 @@ class AskSchedule:
         """Record a response after `took` seconds; `settled` tells whether both sources agree."""
         self._misses = 0 if settled else self._misses + 1
         quiet = max(self.interval, took * _SHARE_OF_TIME)
+        # A broker that is slow to answer is busy: do not send it one request after the other.
         self._finish(now, quiet if settled else max(self._pause(), took))
 
     def failed(self, now: float) -> None:
@@ -176,7 +177,7 @@ class Unanswered:
 Outcome = Answered | Unanswered
 
 
-class Asker:
+class RequestThread:
     """Sends a Metadata request after each `ask` and passes each outcome to `on_outcome`.
 
     An error of a request is its outcome. `on_death` is called when the thread itself dies.
@@ -193,7 +194,7 @@ class Asker:
         self._on_death = on_death
         self._wanted = Event()
         self._stopping = False
-        self._worker = Worker("leadership-asker", self._run)
+        self._worker = Worker("leadership-metadata-request", self._run)
 
     @property
     def failure(self) -> BaseException | None:
@@ -223,6 +224,7 @@ class Asker:
             self._on_death()
             raise
         finally:
+            # On this thread: librdkafka's destruction may block until its own threads end.
             self._request.close()
 
     def _ask_once(self) -> Outcome:

@@ -121,6 +121,7 @@ class KazooTreeClient:
 
         def take(result: "IAsyncResult[tuple[bytes, ZnodeStat]]") -> None:
             if isinstance(result.exception, NoNodeError):
+                # A read of a missing node sets no watch; only `exists` does.
                 self._await_creation(path, on_outcome, self.read)
             elif isinstance(result.exception, Exception):
                 on_outcome(Failed(result.exception))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.zookeeper.nodes import (
+from sidetier.leadership.zookeeper.tree import (
     StateNode,
     TopicNode,
     parse_cluster_id,

@@ -8,8 +8,8 @@ from kazoo.exceptions import ConnectionLoss, NoAuthError
 from sidetier.leadership.settings import ZookeeperSettings
 from sidetier.leadership.zookeeper import source as zookeeper
 from sidetier.leadership.zookeeper.client import Session
-from sidetier.leadership.zookeeper.nodes import TOPICS_PATH, state_path, topic_path
 from sidetier.leadership.zookeeper.source import ZookeeperLeadership
+from sidetier.leadership.zookeeper.tree import TOPICS_PATH, state_path, topic_path
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness.fake_leadership import FakeTree, ViewRecorder
