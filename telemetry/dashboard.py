@@ -102,51 +102,56 @@ SECTIONS: Final[tuple[Section, ...]] = (
         (
             _stat(
                 "Records lost",
-                "Offsets that were gone before they were stored, in the time shown.",
+                "Records that were deleted before they were stored, in the time range.",
                 _increase(names.GAP_RECORDS),
                 alarm_above=1,
             ),
             _stat(
                 "Oldest unstored segment",
-                "Since it was closed.",
+                "Time since it was closed.",
                 f"max({_of(names.OLDEST_AGE)})",
                 "s",
                 alarm_above=900,
             ),
             _stat(
                 "Until local deletion",
-                "The least time that is left before the broker deletes what is not stored.",
+                "Shortest time until the broker deletes a segment that is not stored.",
                 f"min({_of(names.UNTIL_DELETION)})",
                 "s",
                 alarm_below=600,
             ),
             _stat(
                 "Halted partitions",
-                "They wait for an operator.",
+                "Partitions that wait for an operator.",
                 f"sum({_of(names.PARTITIONS, _HALTED)})",
                 alarm_above=1,
             ),
             _stat(
                 "Sidecars not ready",
-                "Those that answer, and are not ready.",
+                "Sidecars that answer and are not ready.",
                 f"count({_of(names.READY)}) - sum({_of(names.READY)})",
                 alarm_above=1,
             ),
-            _stat("Lag", "In closed segments.", f"sum({_of(names.LAG_BYTES)})", "bytes"),
+            _stat(
+                "Lag",
+                "Bytes in closed segments that are not stored.",
+                f"sum({_of(names.LAG_BYTES)})",
+                "bytes",
+            ),
             _stat(
                 "Records not archived",
-                "What only the brokers have, in closed and in active segments.",
+                "Records that only the brokers have, in closed and active segments.",
                 f"sum({_of(names.UNARCHIVED_RECORDS)})",
             ),
             _stat(
                 "Bytes not archived",
-                "Of the segments that hold those records.",
+                "Bytes of the segments with records that are not archived.",
                 f"sum({_of(names.UNARCHIVED_BYTES)})",
                 "bytes",
             ),
             _stat(
                 "Oldest record not archived",
-                "Since it was appended.",
+                "Time since it was appended.",
                 f"max({_of(names.UNARCHIVED_AGE)})",
                 "s",
             ),
@@ -158,7 +163,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             _stat(
                 "Unresolved quarantines",
-                "Those that no operator has acknowledged.",
+                "Quarantines that no operator has acknowledged.",
                 f"sum({_of(names.UNRESOLVED_QUARANTINES)})",
                 alarm_above=1,
             ),
@@ -175,7 +180,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Segments stored",
-                "With their indexes.",
+                "Segments stored with their indexes.",
                 (Query(_topic_rate(names.UPLOADED_SEGMENTS), "{{topic}}"),),
                 "ops",
             ),
@@ -187,19 +192,19 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Unstored segments by topic",
-                "Closed, and not stored.",
+                "Closed segments that are not stored.",
                 (Query(f"sum by (topic) ({_of(names.LAG_SEGMENTS)})", "{{topic}}"),),
             ),
             Panel(
                 "From roll to stored",
-                "Until the watermark covers the segment.",
+                "Time until offset.wm covers the segment.",
                 _quantiles(names.ROLL_TO_STORED),
                 "s",
             ),
             Panel("Its parts", "By stage.", _quantiles(names.STAGE_SECONDS, "stage"), "s"),
             Panel(
                 "Queue",
-                "Segments that wait for a thread, and those under way.",
+                "Segments that wait for a thread, and running uploads.",
                 (
                     Query(_of(names.QUEUE_SEGMENTS), "waiting {{instance}}"),
                     Query(_of(names.UPLOADING), "under way {{instance}}"),
@@ -207,18 +212,18 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Queued bytes",
-                "Of the segments that wait.",
+                "Bytes of the segments that wait for a thread.",
                 (Query(_of(names.QUEUE_BYTES)),),
                 "bytes",
             ),
             Panel(
                 "Time of one upload",
-                "First byte to last answer.",
+                "From the first byte to the store's last response.",
                 _quantiles(names.UPLOAD_SECONDS),
                 "s",
             ),
             Panel(
-                "Waiting for the bandwidth cap",
+                "Waiting for the bandwidth limit",
                 "Seconds per second, over all threads.",
                 (Query(_rate(names.THROTTLED_SECONDS)),),
             ),
@@ -229,7 +234,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         (
             Panel(
                 "Requests",
-                "Attempts by outcome.",
+                "Attempts of requests, by outcome.",
                 (
                     Query(
                         f"sum by (outcome) ({_rate(names.REQUEST_SECONDS, '_count')})",
@@ -240,7 +245,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Time of one request",
-                "By operation.",
+                "Duration of one attempt, by operation.",
                 _quantiles(names.REQUEST_SECONDS, "operation"),
                 "s",
             ),
@@ -251,13 +256,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Retries",
-                "By the error before.",
+                "Retries, by kind of the error before.",
                 (Query(f"sum by (kind) ({_rate(names.RETRIES)})", "{{kind}}"),),
                 "ops",
             ),
             Panel(
                 "Errors",
-                "By kind.",
+                "Errors, by kind.",
                 (
                     Query(f"sum by (kind) ({_rate(names.ERRORS)})", "{{kind}}"),
                     Query(
@@ -273,17 +278,17 @@ SECTIONS: Final[tuple[Section, ...]] = (
         (
             Panel(
                 "Partitions led",
-                "By what they are at.",
+                "Led partitions by state.",
                 (Query(f"sum by (state) ({_of(names.PARTITIONS)})", "{{state}}"),),
             ),
             Panel(
                 "Partitions led, by sidecar",
-                "And archived.",
+                "Archived partitions that the broker leads.",
                 (Query(_of(names.LEADER_PARTITIONS)),),
             ),
             Panel(
-                "Changes of leadership",
-                "Gained, lost, renewed.",
+                "Leadership changes",
+                "Partitions gained, lost, and renewed with another leader epoch.",
                 (Query(f"sum by (change) ({_rate(names.LEADERSHIP_CHANGES)})", "{{change}}"),),
                 "ops",
             ),
@@ -294,8 +299,8 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Other writers",
-                "Writes that were overtaken, segments stored for another leader, objects set "
-                "aside, archives taken over, companions left out.",
+                "Refused conditional writes, segments stored in place of another leader's "
+                "sidecar, quarantines, takeovers, and files of segments that were not stored.",
                 tuple(
                     Query(f"sum(increase({_of(metric)}[{_RATE}]))", legend)
                     for metric, legend in (
@@ -309,7 +314,8 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Followed",
-                "Partitions of other leaders of which something nears deletion, and what is held.",
+                "Partitions that other brokers lead and whose segments near deletion, and pinned "
+                "segments of them.",
                 (
                     Query(_of(names.FOLLOWED_PARTITIONS), "partitions {{instance}}"),
                     Query(_of(names.FOLLOWED_PINNED), "segments held {{instance}}"),
@@ -321,33 +327,33 @@ SECTIONS: Final[tuple[Section, ...]] = (
         "Watermarks",
         (
             Panel(
-                "Next offset",
-                "The first that is not stored; for the chosen topics.",
+                "Archive end offset",
+                "First offset that is not archived, for the chosen topics.",
                 (Query(_of(names.WATERMARK_NEXT), "{{topic}}-{{partition}}"),),
             ),
             Panel(
                 "Log end",
-                "The high watermark; for the chosen topics.",
+                "High watermark, for the chosen topics.",
                 (Query(_of(names.LOG_END), "{{topic}}-{{partition}}"),),
             ),
             Panel(
                 "Halted partitions, by name",
-                "They wait for an operator.",
+                "Partitions that wait for an operator.",
                 (Query(_of(names.PARTITION_STATE, _HALTED), "{{topic}}-{{partition}}"),),
             ),
             Panel(
                 "Base offset of the last stored segment",
-                "What stands in offset.wm.",
+                "Base offset in offset.wm.",
                 (Query(_of(names.WATERMARK_BASE), "{{topic}}-{{partition}}"),),
             ),
         ),
     ),
     (
-        "The host",
+        "Host",
         (
             Panel(
-                "Held open",
-                "Bytes in pinned files, and those that only the pin keeps on the disk.",
+                "Pinned files",
+                "Bytes of pinned files, and of those that the broker has deleted.",
                 (
                     Query(_of(names.PINNED_BYTES), "held {{instance}}"),
                     Query(_of(names.PINNED_DELETED), "deleted {{instance}}"),
@@ -357,18 +363,19 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Panel("Files held open", "Three for a segment.", (Query(_of(names.PINNED_FILES)),)),
             Panel(
                 "Memory",
-                "Resident.",
+                "Resident memory.",
                 (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_OURS}"),),
                 "bytes",
             ),
             Panel(
                 "CPU",
-                "Cores.",
+                "Used cores.",
                 (Query(f"rate(process_cpu_seconds_total{{{CHOSEN}}}[{_RATE}]) {_ONLY_OURS}"),),
             ),
             Panel(
                 "Watcher",
-                "Restarts, events dropped by the kernel, log dirs and links that are not read.",
+                "Restarts, overflows of the kernel's event queue, and log dirs and links that are "
+                "not read.",
                 (
                     Query(_of(names.LOG_DIR_PROBLEMS), "log dir problems {{instance}}"),
                     Query(
@@ -382,7 +389,8 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Cluster snapshots",
-                "Age of the newest by kind, and the kinds that could not be read, or only in part.",
+                "Age of the newest snapshot by kind, and kinds of which the last read failed or "
+                "was incomplete.",
                 (
                     Query(f"min by (kind) ({_of(names.CLUSTER_SNAPSHOT_AGE)})", "age of {{kind}}"),
                     Query(
@@ -394,7 +402,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
             ),
             Panel(
                 "Version",
-                "How many sidecars run which.",
+                "Number of sidecars by version.",
                 (Query(f"count by (version) ({_of(names.BUILD_INFO)})", "{{version}}"),),
             ),
         ),

@@ -2,7 +2,7 @@
 
 Waitress reads requests on one thread, so a slow or half-open connection costs a file descriptor
 and no thread. This module enforces time limits: waitress' own timeout restarts with each byte, and
-never closes a connection whose client has stopped reading.
+never closes a connection whose client has stopped reading (ADR 40).
 """
 
 import contextlib
