@@ -11,10 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.config.clouds import AzureConfig, GcsConfig
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig, StorageTarget
-from sidetier.config.storage_urls import load_plug_in
+from sidetier.config.storage import AzureConfig, GcsConfig, S3Config, StorageConfig, StorageTarget
 from sidetier.config.types import SecretRef
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -84,13 +81,10 @@ def endpoint_provider(storage: StorageConfig, connections: int = 16) -> PatternE
         (other.topics, _endpoint(storage, storage.overridden(other), connections))
         for other in storage.overrides
     ]
-    plug_in = None
-    if storage.provider is not None:
-        plug_in = load_plug_in(storage.provider.name, storage.provider.options)
     return PatternEndpointProvider(
         default,
         overrides,
-        plug_in,
+        storage.plug_in(),
         lambda url: _endpoint(storage, storage.at(url), connections),
     )
 

@@ -47,7 +47,7 @@ class Invocation:
         """
         # Import on use: `--help` must not load pydantic.
         from sidetier.config.loading import load  # noqa: PLC0415
-        from sidetier.config.log_dir_patterns import with_found_log_dirs  # noqa: PLC0415
+        from sidetier.config.startup import with_found_log_dirs  # noqa: PLC0415
 
         loaded = load(self.config_files(environ), environ, self.assignments)
         return replace(loaded, config=with_found_log_dirs(loaded.config))

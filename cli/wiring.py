@@ -14,11 +14,9 @@ import structlog
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import LayoutNote, agree, look
 from sidetier.cli.stores import open_archive, require_fencing
-from sidetier.config.leadership import ZookeeperTlsConfig
-from sidetier.config.model import Config
+from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
 from sidetier.config.problems import Origins, raise_problems, told
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.config.telemetry import HttpConfig
 from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import ClusterStateSource, TopicConfigSource
 from sidetier.leadership.settings import (

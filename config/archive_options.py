@@ -10,13 +10,11 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from sidetier.config.base import Part
 from sidetier.config.loading import load
 from sidetier.config.problems import suggestion
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig
+from sidetier.config.storage import S3Config, StorageConfig
 from sidetier.config.storage_urls import StorageUrl
-from sidetier.config.types import SecretRef
+from sidetier.config.types import Part, SecretRef
 from sidetier.config.units import Size
 from sidetier.segments.errors import ConfigurationError
 
@@ -60,25 +58,28 @@ class ArchiveOptions(Part):
 
     config: Annotated[str | None, BeforeValidator(_path_text)] = Field(
         default=None,
-        description="Path of the sidecar's configuration: its cluster.name and storage are used.",
+        description="Path of the sidecar's configuration file, for its cluster.name and storage.",
     )
     url: StorageUrl | None = Field(
-        default=None, description="Root of the archive, as the sidecar's storage.url."
+        default=None, description="Root of the archive; the same as the sidecar's storage.url."
     )
     cluster_name: str | None = Field(
-        default=None, min_length=1, description="As the sidecar's cluster.name."
+        default=None, min_length=1, description="The same as the sidecar's cluster.name."
     )
     prefix_entropy_bits: WholeNumber = Field(
-        default=5, ge=-1, le=128, description="As the sidecar's storage.prefix_entropy_bits."
+        default=5,
+        ge=-1,
+        le=128,
+        description="The same as the sidecar's storage.prefix_entropy_bits.",
     )
     max_batch_bytes: Size = Field(
         default=DEFAULT_MAX_BATCH_BYTES,
         ge=1,
         le=LARGEST_MAX_BATCH_BYTES,
-        description="Bytes of the records of one compressed batch, decompressed: protects memory "
-        "against decompression bombs. A larger batch is an error, never left out.",
+        description="Maximum decompressed size of the records of one batch, which protects memory "
+        "against decompression bombs. A larger batch is an error; it is never skipped.",
     )
-    s3: S3Config = Field(default=S3Config(), description="As the sidecar's storage.s3.")
+    s3: S3Config = Field(default=S3Config(), description="The same as the sidecar's storage.s3.")
 
 
 Options = TypeVar("Options", bound=ArchiveOptions)
@@ -143,15 +144,16 @@ def archive_of(
         both += sorted(key for key in given if key.startswith(PREFIX + _S3))
         if both:
             raise ConfigurationError(
-                f"{both[0]}: stands in {PREFIX}config already, {options.config}; give one of them"
+                f"{both[0]}: {PREFIX}config ({options.config}) has this setting, too; "
+                "give one of them"
             )
         loaded = load([Path(options.config)]).config
         return loaded.cluster.name, loaded.storage
     if options.url is None or options.cluster_name is None:
         missing = "url" if options.url is None else "cluster.name"
         raise ConfigurationError(
-            f"{PREFIX}{missing}: is needed{why}; or give {PREFIX}config, the path of the sidecar's "
-            "configuration"
+            f"{PREFIX}{missing}: is required{why}; or give {PREFIX}config, the path of the "
+            "sidecar's configuration"
         )
     bits = options.prefix_entropy_bits
     storage = StorageConfig(url=options.url, prefix_entropy_bits=bits, s3=options.s3)
@@ -171,7 +173,8 @@ def _reference(key: str, value: str) -> dict[str, Any]:
     kind, _, place = value.partition(":")
     if kind not in ("env", "file") or not place:
         raise ConfigurationError(
-            f"{key}: must say where the secret is, env:NAME or file:/path, and not be the secret"
+            f"{key}: must be a reference to the secret, env:NAME or file:/path, and not the "
+            "secret itself"
         )
     try:
         return SecretRef.model_validate({kind: place}).model_dump(exclude_none=True)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from sidetier.config.model import Config
+from sidetier.config.model import INTERNAL_TOPICS, Config
 from sidetier.config.problems import Problem, SettingPath
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig
-from sidetier.config.topics import INTERNAL_TOPICS
+from sidetier.config.storage import S3Config, StorageConfig
 
 Problems = Iterator[Problem]
 
@@ -36,9 +34,9 @@ def file_root(url: str) -> Path | None:
 def _log_dirs(config: Config) -> Problems:
     for (_, first), (i, second) in combinations(enumerate(config.log_dirs), 2):
         if first == second:
-            yield Problem(("log_dirs", i), f"{second} stands twice")
+            yield Problem(("log_dirs", i), f"{second} is listed twice")
         elif first.is_relative_to(second) or second.is_relative_to(first):
-            yield Problem(("log_dirs", i), f"{first} and {second} lie inside each other")
+            yield Problem(("log_dirs", i), f"one of {first} and {second} is inside the other")
 
 
 def _store_beside_log_dirs(config: Config) -> Problems:
@@ -49,12 +47,12 @@ def _store_beside_log_dirs(config: Config) -> Problems:
         for log_dir in config.log_dirs:
             if root.is_relative_to(log_dir):
                 message = (
-                    f"{root} lies inside the log dir {log_dir}: a directory of another name there "
-                    "stops the broker from starting"
+                    f"{root} is inside the log dir {log_dir}: with a directory there that is not a "
+                    "partition, the broker does not start"
                 )
                 yield Problem(path, message)
             elif log_dir.is_relative_to(root):
-                yield Problem(path, f"{root} holds the log dir {log_dir}: use another directory")
+                yield Problem(path, f"{root} contains the log dir {log_dir}: use another directory")
 
 
 def _spool_beside_log_dirs(config: Config) -> Problems:
@@ -63,12 +61,14 @@ def _spool_beside_log_dirs(config: Config) -> Problems:
         for log_dir in config.log_dirs:
             if spool.is_relative_to(log_dir):
                 message = (
-                    f"{spool} lies inside the log dir {log_dir}: a directory of another name there "
-                    "stops the broker from starting"
+                    f"{spool} is inside the log dir {log_dir}: with a directory there that is not "
+                    "a partition, the broker does not start"
                 )
                 yield Problem(path, message)
             elif log_dir.is_relative_to(spool):
-                yield Problem(path, f"{spool} holds the log dir {log_dir}: use another directory")
+                yield Problem(
+                    path, f"{spool} contains the log dir {log_dir}: use another directory"
+                )
 
 
 def _urls(storage: StorageConfig) -> Iterator[tuple[SettingPath, str]]:
@@ -82,12 +82,12 @@ def _leadership(config: Config) -> Problems:
     if leadership.source in ("auto", "kraft") and not leadership.kraft.metadata_log and not servers:
         yield Problem(
             ("leadership", "kraft", "metadata_log"),
-            "is false, and broker.bootstrap_servers is not set: nothing tells who leads",
+            "is false, and broker.bootstrap_servers is not set: there is no source of leadership",
         )
     if leadership.source == "zookeeper" and leadership.zookeeper.connect is None:
         yield Problem(
             ("leadership", "zookeeper", "connect"),
-            "is required where leadership.source is zookeeper",
+            "is required when leadership.source is zookeeper",
         )
     if leadership.static.partitions and leadership.source != "static":
         yield Problem(
@@ -104,7 +104,7 @@ def _zookeeper_security(config: Config) -> Problems:
             if getattr(sasl, name) is None:
                 yield Problem((*path, "sasl", name), "is required for DIGEST-MD5")
     if tls is not None and (tls.cert_file is None) != (tls.key_file is None):
-        yield Problem((*path, "tls"), "cert_file and key_file are needed together")
+        yield Problem((*path, "tls"), "cert_file needs key_file, and the reverse")
 
 
 def _high_watermark(config: Config) -> Problems:
@@ -113,8 +113,8 @@ def _high_watermark(config: Config) -> Problems:
     if not gate.checkpoint and not asks:
         yield Problem(
             ("uploader", "high_watermark", "checkpoint"),
-            "is false, and the broker is not asked either (list_offsets together with "
-            "broker.bootstrap_servers): nothing tells which records are committed",
+            "is false, and the other source of high watermarks, list_offsets together with "
+            "broker.bootstrap_servers, is off too",
         )
 
 
@@ -126,11 +126,11 @@ def _topics(config: Config) -> Problems:
                 ("topics", "include", i), f"{pattern} is internal, and topics.internal is false"
             )
     if any(_matches_all(pattern) for pattern in topics.exclude):
-        yield Problem(("topics", "exclude"), "leaves nothing: one pattern matches every topic")
+        yield Problem(("topics", "exclude"), "excludes every topic: one pattern matches all names")
     elif set(topics.include) <= set(topics.exclude):
         yield Problem(
             ("topics", "exclude"),
-            "leaves nothing: every pattern of topics.include stands there too",
+            "excludes every topic: it has every pattern of topics.include",
         )
 
 
@@ -158,12 +158,12 @@ def _store_options(config: Config) -> Problems:
         if given and scheme not in schemes and storage.provider is None:
             yield Problem(
                 ("storage", name),
-                f"options of {scheme}:// ({', '.join(given)}), but no url begins with it",
+                f"has options for {scheme}:// ({', '.join(given)}), but no url begins with {scheme}://",
             )
         for i, override in enumerate(storage.overrides):
             if getattr(override, name) is not None and urlsplit(override.url).scheme != scheme:
                 path: SettingPath = ("storage", "overrides", i, name)
-                yield Problem(path, f"options of {scheme}://, but the url is {override.url}")
+                yield Problem(path, f"has options for {scheme}://, but the url is {override.url}")
 
 
 def _s3_places(config: Config) -> Problems:
@@ -184,7 +184,7 @@ def _s3_rules(s3: S3Config, path: SettingPath) -> Problems:
     if s3.part_size > s3.multipart_threshold:
         yield Problem(
             (*path, "part_size"),
-            "is larger than multipart_threshold: an object in parts would have only one",
+            "is larger than multipart_threshold: a multipart upload would have only one part",
         )
     if s3.ca_bundle is not None and (s3.endpoint_url or "").startswith("http://"):
         yield Problem((*path, "ca_bundle"), "has no effect with an endpoint_url over http://")
@@ -192,7 +192,7 @@ def _s3_rules(s3: S3Config, path: SettingPath) -> Problems:
 
 def _s3_credentials(s3: S3Config, path: SettingPath) -> Problems:
     if (s3.access_key_id is None) != (s3.secret_access_key is None):
-        yield Problem(path, "access_key_id and secret_access_key are needed together")
+        yield Problem(path, "access_key_id needs secret_access_key, and the reverse")
     if s3.session_token is not None and s3.access_key_id is None:
         yield Problem((*path, "session_token"), "needs access_key_id and secret_access_key")
     if s3.profile is not None and s3.access_key_id is not None:

@@ -1,27 +1,135 @@
 """The configuration from all sources: defaults < files < environment < flags."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from sidetier.config.catalogue import annotation_at, holds_secret, required_below
 from sidetier.config.contradictions import contradictions, warnings
-from sidetier.config.explain import explain
-from sidetier.config.layers import Layer, merge
 from sidetier.config.model import Config
-from sidetier.config.overrides import environment_layer, flag_layer
 from sidetier.config.pinterest import properties_layer
 from sidetier.config.problems import (
     DEFAULT_ORIGIN,
     Origins,
+    Problem,
     SettingPath,
     origin_of,
     raise_problems,
+    suggestion,
 )
-from sidetier.config.yaml_file import read_config_text, yaml_layer
+from sidetier.config.secrets import redacted
+from sidetier.config.sources import (
+    Layer,
+    environment_layer,
+    flag_layer,
+    merge,
+    read_config_text,
+    yaml_layer,
+)
 from sidetier.segments.errors import ConfigurationError
+
+_BY_REFERENCE: Final = (
+    "must be {env: NAME} or {file: /path}: the secret itself does not belong in the configuration"
+)
+_CHOICE: Final = "must be text, a number, true or false, or {env: NAME} or {file: /path}"
+_WORDS: Final[Mapping[str, str]] = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of names to values",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of settings",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text (put it in quotes)",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entry",
+    "tuple_type": "must be a list",
+}
+_VALUE_NOT_SHOWN: Final = frozenset({"too_short", "too_long"})
+_SHOWN_AT_MOST: Final = 60
+
+
+def explain(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+    """Return one problem for each refused setting.
+
+    Args:
+        error: pydantic's error.
+        values: the tree that was validated.
+    """
+    details = error.errors(include_url=False)
+    paths = [_path(detail["loc"], values) for detail in details]
+    refused_below = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
+    problems = []
+    for detail, path in zip(details, paths, strict=True):
+        if detail["type"] == "missing":
+            problems += [Problem(needed, "is required") for needed in required_below(path)]
+        elif path not in refused_below:
+            problems.append(_problem(detail, path, values))
+    return problems
+
+
+def _path(loc: tuple[str | int, ...], values: Any) -> SettingPath:  # noqa: ANN401 -- a raw tree
+    """Return the location without the names that pydantic adds for members of a union."""
+    path: list[str | int] = []
+    for step in loc:
+        if isinstance(values, dict) and (step in values or annotation_at((*path, step))):
+            values = values.get(step)
+        elif isinstance(values, list) and isinstance(step, int):
+            values = values[step]
+        else:
+            break
+        path.append(step)
+    return tuple(path)
+
+
+def _problem(detail: ErrorDetails, path: SettingPath, values: Mapping[str, Any]) -> Problem:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return Problem(path, f"no setting has this name{_near(path)}")
+    if kind == "value_error":
+        return Problem(path, str(detail["ctx"]["error"]))
+    if len(path) < len(detail["loc"]):
+        return Problem(path, _CHOICE)
+    if holds_secret(path):
+        return Problem(path, _BY_REFERENCE)
+    words = _WORDS.get(kind, detail["msg"]).format(**detail.get("ctx", {}))
+    if kind in _VALUE_NOT_SHOWN:
+        return Problem(path, words)
+    return Problem(path, f"{words}, not {_shown(_value_at(path, values))}")
+
+
+def _near(path: SettingPath) -> str:
+    parent: Any = annotation_at(path[:-1])
+    names: Iterable[str] = getattr(parent, "model_fields", {})
+    return suggestion(str(path[-1]), names)
+
+
+def _value_at(path: SettingPath, values: Any) -> object:  # noqa: ANN401 -- a raw tree
+    for step in path:
+        values = values[step]
+    return values
+
+
+def _shown(value: object) -> str:
+    """Return the value as in YAML, shortened if it is long."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = redacted(repr(value))
+    return text if len(text) <= _SHOWN_AT_MOST else f"{text[:_SHOWN_AT_MOST]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +173,7 @@ def load(
         config = Config.model_validate(given.values)
     except ValidationError as error:
         problems += explain(error, given.values)
+    # Rules about several settings need a valid model; until then only the single values count.
     if config is not None:
         problems += contradictions(config)
     raise_problems(problems, given.origins)

@@ -3,35 +3,290 @@
 Durations are in seconds and sizes in bytes; both accept a unit (`30s`, `5m`, `16MiB`).
 """
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from sidetier.config.base import Part
-from sidetier.config.cluster import BrokerConfig, ClusterConfig
-from sidetier.config.leadership import LeadershipConfig
+from sidetier.config.secrets import is_secret_property
 from sidetier.config.storage import StorageConfig
-from sidetier.config.telemetry import HttpConfig, LogConfig
-from sidetier.config.topics import TopicsConfig
-from sidetier.config.types import AbsolutePath
+from sidetier.config.types import (
+    AbsolutePath,
+    Part,
+    PropertyValue,
+    SecretRef,
+    TopicPattern,
+    resolved,
+)
+from sidetier.config.units import Duration
 from sidetier.config.uploader import UploaderConfig
+from sidetier.segments.offsets import TopicPartition
+
+ClientValue = PropertyValue | SecretRef
+
+
+def _secrets_by_reference(client: Mapping[str, ClientValue]) -> Mapping[str, ClientValue]:
+    for name in sorted(client):
+        if is_secret_property(name) and not isinstance(client[name], SecretRef):
+            message = f"{name} must be given as {{env: NAME}} or {{file: /path}}"
+            raise ValueError(message)
+    if "bootstrap.servers" in client:
+        raise ValueError("bootstrap.servers belongs in broker.bootstrap_servers")
+    return client
+
+
+class ClusterConfig(Part):
+    """The Kafka cluster."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="The cluster's name on the store. It is part of the hash in every key: never "
+        "change it after the first upload, and use the same name for every reader.",
+    )
+
+
+class BrokerConfig(Part):
+    """The broker that the sidecar runs beside."""
+
+    bootstrap_servers: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Address of the sidecar's own broker, host:port. Without it leadership and "
+        "high watermarks are read from the disk alone.",
+    )
+    client: Annotated[Mapping[str, ClientValue], AfterValidator(_secrets_by_reference)] = Field(
+        default_factory=dict,
+        description="Further librdkafka properties (security.protocol, ssl.*, sasl.*). Passwords "
+        "and keys are given as {env: NAME} or {file: /path}.",
+    )
+    id: int | None = Field(
+        default=None,
+        ge=0,
+        description="The broker's id; default: that of meta.properties.",
+    )
+
+    def client_properties(self) -> dict[str, PropertyValue]:
+        """Return the properties for a librdkafka client, with resolved secrets. Do not log them.
+
+        Raises:
+            ConfigurationError: a secret cannot be read.
+        """
+        return resolved(self.client_references())
+
+    def client_references(self) -> dict[str, PropertyValue | SecretRef]:
+        """Return the same properties with references instead of secrets."""
+        references = dict(self.client)
+        if self.bootstrap_servers is not None:
+            references["bootstrap.servers"] = self.bootstrap_servers
+        return references
+
+
+INTERNAL_TOPICS: Final = frozenset(
+    {"__consumer_offsets", "__transaction_state", "__share_group_state"}
+)
+"""Internal topics of the brokers (`Topic.INTERNAL_TOPICS` in Kafka)."""
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+"""KRaft's metadata log: a directory in a log dir, but not a topic."""
+
+Patterns = Annotated[tuple[TopicPattern, ...], Field(strict=False)]
+
+
+class TopicsConfig(Part):
+    """Topics to archive: patterns match the whole name, and exclude overrides include."""
+
+    include: Patterns = Field(
+        default=(".*",), min_length=1, description="Regular expressions of topics to archive."
+    )
+    exclude: Patterns = Field(
+        default=(), description="Regular expressions of topics to exclude; overrides include."
+    )
+    internal: bool = Field(
+        default=False,
+        description="Archive the broker's internal topics too (__consumer_offsets and the like).",
+    )
+    compacted: Literal["refuse", "as_closed"] = Field(
+        default="refuse",
+        description="What to do with a compacted topic: refuse it with a clear error, or archive "
+        "each segment as it closes, before compaction.",
+    )
+
+    def selects(self, topic: str) -> bool:
+        """Whether the topic is archived, by its name alone."""
+        if topic == METADATA_TOPIC or (topic in INTERNAL_TOPICS and not self.internal):
+            return False
+        if any(re.fullmatch(pattern, topic) for pattern in self.exclude):
+            return False
+        return any(re.fullmatch(pattern, topic) for pattern in self.include)
+
+
+def _partition_name(value: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9._-]+-(0|[1-9]\d*)", value) is None:
+        raise ValueError("must be <topic>-<partition>, such as orders-0")
+    return value
+
+
+class KraftConfig(Part):
+    """Leadership in a KRaft cluster."""
+
+    metadata_log: bool = Field(
+        default=True,
+        description="Read the broker's copy of the metadata log on the disk. If false, only "
+        "Metadata requests to broker.bootstrap_servers tell the leaders.",
+    )
+    metadata_log_dir: AbsolutePath | None = Field(
+        default=None,
+        description="The broker's metadata.log.dir; default: the log dir that has "
+        "__cluster_metadata-0.",
+    )
+    confirm_interval: Duration = Field(
+        default=10.0,
+        gt=0,
+        description="Interval of Metadata requests to the broker while the "
+        "metadata log does not change.",
+    )
+
+
+class ZookeeperSaslConfig(Part):
+    """SASL authentication to ZooKeeper."""
+
+    mechanism: Literal["DIGEST-MD5", "GSSAPI"] = Field(
+        default="DIGEST-MD5", description="SASL mechanism."
+    )
+    username: str | None = Field(
+        default=None, min_length=1, description="User name for DIGEST-MD5."
+    )
+    password: SecretRef | None = Field(
+        default=None, description="Password for DIGEST-MD5: {env: NAME} or {file: /path}."
+    )
+    service: str = Field(default="zookeeper", min_length=1, description="Service name for GSSAPI.")
+
+
+class ZookeeperTlsConfig(Part):
+    """TLS connections to ZooKeeper."""
+
+    ca_file: AbsolutePath | None = Field(default=None, description="PEM file of trusted CAs.")
+    cert_file: AbsolutePath | None = Field(
+        default=None, description="PEM file of the sidecar's certificate."
+    )
+    key_file: AbsolutePath | None = Field(
+        default=None, description="PEM file of the sidecar's private key."
+    )
+    key_password: SecretRef | None = Field(
+        default=None, description="Password of the private key: {env: NAME} or {file: /path}."
+    )
+    verify: bool = Field(default=True, description="Check the server's certificate.")
+
+
+class ZookeeperConfig(Part):
+    """Leadership in a cluster on ZooKeeper."""
+
+    connect: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The broker's zookeeper.connect: host:port,host:port/chroot.",
+    )
+    session_timeout: Duration = Field(default=18.0, gt=0, description="ZooKeeper session timeout.")
+    sasl: ZookeeperSaslConfig | None = Field(default=None, description="SASL; default: off.")
+    tls: ZookeeperTlsConfig | None = Field(default=None, description="TLS; default: off.")
+
+
+class StaticConfig(Part):
+    """A fixed list of led partitions, for backfills and tests."""
+
+    partitions: Annotated[
+        tuple[Annotated[str, AfterValidator(_partition_name)], ...], Field(strict=False)
+    ] = Field(
+        default=(),
+        description="Led partitions, as <topic>-<partition>. If empty, all partitions in the log "
+        "dirs.",
+    )
+
+    def topic_partitions(self) -> tuple[TopicPartition, ...]:
+        """Return the partitions as topic and number."""
+        split = (name.rsplit("-", 1) for name in self.partitions)
+        return tuple(TopicPartition(topic, int(number)) for topic, number in split)
+
+
+class LeadershipConfig(Part):
+    """How the sidecar learns which partitions its broker leads."""
+
+    source: Literal["auto", "kraft", "zookeeper", "static"] = Field(
+        default="auto",
+        description="Source of leadership; auto chooses kraft or zookeeper by meta.properties.",
+    )
+    kraft: KraftConfig = Field(default=KraftConfig(), description="Settings for a KRaft cluster.")
+    zookeeper: ZookeeperConfig = Field(
+        default=ZookeeperConfig(), description="Settings for a cluster on ZooKeeper."
+    )
+    static: StaticConfig = Field(
+        default=StaticConfig(), description="Fixed leadership, for backfills and tests."
+    )
+
+
+class HttpConfig(Part):
+    """HTTP server with /metrics, /healthz, /readyz and /api/partitions."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address to listen on. 0.0.0.0 accepts connections from other hosts, :: also "
+        "over IPv6; a Prometheus on another host needs one of them.",
+    )
+    port: int = Field(default=9108, ge=0, le=65535, description="Port; 0 lets the system choose.")
+    bearer_token: SecretRef | None = Field(
+        default=None,
+        description="Token that requests must have in the header Authorization: Bearer, as {env: "
+        "NAME} or {file: /path}. /healthz and /readyz also answer without it, but then without "
+        "reasons.",
+    )
+    max_partition_series: int = Field(
+        default=5000,
+        ge=0,
+        description="Maximum number of partitions with series of their own. With more partitions, "
+        "metrics have no labels topic and partition.",
+    )
+
+
+def local_url(host: str, port: int) -> str:
+    """Return the URL of a server that listens on `host`, for a client on the same host."""
+    any_address = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- mapped
+    plain = host.strip("[]")
+    address = any_address.get(plain, plain)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+class LogConfig(Part):
+    """Log of the sidecar, on standard error."""
+
+    format: Literal["json", "console"] = Field(
+        default="json", description="Log format: one JSON object per line, or text for people."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Minimum severity of log lines."
+    )
 
 
 class Config(Part):
     """The whole configuration of one sidecar."""
 
-    cluster: ClusterConfig = Field(description="Which cluster this is.")
+    cluster: ClusterConfig = Field(description="The Kafka cluster.")
     log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
         min_length=1,
-        description="The broker's log.dirs, every one of them. A pattern (*, ?) stands for what it "
-        "matches on this host.",
+        description="All directories of the broker's log.dirs. A pattern (*, ?) is replaced by "
+        "the log dirs that it matches on this host.",
     )
-    broker: BrokerConfig = Field(default=BrokerConfig(), description="This host's own broker.")
-    topics: TopicsConfig = Field(default=TopicsConfig(), description="Which topics are archived.")
+    broker: BrokerConfig = Field(default=BrokerConfig(), description="The broker on this host.")
+    topics: TopicsConfig = Field(default=TopicsConfig(), description="The topics to archive.")
     leadership: LeadershipConfig = Field(
-        default=LeadershipConfig(), description="How leadership is known."
+        default=LeadershipConfig(), description="Source of leadership."
     )
-    storage: StorageConfig = Field(description="Where segments are stored.")
-    uploader: UploaderConfig = Field(default=UploaderConfig(), description="How the daemon works.")
-    http: HttpConfig = Field(default=HttpConfig(), description="Metrics, health and status.")
-    log: LogConfig = Field(default=LogConfig(), description="The sidecar's own log.")
+    storage: StorageConfig = Field(description="The object store.")
+    uploader: UploaderConfig = Field(
+        default=UploaderConfig(), description="Threads, limits and reactions of the daemon."
+    )
+    http: HttpConfig = Field(
+        default=HttpConfig(), description="HTTP server with metrics, health and status."
+    )
+    log: LogConfig = Field(default=LogConfig(), description="The sidecar's log.")

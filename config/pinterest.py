@@ -1,16 +1,175 @@
-"""Pinterest's `<cluster>.properties` as a layer; `pinterest_table` has the handling of each key."""
+"""Pinterest's `<cluster>.properties` as a layer, and the table of its keys.
+
+The table also generates the docs page. Source: `SegmentUploaderConfiguration`,
+`MetricsConfiguration` and the dead letter queue handlers of their open-source release.
+"""
 
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from sidetier.config.layers import Layer
-from sidetier.config.pinterest_table import KEYS, PREFIX, PinterestKey
 from sidetier.config.problems import Problem, suggestion
 from sidetier.config.properties_file import Property, parse_properties
-from sidetier.config.yaml_file import read_config_text
+from sidetier.config.sources import Layer, read_config_text
+
+PREFIX: Final = "ts.segment.uploader."
+Fate = Literal["taken", "ignored", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class PinterestKey:
+    """One key of Pinterest's uploader.
+
+    Attributes:
+        key: its name; may contain `<topic>`.
+        fate: whether the value is used (`taken`), ignored with a warning, or refused.
+        setting: the Sidetier setting that gets the value.
+    """
+
+    key: str
+    fate: Fate
+    note: str
+    setting: str = ""
+    their_default: str = ""
+    our_default: str = ""
+
+
+KEYS: Final[tuple[PinterestKey, ...]] = (
+    PinterestKey(
+        f"{PREFIX}kafka.topics.include",
+        "taken",
+        "Comma-separated regular expressions that match the whole name; blanks are removed.",
+        "topics.include",
+        "none, required",
+        "every topic but the internal ones",
+    ),
+    PinterestKey(
+        f"{PREFIX}kafka.topics.exclude",
+        "taken",
+        "The same form; overrides include.",
+        "topics.exclude",
+        "none, required",
+        "none",
+    ),
+    PinterestKey(
+        f"{PREFIX}offset.reset.strategy",
+        "taken",
+        "EARLIEST or LATEST, in any case.",
+        "uploader.offset_reset",
+        "EARLIEST",
+        "earliest",
+    ),
+    PinterestKey(f"{PREFIX}upload.thread.count", "taken", "", "uploader.threads", "3", "8"),
+    PinterestKey(
+        f"{PREFIX}upload.timeout.ms",
+        "taken",
+        "Deadline of one attempt, which grows with the size.",
+        "storage.deadline.base",
+        "60000",
+        "30s, and 1 s more for every MiB",
+    ),
+    PinterestKey(
+        f"{PREFIX}s3.prefix.entropy.bits",
+        "taken",
+        "Without the key, Pinterest's default applies, because the number is part of the keys of "
+        "an existing archive.",
+        "storage.prefix_entropy_bits",
+        "-1 (no prefix)",
+        "5",
+    ),
+    PinterestKey(
+        f"{PREFIX}upload.max.retries",
+        "ignored",
+        "The upload of a segment is repeated as long as its bytes exist; storage.retry limits the "
+        "attempts of one request.",
+        their_default="3, then the segment is skipped",
+        our_default="as long as the bytes exist",
+    ),
+    PinterestKey(
+        f"{PREFIX}manager.gc.retention.seconds",
+        "ignored",
+        "Sidetier deletes nothing from the store: use lifecycle rules of the bucket.",
+        their_default="259200 (3 days)",
+        our_default="no deletion",
+    ),
+    PinterestKey(
+        f"{PREFIX}manager.gc.<topic>.retention.seconds",
+        "ignored",
+        "The same for one topic.",
+        their_default="that of the key without a topic",
+        our_default="no deletion",
+    ),
+    PinterestKey(
+        f"{PREFIX}segment.manager.gc.retention.seconds",
+        "ignored",
+        "Another spelling of the key above.",
+        our_default="no deletion",
+    ),
+    PinterestKey(
+        f"{PREFIX}segment.manager.gc.<topic>.retention.seconds",
+        "ignored",
+        "Another spelling of the key above.",
+        our_default="no deletion",
+    ),
+    PinterestKey(
+        f"{PREFIX}manager.gc.interval.seconds",
+        "ignored",
+        "Sidetier deletes nothing from the store.",
+        their_default="3600",
+        our_default="no deletion",
+    ),
+    PinterestKey(
+        f"{PREFIX}leadership.watcher.class",
+        "ignored",
+        "leadership.source replaces it; auto reads the mode from meta.properties.",
+        their_default="none, required",
+        our_default="auto",
+    ),
+    PinterestKey(
+        f"{PREFIX}leadership.watcher.poll.interval.seconds",
+        "ignored",
+        "Sidetier watches leadership instead of polling it.",
+        their_default="60",
+        our_default="watched",
+    ),
+    PinterestKey(
+        f"{PREFIX}zk.watcher.poll.interval.seconds",
+        "ignored",
+        "The older name of the key above.",
+        their_default="60",
+        our_default="watched",
+    ),
+    PinterestKey(
+        "metrics.reporter.class",
+        "ignored",
+        "Prometheus scrapes the metrics: see http.port.",
+        their_default="NoOpMetricsReporter",
+        our_default="port 9108",
+    ),
+    PinterestKey("metrics.reporter.host", "ignored", "See metrics.reporter.class."),
+    PinterestKey("metrics.reporter.port", "ignored", "See metrics.reporter.class."),
+    PinterestKey(
+        "storage.service.endpoint.provider.class",
+        "ignored",
+        "Sidetier cannot run a Java class. It reads a file <cluster>.json beside the .properties "
+        "in one of the forms below; otherwise set storage.url and storage.overrides.",
+        their_default="none, required",
+        our_default="none, storage.url is required",
+    ),
+    PinterestKey(
+        f"{PREFIX}dlq.handler.class",
+        "refused",
+        "Sidetier has no dead letter queue: a segment that fails stops the watermark, is "
+        "reported, and is tried again. Remove the key.",
+        their_default="none",
+    ),
+    PinterestKey(f"{PREFIX}dlq.send.timeout.ms", "refused", "See dlq.handler.class.", "", "10000"),
+    PinterestKey(f"{PREFIX}dlq.localfile.path", "refused", "See dlq.handler.class."),
+    PinterestKey(f"{PREFIX}dlq.s3localexecutable.path", "refused", "See dlq.handler.class."),
+)
 
 
 def endpoint_layer(layer: Layer, path: Path) -> None:
@@ -78,7 +237,7 @@ def properties_layer(text: str, path: Path) -> Layer:
     lines: dict[str, int] = {}
     for item in properties:
         if item.key in lines:
-            message = f"stands twice, on lines {lines[item.key]} and {item.line}"
+            message = f"occurs twice, on lines {lines[item.key]} and {item.line}"
             _complain(layer, item, path, message)
         lines.setdefault(item.key, item.line)
         _take(layer, item, path)

@@ -4,22 +4,22 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from sidetier.config.overrides import environment_name
-from sidetier.config.pinterest_table import KEYS, PinterestKey
-from sidetier.config.schema import json_schema
+from sidetier.config.catalogue import json_schema
+from sidetier.config.pinterest import KEYS, PinterestKey
+from sidetier.config.sources import environment_name
 
 _INTRODUCTION: Final = """\
 # Configuration
 
-This page is made from the models by `make docs`.
+`make docs` generates this page from the models in `config/`.
 
-Settings come from, each stronger than the one before: defaults; files (`--config`, repeatable;
-YAML, or a `.properties` file of Pinterest's uploader, see
+Sources of settings, where a later one overrides earlier ones: defaults; files (`--config`,
+repeatable; YAML, or a `.properties` file of Pinterest's uploader, see
 [pinterest-properties.md](pinterest-properties.md)); the environment; `--set key=value`.
 `sidetier config show` prints every setting with its source, `sidetier config check` finds mistakes,
 and `sidetier config schema` prints the JSON schema. Unknown settings are refused.
 
-The least that is needed:
+The minimum:
 
 ```yaml
 cluster: {name: prod-a}
@@ -29,10 +29,10 @@ storage: {url: "s3://bucket/prefix"}
 
 - **Durations** are written as `200ms`, `30s`, `5m`, `1h`, `2d`, or as a number of seconds.
 - **Sizes** are written as `64KiB`, `16MiB`, `1GiB`, `1GB`, or as a number of bytes.
-- **Secrets** are never written into the configuration, only where they are found: `{env: NAME}` or
-  `{file: /path}`.
+- **Secrets** are given by reference: `{env: NAME}` or `{file: /path}`. The configuration never
+  contains the secret itself.
 - **Environment**: the name in capitals, `.` as `__`, after `SIDETIER_`:
-  `%(example)s`. Values other than text are read as YAML.
+  `%(example)s`. Values of settings that are not text are parsed as YAML.
 """
 
 _SHORT_TYPES: Final[Mapping[str, str]] = {
@@ -132,34 +132,36 @@ def _cell(text: str) -> str:
 _PINTEREST: Final = """\
 # Properties of Pinterest's segment uploader
 
-This page is made from the table in `config/pinterest_table.py` by `make docs`.
+`make docs` generates this page from the table in `config/pinterest.py`.
 
-`sidetier run --config my-cluster.properties` reads the file that Pinterest's uploader is run with.
-The cluster's name is the file's name without `.properties`, as it is there. What their uploader got
-from its Java environment is given beside it, in a second file, the environment or `--set`:
-`log_dirs`, `leadership.zookeeper.connect` where the cluster is on ZooKeeper, and `storage.url`.
+`sidetier run --config my-cluster.properties` reads the file of Pinterest's uploader. As with
+Pinterest's uploader, the cluster's name is the file's name without `.properties`. Settings that
+Pinterest's uploader has from its Java environment are given in a second file, the environment or
+with `--set`: `log_dirs`, `storage.url`, and `leadership.zookeeper.connect` for a cluster on
+ZooKeeper.
 
-A key that is not listed here is refused. Keys that are ignored are named in a warning.
+A key that is not listed here is refused. A warning names each key that is ignored.
 """
 
 _ENDPOINTS: Final = """\
 ## `<cluster>.json`
 
-Bucket and prefix come from a Java class there. Where a file of the same name with the ending
-`.json` lies beside the `.properties`, it is read in the two forms of their example classes:
+Pinterest's uploader gets bucket and prefix from a Java class. If there is a `<cluster>.json` beside
+the `.properties` file, Sidetier reads it in the two forms of their example classes:
 
 - `{"ts_bucket": …, "ts_base_prefix": …, "overrides": {"<topic>": {"ts_bucket": …,
   "ts_base_prefix": …}}}`
 - `{"bucket_public": …, "bucket_pii": …, "prefix": …, "topics": {"<topic>": {"pii": true}}}`
 
-## What differs on purpose
+## Intended differences
 
-- Theirs deletes from the store after 3 days; ours deletes nothing.
-- Theirs gives a segment up after 3 tries and moves the watermark past it; ours tries for as long as
-  the bytes exist, and holds the watermark.
-- Theirs has no prefix of hash bits unless asked; ours has 5 bits, but not when their file is read.
-- Theirs archives whatever `topics.include` matches; ours leaves internal topics out unless
-  `topics.internal` is set.
+- Pinterest's uploader deletes objects after 3 days. Sidetier deletes nothing.
+- Pinterest's uploader skips a segment after 3 failed attempts and moves the watermark past it.
+  Sidetier tries as long as the bytes exist, and does not move the watermark past the segment.
+- Pinterest's uploader adds no hash bits to keys by default. Sidetier adds 5 bits, except with a
+  `.properties` file.
+- Pinterest's uploader archives every topic that `topics.include` matches. Sidetier excludes
+  internal topics unless `topics.internal` is set.
 """
 
 

@@ -1,8 +1,9 @@
 """Checks of this machine, before `sidetier config check` or a start changes anything."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -95,11 +96,12 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
     readable: list[tuple[SettingPath, Path, MetaProperties]] = []
     for i, log_dir in enumerate(config.log_dirs):
         path: SettingPath = ("log_dirs", i)
-        result = _look(path, log_dir, machine)
+        result = _check_log_dir(path, log_dir, machine)
         if isinstance(result, Problem):
             unread.append(result)
         else:
             readable.append((path, log_dir, result))
+    # With JBOD, a broker goes on without a failed log dir, so the sidecar does, too.
     problems = [] if readable else unread
     problems += _disagreements(readable)
     problems += _same_directory(config, machine)
@@ -111,12 +113,12 @@ def check_machine(config: Config, machine: Machine) -> LogDirs:
     return LogDirs(identity, tuple(problems), tuple(unread) if readable else ())
 
 
-def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
+def _check_log_dir(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaProperties:
     kind = machine.kind(log_dir)
     if kind == "missing":
         return Problem(path, f"{log_dir} does not exist, or a directory above it cannot be entered")
     if kind == "file":
-        return Problem(path, f"{log_dir} is no directory")
+        return Problem(path, f"{log_dir} is not a directory")
     if not machine.readable(log_dir):
         return Problem(path, f"{log_dir} cannot be read: run as the broker's user or group")
     return _identity(path, log_dir / META_PROPERTIES, machine)
@@ -124,7 +126,9 @@ def _look(path: SettingPath, log_dir: Path, machine: Machine) -> Problem | MetaP
 
 def _identity(path: SettingPath, meta: Path, machine: Machine) -> Problem | MetaProperties:
     if machine.kind(meta) == "missing":
-        return Problem(path, f"{meta} is missing: no log dir, or its broker has not started yet")
+        return Problem(
+            path, f"{meta} is missing: this is not a log dir, or its broker has not started yet"
+        )
     try:
         return parse_meta_properties(machine.read_text(meta), str(meta))
     except UnicodeDecodeError:
@@ -135,9 +139,9 @@ def _identity(path: SettingPath, meta: Path, machine: Machine) -> Problem | Meta
         return Problem(path, str(error))
 
 
-def _disagreements(found: list[tuple[SettingPath, Path, MetaProperties]]) -> Iterator[Problem]:
-    for path, log_dir, meta in found[1:]:
-        _, first_dir, first = found[0]
+def _disagreements(log_dirs: list[tuple[SettingPath, Path, MetaProperties]]) -> Iterator[Problem]:
+    for path, log_dir, meta in log_dirs[1:]:
+        _, first_dir, first = log_dirs[0]
         if meta.cluster_id != first.cluster_id:
             message = (
                 f"{log_dir} belongs to cluster {meta.cluster_id}, "
@@ -170,7 +174,7 @@ def _store_through_links(config: Config, machine: Machine) -> Iterator[Problem]:
     real = machine.real(root)
     for log_dir in config.log_dirs:
         if real.is_relative_to(machine.real(log_dir)):
-            message = f"{root} leads to {real}, which lies inside the log dir {log_dir}"
+            message = f"{root} is a link to {real}, which is inside the log dir {log_dir}"
             yield Problem(("storage", "url"), message)
 
 
@@ -186,11 +190,13 @@ def _spool(config: Config, machine: Machine, readable: list[Path]) -> Iterator[P
         if machine.kind(spool) != "directory":
             if 0 < len(readable) < len(config.log_dirs):
                 continue
-            yield Problem((*setting, i), f"{spool} is no directory: create it, for the sidecar")
+            yield Problem(
+                (*setting, i), f"{spool} is not a directory: create it, writable for the sidecar"
+            )
         elif any(machine.real(spool).is_relative_to(machine.real(d)) for d in config.log_dirs):
             message = (
-                f"{spool} lies inside a log dir: a directory of another name there stops the "
-                "broker from starting"
+                f"{spool} is inside a log dir: with a directory there that is not a partition, the "
+                "broker does not start"
             )
             yield Problem((*setting, i), message)
     devices = {machine.device(spool) for spool in spools}
@@ -205,9 +211,40 @@ def _against_config(config: Config, meta: MetaProperties) -> Iterator[Problem]:
         yield Problem(("broker", "id"), message)
     leadership = config.leadership
     if leadership.source in ("kraft", "zookeeper") and leadership.source != meta.mode:
-        message = f"is {leadership.source}, but the log dirs are those of a {meta.mode} broker"
+        message = f"is {leadership.source}, but the broker of the log dirs uses {meta.mode}"
         yield Problem(("leadership", "source"), message)
     on_zookeeper = leadership.source == "auto" and meta.mode == "zookeeper"
     if on_zookeeper and leadership.zookeeper.connect is None:
-        message = "is required: meta.properties is that of a broker on ZooKeeper"
+        message = "is required: by meta.properties, the broker uses ZooKeeper"
         yield Problem(("leadership", "zookeeper", "connect"), message)
+
+
+def with_found_log_dirs(config: Config, find: Callable[[str], Iterable[str]] = glob) -> Config:
+    """Replace every pattern (`*`, `?`, `[...]`) in `log_dirs` with the log dirs that it matches
+    now.
+
+    A log dir is a directory with a meta.properties. A pattern without a match is kept, so that it
+    is reported as missing.
+    """
+    if not any(has_magic(str(path)) for path in config.log_dirs):
+        return config
+    log_dirs = tuple(log_dir for path in config.log_dirs for log_dir in _matching(path, find))
+    return config.model_copy(update={"log_dirs": log_dirs})
+
+
+def _matching(path: Path, find: Callable[[str], Iterable[str]]) -> Iterator[Path]:
+    matches = find(str(path / META_PROPERTIES)) if has_magic(str(path)) else ()
+    yield from [Path(match).parent for match in sorted(matches)] or [path]
+
+
+def missing_log_dirs(config: Config, machine: Machine) -> tuple[Path, ...]:
+    """Return the log dirs in which the broker has not started yet. The start reports other
+    problems.
+    """
+    return tuple(path for path in config.log_dirs if _is_missing(path, machine))
+
+
+def _is_missing(path: Path, machine: Machine) -> bool:
+    if machine.kind(path) == "directory" and not machine.readable(path):
+        return False
+    return machine.kind(path / META_PROPERTIES) == "missing"

@@ -1,30 +1,224 @@
-"""Settings of the store: locations, retries and deadlines."""
+"""Settings of the store: one model per driver, locations, retries and deadlines."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from sidetier.config.base import Part
-from sidetier.config.clouds import AzureConfig, GcsConfig, HdfsConfig
-from sidetier.config.s3 import S3Config
 from sidetier.config.storage_urls import PlugIn, StorageUrl, load_plug_in
-from sidetier.config.types import TopicPattern
+from sidetier.config.types import AbsolutePath, Part, SecretRef, TopicPattern
 from sidetier.config.units import Duration, Size
+
+MIB: Final = 1024**2
+SMALLEST_PART: Final = 5 * MIB
+"""S3 refuses smaller parts, except the last one."""
+LARGEST_PUT: Final = 5 * 1024 * MIB
+"""S3 refuses a larger single PUT or part."""
+
+
+def _without_credentials(url: str) -> str:
+    """Raise ValueError for credentials in the URL, which errors and log events show."""
+    if "@" in url or "?" in url or "#" in url:
+        raise ValueError(
+            "must not contain a user, a password, ? or #; give credentials as access_key_id and "
+            "secret_access_key"
+        )
+    return url
+
+
+EndpointUrl = Annotated[
+    str, Field(pattern=r"^https?://[^/]+/?$"), AfterValidator(_without_credentials)
+]
+
+
+class S3Config(Part):
+    """Options of an S3 store. Unless given here, credentials come from AWS's credential chain."""
+
+    endpoint_url: EndpointUrl | None = Field(
+        default=None, description="Endpoint of an S3-compatible store; default: AWS."
+    )
+    region: str | None = Field(
+        default=None, min_length=1, description="Region; default: that of the AWS environment."
+    )
+    path_style: bool = Field(
+        default=False,
+        description="Put the bucket into the path instead of the host name, as "
+        "most S3-compatible stores need.",
+    )
+    profile: str | None = Field(
+        default=None, min_length=1, description="Profile of the AWS configuration files."
+    )
+    access_key_id: SecretRef | None = Field(
+        default=None, description="{env: NAME} or {file: /path}; with secret_access_key."
+    )
+    secret_access_key: SecretRef | None = Field(
+        default=None, description="{env: NAME} or {file: /path}; with access_key_id."
+    )
+    session_token: SecretRef | None = Field(
+        default=None, description="{env: NAME} or {file: /path}; with temporary keys."
+    )
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = Field(
+        default=None, description="Server-side encryption; default: that of the bucket."
+    )
+    sse_kms_key_id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Key for aws:kms; default: that of the account.",
+    )
+    storage_class: str | None = Field(
+        default=None,
+        pattern=r"^[A-Z0-9_]+$",
+        description="Storage class, such as STANDARD_IA; default: that of the store, which "
+        "offset.wm and _metadata always have.",
+    )
+    tags: Mapping[str, str] = Field(
+        default_factory=dict, max_length=10, description="Object tags, at most ten."
+    )
+    ca_bundle: AbsolutePath | None = Field(
+        default=None,
+        description="PEM file of the CAs that verify the endpoint's certificate.",
+    )
+    checksum: Literal["CRC64NVME", "CRC32C"] = Field(
+        default="CRC64NVME", description="Checksum of the whole object that the store verifies."
+    )
+    multipart_threshold: Size = Field(
+        default=1024 * MIB,
+        ge=SMALLEST_PART,
+        le=LARGEST_PUT,
+        description="Larger objects are sent in parts; at most 5GiB.",
+    )
+    part_size: Size = Field(
+        default=256 * MIB,
+        ge=SMALLEST_PART,
+        le=LARGEST_PUT,
+        description="Size of a part, 5MiB to 5GiB; larger for objects that would need more than "
+        "10,000 parts.",
+    )
+
+
+class GcsConfig(Part):
+    """Options of Google Cloud Storage. Unless given here, credentials are Google's application
+    default credentials.
+    """
+
+    credentials_file: AbsolutePath | None = Field(
+        default=None,
+        description="JSON file of a service account or of workload identity federation, as in "
+        "GOOGLE_APPLICATION_CREDENTIALS.",
+    )
+    endpoint_url: EndpointUrl | None = Field(
+        default=None, description="Endpoint of Private Service Connect or of an emulator."
+    )
+    access_token: SecretRef | None = Field(
+        default=None,
+        description="Fixed OAuth token, as {env: NAME} or {file: /path}. It is not renewed.",
+    )
+    storage_class: str | None = Field(
+        default=None,
+        pattern=r"^[A-Z0-9_]+$",
+        description="Storage class, such as NEARLINE; default: that of the bucket, which "
+        "offset.wm and _metadata always have.",
+    )
+    ca_bundle: AbsolutePath | None = Field(
+        default=None,
+        description="PEM file of the CAs that verify the endpoint's certificate.",
+    )
+
+
+class AzureConfig(Part):
+    """Options of Azure Blob Storage. Unless given here, credentials come from the environment
+    (workload identity, managed identity, AZURE_ variables).
+    """
+
+    account_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Storage account, as in AZURE_STORAGE_ACCOUNT_NAME.",
+    )
+    account_key: SecretRef | None = Field(
+        default=None, description="Key of the account, as {env: NAME} or {file: /path}."
+    )
+    sas_token: SecretRef | None = Field(
+        default=None, description="Shared access signature, as {env: NAME} or {file: /path}."
+    )
+    client_id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Client id of a service principal or of a managed identity.",
+    )
+    client_secret: SecretRef | None = Field(
+        default=None,
+        description="Client secret, as {env: NAME} or {file: /path}; needs "
+        "client_id and tenant_id.",
+    )
+    tenant_id: str | None = Field(
+        default=None, min_length=1, description="Tenant id of the service principal."
+    )
+    federated_token_file: AbsolutePath | None = Field(
+        default=None,
+        description="Token file of workload identity, as in AZURE_FEDERATED_TOKEN_FILE.",
+    )
+    endpoint_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^@?#]+$",
+        description="Endpoint of another cloud than the public one, or of an emulator, in the "
+        "form https://ACCOUNT.blob.core.windows.net.",
+    )
+    access_tier: Literal["Hot", "Cool", "Cold"] | None = Field(
+        default=None,
+        description="Access tier; default: that of the account, which offset.wm and _metadata "
+        "always have.",
+    )
+    tags: Mapping[str, str] = Field(
+        default_factory=dict,
+        max_length=10,
+        description="Blob index tags of each object, at most 10.",
+    )
+    ca_bundle: AbsolutePath | None = Field(
+        default=None,
+        description="PEM file of the CAs that verify the endpoint's certificate.",
+    )
+
+
+class HdfsConfig(Part):
+    """Options of HDFS. The user is HADOOP_USER_NAME or the user of the process; with Kerberos, the
+    user of the ticket cache.
+    """
+
+    config_dir: AbsolutePath | None = Field(
+        default=None,
+        description="Directory with core-site.xml and hdfs-site.xml, as in HADOOP_CONF_DIR.",
+    )
+    properties: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="Hadoop properties, which override those of config_dir; no secrets. Values "
+        "are text.",
+    )
 
 
 class RetryConfig(Part):
     """Retries of one request. A failed upload is repeated as long as the segment's bytes exist."""
 
-    attempts: int = Field(default=8, ge=1, description="Tries of one request, the first included.")
-    first_delay: Duration = Field(
-        default=0.2, gt=0, description="Longest wait before the second try; doubles from there."
+    attempts: int = Field(
+        default=8,
+        ge=1,
+        description="Maximum number of attempts of one request, including the first.",
     )
-    max_delay: Duration = Field(default=10.0, gt=0, description="Longest wait between two tries.")
+    first_delay: Duration = Field(
+        default=0.2,
+        gt=0,
+        description="Maximum pause before the second attempt; doubles with each further attempt.",
+    )
+    max_delay: Duration = Field(
+        default=10.0, gt=0, description="Maximum pause between two attempts."
+    )
     max_elapsed: Duration = Field(
-        default=60.0, gt=0, description="Time after the first try at which retries end."
+        default=60.0,
+        gt=0,
+        description="Time since the start of the first attempt after which no "
+        "further attempt begins.",
     )
 
 
@@ -58,26 +252,36 @@ class StorageOverride(Part):
     """Another location for some topics."""
 
     topics: TopicPattern = Field(
-        description="Regular expression of the topics; the first that matches wins."
+        description="Regular expression that matches whole topic names; the first override that "
+        "matches applies."
     )
-    url: StorageUrl = Field(description="URL under which those topics are stored.")
+    url: StorageUrl = Field(description="Root of these topics' archives.")
     s3: S3Config | None = Field(
         default=None,
-        description="Options of this place; what is not given is taken from storage.s3.",
+        description="Options for s3://; default for each option: that of storage.s3.",
     )
-    gcs: GcsConfig | None = Field(default=None, description="The same for gs://.")
-    azure: AzureConfig | None = Field(default=None, description="The same for abfs://.")
-    hdfs: HdfsConfig | None = Field(default=None, description="The same for hdfs://.")
+    gcs: GcsConfig | None = Field(
+        default=None, description="Options for gs://; default for each option: that of storage.gcs."
+    )
+    azure: AzureConfig | None = Field(
+        default=None,
+        description="Options for abfs://; default for each option: that of storage.azure.",
+    )
+    hdfs: HdfsConfig | None = Field(
+        default=None,
+        description="Options for hdfs://; default for each option: that of storage.hdfs.",
+    )
 
 
 class StorageProviderConfig(Part):
     """A plug-in that returns the location of topics."""
 
     name: str = Field(
-        description="Its entry point in the group sidetier.storage_endpoints (docs/storage.md)."
+        description="Name of the plug-in's entry point in the group sidetier.storage_endpoints "
+        "(docs/storage.md)."
     )
     options: Mapping[str, str] = Field(
-        default_factory=dict, description="What the plug-in is given; no secrets."
+        default_factory=dict, description="Options that the plug-in receives; no secrets."
     )
 
 
@@ -114,28 +318,30 @@ class StorageConfig(Part):
         default=5,
         ge=-1,
         le=128,
-        description="Bits of the MD5 that spread partitions over prefixes; 0 or -1: none. "
-        "Never change it once something is stored; readers must use the same.",
+        description="Number of bits of the MD5 at the beginning of a key, which distribute "
+        "partitions over prefixes; 0 or -1: none. Never change it after the first upload; readers "
+        "must use the same number.",
     )
     fencing: Literal["required", "unfenced_acknowledged"] = Field(
         default="required",
-        description="Whether a store without conditional writes is refused. Acknowledged: two "
-        "sidecars that both believe they lead can then overwrite each other.",
+        description="required refuses a store without conditional writes. With "
+        "unfenced_acknowledged, two sidecars that both believe that they lead can overwrite each "
+        "other's objects.",
     )
     s3: S3Config = Field(default=S3Config(), description="Options for s3://.")
     gcs: GcsConfig = Field(default=GcsConfig(), description="Options for gs://.")
     azure: AzureConfig = Field(default=AzureConfig(), description="Options for abfs://.")
     hdfs: HdfsConfig = Field(default=HdfsConfig(), description="Options for hdfs://.")
-    retry: RetryConfig = Field(default=RetryConfig(), description="Tries of one request.")
+    retry: RetryConfig = Field(default=RetryConfig(), description="Attempts of one request.")
     deadline: DeadlineConfig = Field(
-        default=DeadlineConfig(), description="Longest time of one attempt."
+        default=DeadlineConfig(), description="Time limits of one attempt."
     )
     overrides: Annotated[tuple[StorageOverride, ...], Field(strict=False)] = Field(
         default=(), description="Other URLs for some topics; the first match applies."
     )
     provider: StorageProviderConfig | None = Field(
         default=None,
-        description="A plug-in that says where the topics are stored that no override matches.",
+        description="Plug-in that returns the location of topics that no override matches.",
     )
 
     def target(self, topic: str) -> StorageTarget:
@@ -149,19 +355,16 @@ class StorageConfig(Part):
         for override in self.overrides:
             if re.fullmatch(override.topics, topic):
                 return self.overridden(override)
-        plug_in = self._plug_in()
+        plug_in = self.plug_in()
         url = None if plug_in is None else plug_in.url(topic)
         return self.at(self.url if url is None else url)
 
-    def targets(self) -> tuple[StorageTarget, ...]:
-        """Return every configured location, without duplicates; raises as `target`."""
-        places = [self.at(self.url), *map(self.overridden, self.overrides)]
-        plug_in = self._plug_in()
-        if plug_in is not None:
-            places += map(self.at, plug_in.urls())
-        return tuple(place for i, place in enumerate(places) if place not in places[:i])
+    def plug_in(self) -> PlugIn | None:
+        """Return the configured plug-in; None without one.
 
-    def _plug_in(self) -> PlugIn | None:
+        Raises:
+            ConfigurationError: the plug-in is not installed, or fails.
+        """
         if self.provider is None:
             return None
         return load_plug_in(self.provider.name, self.provider.options)

@@ -25,9 +25,9 @@ def storage_url(value: str) -> str:
     if "://" not in value or parts.scheme not in SCHEMES:
         raise ValueError(f"must begin with one of {known}")
     if parts.username or parts.password:
-        raise ValueError("must not hold a user or a password")
+        raise ValueError("must not contain a user or a password")
     if "?" in value or "#" in value:
-        raise ValueError("must not hold ? or #")
+        raise ValueError("must not contain ? or #")
     if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
         raise ValueError("must name an absolute directory: file:///path/to/archive")
     if parts.scheme in ("s3", "gs", "abfs") and not parts.netloc:
@@ -85,6 +85,7 @@ class PlugIn:
                 url = None if given is None else storage_url(given)
             except Exception as error:
                 raise self._failed(f"topic {topic}: {error}") from error
+            # The start checks only `urls`; a URL outside would be an unchecked store, found later.
             if url is not None and url not in self.urls():
                 raise self._failed(f"topic {topic}: {url!r} is not one of its urls")
             self._known[topic] = url
@@ -111,6 +112,7 @@ def load_plug_in(name: str, options: Mapping[str, str]) -> PlugIn:
     return _loaded(name, tuple(sorted(options.items())))
 
 
+# Cached: `url` remembers each topic's answer, so the object must be the same in a process.
 @cache
 def _loaded(name: str, options: tuple[tuple[str, str], ...]) -> PlugIn:
     plug_ins = entry_points(group=ENTRY_POINT_GROUP)

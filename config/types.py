@@ -8,15 +8,28 @@ from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     WithJsonSchema,
     model_validator,
 )
 
-from sidetier.config.base import Part
 from sidetier.segments.errors import ConfigurationError
+
+
+class Part(BaseModel):
+    """A frozen part: unknown keys and values of a wrong type are refused.
+
+    pydantic's own message does not show a rejected value, because it may be a secret. The loader
+    reports the setting's name, its source and the problem.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
 
 
 def _absolute_path(value: object) -> Path:
@@ -28,7 +41,7 @@ def _absolute_path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path, such as /var/lib/kafka/data")
     if "\0" in str(value):
-        raise ValueError("must be a path; it holds a NUL character")
+        raise ValueError("must be a path; it contains a NUL character")
     if not Path(value).is_absolute():
         raise ValueError("must be an absolute path, one that begins with /")
     return Path(os.path.normpath(value))
@@ -98,6 +111,7 @@ class SecretRef(Part):
 
     def _from_file(self, read_text: Callable[[Path], str]) -> str:
         try:
+            # One line end only: editors add it, and further blank characters may be the secret's.
             return read_text(Path(str(self.file))).removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"the secret in {self} cannot be read: {error}") from error

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sidetier.config.base import Part
-from sidetier.config.types import AbsolutePath
+from sidetier.config.types import AbsolutePath, Part
 from sidetier.config.units import DiskFloor, Duration, FreeDisk, Size
 
 
@@ -17,21 +16,21 @@ class PinsConfig(Part):
     )
     max_deleted_bytes: Size = Field(
         default=10 * 1024**3,
-        description="Most bytes that pins and the spool keep on the disks after the broker has "
-        "deleted them, over all log dirs.",
+        description="Maximum number of bytes, over all log dirs, that pins and the spool keep on "
+        "the disks after the broker has deleted the files.",
     )
     min_free_disk: FreeDisk = Field(
         default=DiskFloor(share=0.05),
-        description="Free disk, of each file system that holds log dirs, below which deleted "
-        "segments are released: a size or a percentage. It overrides every other bound, so that "
+        description="Free space of each file system with log dirs, as a size or a percentage. "
+        "Below it, the sidecar releases deleted segments. It overrides all other bounds, so that "
         "the sidecar never fills the broker's disk.",
     )
     spool: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = Field(
         default=(),
-        description="Directories in which the files of unstored segments get second names (hard "
-        "links), so that a restart of the sidecar loses nothing that the broker deletes meanwhile: "
-        "one for each mount of log dirs, outside every log dir. The sidecar must own the broker's "
-        "files, or be allowed to read and write them.",
+        description="Directories for hard links to the files of unstored segments, so that "
+        "segments that the broker deletes during a restart of the sidecar are not lost: one "
+        "directory per file system with log dirs, outside all log dirs. The sidecar must own the "
+        "broker's files, or have read and write permission for them.",
     )
 
 
@@ -43,21 +42,22 @@ class RescueConfig(Part):
 
     enabled: bool = Field(
         default=True,
-        description="Hold and, where nobody else does, upload closed segments of partitions that "
-        "this broker follows; off, one dead sidecar can lose what only its pins would have kept.",
+        description="Pin closed segments of partitions that this broker follows, and upload them "
+        "if the leader's sidecar makes no progress. If false, segments that the broker deletes "
+        "while one sidecar is down can be lost.",
     )
     before_deletion: Duration = Field(
         default=900.0,
         gt=0,
-        description="How long before its deletion by time a follower's segment counts as at risk; "
-        "a quarter of the topic's retention where that is less.",
+        description="Time before the deletion by retention.ms at which a follower's segment "
+        "counts as at risk; at most a quarter of the topic's retention.",
     )
     patience: Duration = Field(
         default=60.0,
         gt=0,
-        description="How long the watermark must stand still before a follower uploads, and how "
-        "often it is read at most while a segment is at risk. A leader waits four times as long "
-        "before it records a gap.",
+        description="Time without progress of offset.wm after which a follower's sidecar uploads, "
+        "and minimum interval at which it reads offset.wm while a segment is at risk. The "
+        "leader's sidecar waits four times as long before it records a gap.",
     )
 
 
@@ -69,8 +69,8 @@ class HighWatermarkConfig(Part):
     )
     list_offsets: bool = Field(
         default=True,
-        description="Ask broker.bootstrap_servers for those that wait: prompt, while the "
-        "checkpoint is written every 5 s only.",
+        description="Send ListOffsets to broker.bootstrap_servers for partitions with waiting "
+        "segments. This is faster than the checkpoint, which the broker writes every 5 s.",
     )
     poll_interval: Duration = Field(
         default=0.1, gt=0, description="Interval of high-watermark checks while a segment waits."
@@ -89,26 +89,27 @@ class ClusterSnapshotsConfig(Part):
     enabled: bool = Field(
         default=True,
         description="Store snapshots of topics, configurations, ACLs, client quotas, names of "
-        "SCRAM users (never their passwords) and the committed offsets of consumer groups.",
+        "SCRAM users (never their passwords) and committed offsets of consumer groups.",
     )
     interval: Duration = Field(
         default=60.0,
         ge=1.0,
-        description="How often the committed offsets of consumer groups are stored.",
+        description="Interval at which the committed offsets of consumer groups are stored.",
     )
     definitions_interval: Duration = Field(
-        default=600.0, ge=1.0, description="How often every other kind is read, and stored anew."
+        default=600.0, ge=1.0, description="Interval at which all other kinds are read and stored."
     )
     history: int = Field(
         default=1440,
         ge=1,
-        description="Stored snapshots of each kind at most. A snapshot is stored only when it "
-        "differs from the one before it. Removing older ones needs the right to delete objects.",
+        description="Maximum number of stored snapshots of each kind. A snapshot is stored only "
+        "if it differs from the previous one. Removing older snapshots needs permission to delete "
+        "objects.",
     )
     exclude: Annotated[tuple[SnapshotKind, ...], Field(strict=False)] = Field(
         default=(),
-        description="Kinds that are not stored, such as those that the sidecar's principal may "
-        "not read.",
+        description="Kinds that are not stored, for example because the sidecar's principal has "
+        "no permission to read them.",
     )
 
 
@@ -129,24 +130,24 @@ class UploaderConfig(Part):
     )
     offset_reset: Literal["earliest", "latest"] = Field(
         default="earliest",
-        description="Where a partition without a watermark begins: with the oldest segment on the "
-        "disk, or with what closes from now on.",
+        description="First segment of a partition that has no archive yet: earliest for the "
+        "oldest segment on the disk, latest for the next segment that the broker closes.",
     )
     on_gap: OnGap = Field(
         default="step_over",
-        description="When records are gone before they were stored: record the gap and go on, or "
-        "halt the partition.",
+        description="Reaction to records that were deleted before they were archived: record the "
+        "gap and continue, or halt the partition.",
     )
     on_divergence: OnDivergence = Field(
         default="quarantine",
-        description="When the cluster has thrown away records that are stored (an unclean "
-        "election): copy them to _sidetier/<cluster>/quarantine and go on with the new history, or "
-        "halt the partition. Quarantine needs the right to delete objects.",
+        description="Reaction to archived records that the cluster has discarded (an unclean "
+        "election): copy them to _sidetier/<cluster>/quarantine and continue with the new "
+        "history, or halt the partition. Quarantine needs permission to delete objects.",
     )
     on_recreated: OnRecreated = Field(
         default="halt",
-        description="When the topic was deleted and created again under its name: halt the "
-        "partition until `sidetier retire` has moved the old archive, or move it to "
+        description="Reaction to a topic that was deleted and created again: halt the partition "
+        "until `sidetier retire` has moved the old archive, or move it to "
         "_sidetier/<cluster>/retired at once.",
     )
     rescan_interval: Duration = Field(
@@ -156,11 +157,11 @@ class UploaderConfig(Part):
     )
     watch: Literal["auto", "inotify", "polling"] = Field(
         default="auto",
-        description="How new files are noticed; auto falls back to polling, and says so, where "
-        "inotify is not enough.",
+        description="How the sidecar notices new files; auto falls back to polling, with a log "
+        "event, if inotify is not available or its limits are too low.",
     )
     poll_interval: Duration = Field(
-        default=1.0, gt=0, description="How often the log dirs are listed when polling."
+        default=1.0, gt=0, description="Interval at which the log dirs are listed when polling."
     )
     max_queued_segments_per_partition: int = Field(
         default=8, ge=1, description="Maximum number of queued segments of one partition."
@@ -170,38 +171,40 @@ class UploaderConfig(Part):
         gt=0,
         description="Bandwidth limit of all uploads together; default: no limit.",
     )
-    pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of the files held open.")
+    pins: PinsConfig = Field(default=PinsConfig(), description="Bounds of pins.")
     rescue: RescueConfig = Field(
-        default=RescueConfig(), description="What is done for partitions that others lead."
+        default=RescueConfig(), description="Rescue of partitions that other brokers lead."
     )
     high_watermark: HighWatermarkConfig = Field(
-        default=HighWatermarkConfig(), description="How committed records are known."
+        default=HighWatermarkConfig(), description="Sources of the high watermark."
     )
     cluster_snapshots: ClusterSnapshotsConfig = Field(
         default=ClusterSnapshotsConfig(),
         description="Snapshots of topics, configurations, ACLs, quotas and group offsets.",
     )
     local_delete_delay: Duration = Field(
-        default=60.0, description="The broker's file.delete.delay.ms, for the urgency of an upload."
+        default=60.0,
+        description="The broker's file.delete.delay.ms, which determines the urgency of an upload.",
     )
     local_retention: Duration | None = Field(
         default=None,
         gt=0,
-        description="The shortest local retention of the topics, as a hint for urgency.",
+        description="Shortest local retention of the topics, as a hint for the urgency of uploads.",
     )
     shutdown_grace: Duration = Field(
-        default=25.0, description="Time that running uploads get to finish after SIGTERM."
+        default=25.0, description="Time after SIGTERM in which running uploads can finish."
     )
     niceness: int = Field(
         default=10,
         ge=0,
         le=19,
-        description="How far the sidecar stands back for the CPU where the broker wants it too "
-        "(nice); 0: not at all.",
+        description="CPU niceness of the sidecar beside the broker, as of nice(1); 0 for the same "
+        "priority.",
     )
     page_cache: Literal["give_back_cold", "leave"] = Field(
         default="give_back_cold",
-        description="Whether the sidecar drops the page-cache pages that an upload has read in.",
+        description="Whether the sidecar drops the pages that an upload has read into the page "
+        "cache.",
     )
 
     def led_only(self) -> "UploaderConfig":

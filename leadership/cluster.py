@@ -113,7 +113,7 @@ def ask_offsets(
         KafkaException: No request could be sent.
     """
     offsets = _ask(client, tps, end, timeout, isolation)
-    stale = [tp for tp, offset in offsets.items() if _knows_an_old_leader(offset)]
+    stale = [tp for tp, offset in offsets.items() if _has_outdated_leader(offset)]
     if stale:
         # librdkafka sends the request to the leader and epoch of its cached metadata, and does not
         # refresh the metadata after a refusal: the same error would be returned for minutes.
@@ -123,8 +123,8 @@ def ask_offsets(
     return offsets
 
 
-def _knows_an_old_leader(told: LogOffset | KafkaException) -> bool:
-    return isinstance(told, KafkaException) and told.args[0].code() in _OLD_LEADER
+def _has_outdated_leader(answer: LogOffset | KafkaException) -> bool:
+    return isinstance(answer, KafkaException) and answer.args[0].code() in _OLD_LEADER
 
 
 def _ask(

@@ -58,7 +58,7 @@ _Offsets = Mapping[str, Mapping[int, CommittedOffset]]
 _TOPICS_AT_ONCE: Final = 100
 _GROUPS_AT_ONCE: Final = 20
 _IMPATIENT_SECONDS: Final = 1.0
-_PROBLEMS_TOLD: Final = 3
+_PROBLEMS_SHOWN: Final = 3
 _NO_PERMISSION: Final[Mapping[SnapshotKind, str]] = {
     SnapshotKind.TOPICS: "DESCRIBE and DESCRIBE_CONFIGS on the topics",
     SnapshotKind.BROKER_CONFIGS: "DESCRIBE_CONFIGS on the cluster",
@@ -135,12 +135,12 @@ class KafkaClusterState:
                 case SnapshotKind.QUOTAS:
                     return self._quotas()
         except KafkaException as error:
-            raise LeadershipUnavailableError(f"{kind}: {self._told(kind, error)}") from error
+            raise LeadershipUnavailableError(f"{kind}: {self._text_of(kind, error)}") from error
 
     def close(self) -> None:
         """Do nothing: librdkafka closes the connections when the client is destroyed."""
 
-    def _told(self, kind: SnapshotKind, error: KafkaException) -> str:
+    def _text_of(self, kind: SnapshotKind, error: KafkaException) -> str:
         if error.args[0].code() in _REFUSALS:
             return f"{error.args[0].str()}: the sidecar's principal needs {_NO_PERMISSION[kind]}"
         return f"{self._servers}: {error}"
@@ -150,7 +150,9 @@ class KafkaClusterState:
         batches = [items[start : start + size] for start in range(0, len(items), size)]
         for number, batch in enumerate(batches):
             if number and self._pause(seconds / len(batches)):
-                raise LeadershipUnavailableError("reading the cluster's state was given up")
+                raise LeadershipUnavailableError(
+                    "the sidecar stopped while it read the cluster's state"
+                )
             yield batch
 
     def _topics(self, before: TopicDefinitions | None, seconds: float) -> ReadState:
@@ -176,7 +178,7 @@ class KafkaClusterState:
                 except KafkaException as error:
                     if error.args[0].code() in _GONE:
                         continue
-                    problems.append(f"{name}: {self._told(SnapshotKind.TOPICS, error)}")
+                    problems.append(f"{name}: {self._text_of(SnapshotKind.TOPICS, error)}")
                     if known is not None:
                         definitions[name] = known
                     continue
@@ -203,7 +205,7 @@ class KafkaClusterState:
         except KafkaException as error:
             if error.args[0].code() in _GONE:
                 raise
-            return before, self._told(SnapshotKind.TOPICS, error)
+            return before, self._text_of(SnapshotKind.TOPICS, error)
 
     def _broker_configs(self, before: BrokerConfigs | None) -> ReadState:
         default: dict[str, str] = {}
@@ -240,6 +242,7 @@ class KafkaClusterState:
             secret["default"] = _secrets(of_all)
         if problems and len(problems) == len(ids):
             raise LeadershipUnavailableError(f"broker-configs: {_joined(problems)}")
+        # A broker without dynamic settings has no entry: a restore then sets nothing for it.
         brokers = {broker_id: configs for broker_id, configs in brokers.items() if configs}
         secret = {owner: names for owner, names in secret.items() if names}
         return ReadState(BrokerConfigs(default, brokers, secret), _joined(problems))
@@ -390,7 +393,7 @@ class KafkaClusterState:
                     offsets = future.result()
                 except KafkaException as error:
                     if error.args[0].code() not in _GONE:
-                        yield group, self._told(SnapshotKind.GROUP_OFFSETS, error)
+                        yield group, self._text_of(SnapshotKind.GROUP_OFFSETS, error)
                 else:
                     yield group, _without_metadata(offsets)
 
@@ -440,17 +443,21 @@ def _with_permission(error: BrokerError) -> str:
     return f"{error}: the sidecar's principal needs {_NO_PERMISSION[SnapshotKind.GROUP_OFFSETS]}"
 
 
-def _by_topic(told: "Mapping[TopicPartition, WireOffset]") -> dict[str, dict[int, CommittedOffset]]:
+def _by_topic(
+    offsets: "Mapping[TopicPartition, WireOffset]",
+) -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
-    for tp, offset in told.items():
+    for tp, offset in offsets.items():
         committed = CommittedOffset(offset.offset, offset.metadata)
         by_topic.setdefault(tp.topic, {})[tp.partition] = committed
     return by_topic
 
 
-def _without_metadata(told: ConsumerGroupTopicPartitions) -> dict[str, dict[int, CommittedOffset]]:
+def _without_metadata(
+    offsets: ConsumerGroupTopicPartitions,
+) -> dict[str, dict[int, CommittedOffset]]:
     by_topic: dict[str, dict[int, CommittedOffset]] = {}
-    for tp in told.topic_partitions or ():
+    for tp in offsets.topic_partitions or ():
         if tp.error is None and tp.offset >= 0:
             by_topic.setdefault(tp.topic, {})[tp.partition] = CommittedOffset(tp.offset)
     return by_topic
@@ -460,6 +467,6 @@ def _joined(problems: Sequence[str]) -> str | None:
     """Return the first problems and the number of further ones; None without problems."""
     if not problems:
         return None
-    more = len(problems) - _PROBLEMS_TOLD
-    text = "; ".join(problems[:_PROBLEMS_TOLD])
+    more = len(problems) - _PROBLEMS_SHOWN
+    text = "; ".join(problems[:_PROBLEMS_SHOWN])
     return text + (f"; and {more} more" if more > 0 else "")

@@ -64,6 +64,7 @@ class Worker:
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self._run = run
         self._failure: BaseException | None = None
+        # A daemon thread: one that hangs in a client library must not keep the process alive.
         self._thread = Thread(target=self._guarded, name=name, daemon=True)
 
     @property

@@ -1,5 +1,6 @@
 """Checks that all stores share; they run before a request is sent."""
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -16,9 +17,9 @@ def check_condition(key: str, condition: Condition | None, etag: str | None) -> 
     """
     if isinstance(condition, IfAbsent):
         if etag is not None:
-            raise PreconditionFailedError(f"{key}: there is an object already, etag {etag}")
+            raise PreconditionFailedError(f"{key}: the object exists already, etag {etag}")
     elif condition is not None and etag != condition.etag:
-        actual = "there is none" if etag is None else f"it is {etag}"
+        actual = "there is no object" if etag is None else f"it is {etag}"
         raise PreconditionFailedError(f"{key}: etag {condition.etag} was expected, {actual}")
 
 
@@ -43,7 +44,8 @@ def check_key(key: str) -> None:
     if not key:
         raise InvalidRequestError("the key is empty")
     if _CONTROL.search(key):
-        raise InvalidRequestError(f"key {key!r} holds a character that cannot be listed")
+        # S3 lists keys as XML 1.0, which cannot contain these characters.
+        raise InvalidRequestError(f"key {key!r} has a character that cannot be listed")
     if any(part in {"", ".", ".."} for part in key.split("/")):
         raise InvalidRequestError(
             f"key {key!r} must be relative, without empty, '.' or '..' components"
@@ -61,9 +63,11 @@ def check_metadata(key: str, metadata: Mapping[str, str] | None) -> dict[str, st
     checked = dict(metadata or {})
     for name, value in checked.items():
         if not _METADATA_NAME.fullmatch(name):
-            raise InvalidRequestError(f"{key}: metadata name {name!r} is not of a-z, 0-9 and -")
+            raise InvalidRequestError(
+                f"{key}: metadata name {name!r} may contain only a-z, 0-9 and -"
+            )
         if not (value.isascii() and value.isprintable()) or value != value.strip():
-            raise InvalidRequestError(f"{key}: metadata {name} has no plain ASCII value: {value!r}")
+            raise InvalidRequestError(f"{key}: metadata {name} is not printable ASCII: {value!r}")
     if sum(len(name) + len(value) for name, value in checked.items()) > MOST_METADATA:
         raise InvalidRequestError(f"{key}: metadata is larger than {MOST_METADATA} bytes")
     return checked
@@ -73,3 +77,29 @@ def check_range(key: str, start: int, end: int | None) -> None:
     """Raise InvalidRequestError unless 0 <= start <= end."""
     if start < 0 or (end is not None and end < start):
         raise InvalidRequestError(f"{key}: no such range: {start} to {end}")
+
+
+_process = {"used": False, "lost": False}
+
+
+def _after_fork() -> None:
+    _process["lost"] = _process["used"]
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise an error in a process where every request would hang forever.
+
+    A process that is forked after its parent made a request lacks the client's threads.
+
+    Raises:
+        InvalidRequestError: This process is such a child.
+    """
+    if _process["lost"]:
+        raise InvalidRequestError(
+            "this process was forked from one that had used the object store, and its requests "
+            "would hang: start it by spawn or forkserver, or fork before the first request"
+        )
+    _process["used"] = True

@@ -75,6 +75,9 @@ def open_plain(endpoint: StorageEndpoint) -> RemoteStorage:
     return _OPENERS[scheme](endpoint)
 
 
+# The openers import their drivers: a sidecar uses one of them, and a driver takes megabytes.
+
+
 def _open_s3(endpoint: StorageEndpoint) -> RemoteStorage:
     from sidetier.storage.s3 import S3Storage  # noqa: PLC0415
 

@@ -1,14 +1,58 @@
 """The HDFS driver on hdfs-native, a client in Rust without a JVM and without libhdfs.
 
-An object is a plain file that any program can read. `hdfs_versions` describes how an object is
-written, replaced and deleted so that conditional writes hold between processes, and what a kill
-leaves behind.
+An object is a plain file that any program can read. hdfs-native has no extended attributes, and
+metadata in a trailer would follow the footer of a Parquet file, so metadata is in a separate file.
+
+::
+
+    <root>/<key>                                          bytes of the object
+    <root>/_sidetier-store/new/<nonce>                    file that is being written
+    <root>/_sidetier-store/meta/<xx>/<hash>/<etag>.json   metadata and checksum of a version
+    <root>/_sidetier-store/swaps/<hash>-<etag>/           replacement or deletion of a version
+
+The separate file, the record, is named by the SHA-256 of the key and by the etag. The etag consists
+of size and modification time of the object's file; a rename keeps both. The record is created
+before the version is published, so both become visible in one step. Only one version can have an
+etag, because its record is created without overwrite: another writer then uses a time one
+millisecond later. The time comes from the NameNode. It is later than the time of the replaced
+version, even if the NameNode's clock was set back.
+
+An object is created by renaming `new/<nonce>` to the key without overwrite, which the NameNode does
+atomically. HDFS has no rename that depends on the version of its target, so a version is replaced
+in six steps:
+
+1. Create the directory `swaps/<hash>-<etag>/<nonce>`, with the etag of the version to replace.
+2. Check that the key still has this etag; refuse the write otherwise.
+3. Move `new/<nonce>` to `swaps/<hash>-<etag>/<nonce>/v`.
+4. Rename `swaps/<hash>-<etag>/<nonce>` to `swaps/<hash>-<etag>/next` without overwrite. This claim
+   succeeds for one of several writers; only this writer's bytes can replace this etag.
+5. Rename `next/v` over the key. `next` stays, so that no other writer can claim this etag.
+6. Delete `swaps/<hash>-<etag>` with the directories of all other writers, then the old record.
+
+A slow writer cannot replace a later version. Step 4 fails unless its directory still exists and
+`next` is free. If another writer completed a swap of the same etag in between, either `next` exists
+or `swaps/<hash>-<etag>` was deleted together with the slow writer's directory. Step 5 moves `v`,
+which exists only once, so a second rename fails.
+
+A kill before step 4 leaves files that are never read. A kill after step 4 leaves the old version
+visible, and the claim. The next writer that wants to replace or delete that version finds the
+claim, carries out steps 5 and 6, and compares its own condition with the new version. A kill after
+step 5 leaves the new version, and an empty directory.
+
+A delete is the same with a directory `next/d` in place of the file `next/v`. Its step 5 moves the
+key's file to `next/d/gone`, which exists at most once and which step 6 deletes.
+
+These guarantees hold between writers that use this module. They do not cover other programs that
+change the files.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, NoReturn
+from dataclasses import replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from sidetier.segments.errors import (
     ConfigurationError,
@@ -19,12 +63,16 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream, BodyFailedError, DeadlinePassedError
-from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
+from sidetier.storage.checks import (
+    check_condition,
+    check_key,
+    check_metadata,
+    check_process,
+    check_range,
+)
 from sidetier.storage.checksums import expect_checksum
-from sidetier.storage.forks import check_process
-from sidetier.storage.hdfs_client import HdfsClient, translation
-from sidetier.storage.hdfs_versions import RESERVED, Versions, etag_of
-from sidetier.storage.local_records import Identity, Record
+from sidetier.storage.file_records import Identity, Record, decode, encode, pick, undescribed
+from sidetier.storage.hdfs_client import HdfsClient, HdfsFile, translation
 from sidetier.storage.port import (
     Body,
     Checksum,
@@ -38,10 +86,278 @@ from sidetier.storage.port import (
 )
 from sidetier.storage.settings import AttemptDeadline, HdfsSettings
 
+if TYPE_CHECKING:
+    from hdfs_native import AsyncFileWriter
+
+
+RESERVED: Final = "_sidetier-store"
+_MAX_TRIES: Final = 100
+"""Maximum tries of a step that other writers of the key can undo meanwhile."""
+_MS: Final = 1_000_000
+"""Nanoseconds per millisecond: HDFS keeps times in ms."""
+
+
+class Versions:
+    """The versions of the objects below a root.
+
+    Methods raise StorageError. After a transient error the step may have been carried out.
+    """
+
+    def __init__(self, client: HdfsClient, root: str) -> None:
+        self._client = client
+        self._root = root
+        self._own = f"{root}/{RESERVED}"
+
+    def path(self, key: str) -> str:
+        """Return the path of the object's file."""
+        return f"{self._root}/{key}"
+
+    def temporary(self) -> str:
+        """Return a new path for a file that is being written."""
+        return f"{self._own}/new/{uuid4().hex}"
+
+    def identity(self, key: str) -> Identity | None:
+        """Return the identity of the current version; None if there is no object."""
+        return self._client.identity(self.path(key))
+
+    def record(self, key: str) -> Record | None:
+        """Return the record of the current version; None if there is no object."""
+        for _ in range(_MAX_TRIES):
+            identity = self.identity(key)
+            if identity is None:
+                return None
+            record = self._stored_record(key, identity)
+            if record is not None:
+                return record
+            if self.identity(key) == identity:
+                return undescribed(identity)
+        raise StoreUnavailableError(
+            f"head {key}: other writers replace it faster than it can be read"
+        )
+
+    def open(self, key: str) -> tuple[HdfsFile, Identity]:
+        """Open the current version for reading.
+
+        Raises:
+            FileNotFoundError: There is no object.
+        """
+        for _ in range(_MAX_TRIES):
+            identity = self.identity(key)
+            if identity is None:
+                raise FileNotFoundError(self.path(key))
+            with suppress(FileNotFoundError):
+                opened = self._client.open(self.path(key))
+                # hdfs-native does not report which file it opened, so compare before and after.
+                if self.identity(key) == identity:
+                    return opened, identity
+        raise StoreUnavailableError(
+            f"get {key}: other writers replace it faster than it can be read"
+        )
+
+    def close(
+        self,
+        key: str,
+        writer: "AsyncFileWriter",
+        temporary: str,
+        described: Record,
+    ) -> Record:
+        """Close the temporary file and store its record.
+
+        Args:
+            key: Key of the object.
+            writer: Writer of the temporary file, with all bytes written.
+            temporary: Path of the temporary file.
+            described: Size, metadata and checksum; etag and time are chosen here.
+
+        Returns:
+            The record as stored.
+        """
+        opened, present = self._client.identity(temporary), self.identity(key)
+        if opened is None:
+            raise StoreUnavailableError(f"put {key}: {temporary} is gone")
+        # Until the file is closed, its modification time is the time of its creation.
+        wanted = _dated(described, max(opened.modified_ns, _later(present)))
+        path = self._record_path(key, wanted.etag)
+        if not self._client.close_and_write(temporary, writer, path, encode(key, (wanted,))):
+            return self._describe(key, temporary, _dated(wanted, wanted.identity.modified_ns + _MS))
+        self._client.set_modified(temporary, wanted.identity.modified_ms)
+        return wanted
+
+    def publish(self, key: str, temporary: str, record: Record, condition: Condition | None) -> str:
+        """Make the closed temporary file the key's object if the condition holds.
+
+        Returns:
+            The etag of the new version.
+
+        Raises:
+            PreconditionFailedError: The condition does not hold; nothing is published.
+        """
+        try:
+            for _ in range(_MAX_TRIES):
+                present = self.identity(key)
+                check_condition(key, condition, None if present is None else etag_of(present))
+                if record.identity.modified_ns < _later(present):
+                    self._forget(key, record.etag)
+                    record = self._describe(key, temporary, _dated(record, _later(present)))
+                if present is None:
+                    done = self._create(key, temporary)
+                else:
+                    done = self._swap(key, temporary, present)
+                if done:
+                    return record.etag
+                if self._client.identity(temporary) is None:
+                    # Another writer deleted it in step 6. If the condition still holds, the
+                    # transient error makes the caller send the body again.
+                    check_condition(key, condition, self._etag(key))
+                    raise StoreUnavailableError(f"put {key}: another writer was faster")
+        except StorageError as error:
+            if not error.retry:
+                self._forget(key, record.etag)
+            raise
+        raise StoreUnavailableError(f"put {key}: other writers were faster {_MAX_TRIES} times")
+
+    def remove(self, key: str, condition: Condition | None) -> None:
+        """Delete the object if the condition holds. Idempotent: a missing object is no error."""
+        for _ in range(_MAX_TRIES):
+            present = self.identity(key)
+            if present is None:
+                return
+            check_condition(key, condition, etag_of(present))
+            slot, mine = self._slot(key, present)
+            self._client.make_directory(f"{mine}/d")
+            if self.identity(key) == present and self._claim(mine, slot):
+                self._complete(key, slot, present)
+                self._remove_empty_parents(key)
+                return
+            self._client.delete(mine, recursive=True)
+            self._delete_if_empty(slot)
+            self._help(key, slot, present)
+        raise StoreUnavailableError(f"delete {key}: other writers were faster {_MAX_TRIES} times")
+
+    def _create(self, key: str, temporary: str) -> bool:
+        try:
+            self._client.rename_to_new_place(temporary, self.path(key))
+        except FileExistsError:
+            return False
+        except FileNotFoundError as error:
+            # A concurrent delete removed the parent as empty after it had been created.
+            raise StoreUnavailableError(f"put {key}: {error}") from error
+        return True
+
+    def _swap(self, key: str, temporary: str, present: Identity) -> bool:
+        slot, mine = self._slot(key, present)
+        # The directory first, then the comparison: a swap that completes in between deletes the
+        # directory, so step 4 fails. In the other order an old version could replace a new one.
+        self._client.make_directory(mine)
+        if self.identity(key) != present:
+            self._client.delete(mine, recursive=True)
+            self._delete_if_empty(slot)
+            return False
+        try:
+            self._client.rename(temporary, f"{mine}/v")
+        except FileNotFoundError:
+            return False  # the swap directory was deleted: another writer replaced the version
+        if self._claim(mine, slot):
+            # From here on the write cannot be undone: any writer may complete it (`_help`).
+            self._complete(key, slot, present)
+            return True
+        with suppress(FileNotFoundError):
+            self._client.rename(f"{mine}/v", temporary)
+        self._help(key, slot, present)
+        return False
+
+    def _claim(self, mine: str, slot: str) -> bool:
+        try:
+            self._client.rename(mine, f"{slot}/next")
+        except (FileExistsError, FileNotFoundError):
+            return False
+        return True
+
+    def _help(self, key: str, slot: str, present: Identity) -> None:
+        """Complete another writer's claim, if there is one: that writer may be dead."""
+        if self._client.exists(f"{slot}/next"):
+            self._complete(key, slot, present)
+
+    def _complete(self, key: str, slot: str, replaced: Identity) -> None:
+        """Carry out steps 5 and 6. Another writer may do the same concurrently."""
+        try:
+            self._client.rename(f"{slot}/next/v", self.path(key), overwrite=True)
+        except FileNotFoundError:
+            if self._client.exists(f"{slot}/next/d"):
+                with suppress(FileNotFoundError, FileExistsError):
+                    self._client.rename(self.path(key), f"{slot}/next/d/gone")
+        self._client.delete(slot, recursive=True)
+        self._forget(key, etag_of(replaced))
+
+    def _describe(self, key: str, temporary: str, record: Record) -> Record:
+        """Store the record of the closed temporary file under the first time that is free."""
+        for _ in range(_MAX_TRIES):
+            with suppress(FileExistsError):
+                self._client.write_small(
+                    self._record_path(key, record.etag), encode(key, (record,))
+                )
+                self._client.set_modified(temporary, record.identity.modified_ms)
+                return record
+            record = _dated(record, record.identity.modified_ns + _MS)
+        raise StoreUnavailableError(f"put {key}: {_MAX_TRIES} other versions have the same time")
+
+    def _etag(self, key: str) -> str | None:
+        identity = self.identity(key)
+        return None if identity is None else etag_of(identity)
+
+    def _stored_record(self, key: str, identity: Identity) -> Record | None:
+        try:
+            data = self._client.read_small(self._record_path(key, etag_of(identity)))
+        except FileNotFoundError:
+            return None
+        return pick(decode(data), identity)
+
+    def _forget(self, key: str, etag: str) -> None:
+        """Delete an obsolete record. If that fails the record stays, but is never read."""
+        with suppress(StorageError):
+            self._client.delete(self._record_path(key, etag))
+
+    def _remove_empty_parents(self, key: str) -> None:
+        folders = [f"{self._own}/meta/{_hash(key)[:2]}/{_hash(key)}"]
+        parts = key.split("/")[:-1]
+        folders += [self.path("/".join(parts[:count])) for count in range(len(parts), 0, -1)]
+        for folder in folders:
+            self._delete_if_empty(folder)
+
+    def _delete_if_empty(self, folder: str) -> None:
+        with suppress(StorageError):
+            self._client.delete(folder)
+
+    def _slot(self, key: str, present: Identity) -> tuple[str, str]:
+        slot = f"{self._own}/swaps/{_hash(key)}-{etag_of(present)}"
+        return slot, f"{slot}/{uuid4().hex}"
+
+    def _record_path(self, key: str, etag: str) -> str:
+        name = _hash(key)
+        return f"{self._own}/meta/{name[:2]}/{name}/{etag}.json"
+
+
+def _later(present: Identity | None) -> int:
+    """Return the earliest time for a version that replaces `present`, in ns since 1970."""
+    return 0 if present is None else present.modified_ns + _MS
+
+
+def _dated(record: Record, modified_ns: int) -> Record:
+    identity = replace(record.identity, modified_ns=modified_ns)
+    return replace(record, identity=identity, etag=etag_of(identity))
+
+
+def etag_of(identity: Identity) -> str:
+    """Return the etag of the version with this identity."""
+    return undescribed(identity).etag
+
+
+def _hash(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
 _LONGEST_COMPONENT: Final = 255
 """Maximum bytes per path component: default of `dfs.namenode.fs-limits.max-component-length`."""
-_LOOKS: Final = 100
-"""Maximum tries to open an object that other writers replace meanwhile."""
 _ATTEMPTS: Final = "dfs.client.failover.max.attempts"
 _FAILOVERS: Final = "3"
 """Tries to find the active NameNode of a name service. Hadoop's default of 15 takes three minutes,
@@ -49,7 +365,7 @@ and the retry layer above this store tries again anyway."""
 
 
 class HdfsStorage:
-    """Directory of HDFS. Conditional writes hold between processes; see `hdfs_versions`.
+    """Directory of HDFS. Conditional writes hold between processes; see the module.
 
     A key cannot be both a file and a directory (`a` and `a/b`). A key component has at most 255
     bytes and no colon, which HDFS refuses. HDFS verifies its own block checksums; the checksum of
@@ -116,14 +432,16 @@ class HdfsStorage:
     def get_object(self, key: str) -> StoredObject:
         """See `RemoteStorage`."""
         self._check(key)
-        for _ in range(_LOOKS):
-            with self._found("get", key):
+        for _ in range(_MAX_TRIES):
+            with self._translated("get", key):
                 opened, identity = self._versions.open(key)
                 record = self._versions.record(key)
             if record is not None and record.identity == identity:
                 with opened.stream(0, identity.size) as stream:
                     return StoredObject(record.head(key), stream.read())
-        raise StoreUnavailableError(f"get {self._place(key)}: it is overwritten too fast")
+        raise StoreUnavailableError(
+            f"get {self._place(key)}: it other writers replace it faster than it can be read"
+        )
 
     def get_object_input_stream(
         self,
@@ -140,7 +458,7 @@ class HdfsStorage:
         """
         self._check(key)
         check_range(key, start, end)
-        with self._found("get", key):
+        with self._translated("get", key):
             opened, identity = self._versions.open(key)
         check_condition(key, condition, etag_of(identity))
         return opened.stream(start, identity.size if end is None else min(end, identity.size))
@@ -152,7 +470,7 @@ class HdfsStorage:
         if not _can_be(folder):
             return
         base = f"{folder}/" if folder else ""
-        with self._found("list", prefix):
+        with self._translated("list", prefix):
             for key, identity in self._walk(base, prefix.encode(), start_after.encode()):
                 yield ObjectSummary(key, identity.size, etag_of(identity), identity.modified_ms)
 
@@ -163,7 +481,7 @@ class HdfsStorage:
         if not _can_be(parent):
             return []
         base = f"{parent}/" if parent else ""
-        with self._found("list", prefix):
+        with self._translated("list", prefix):
             entries = self._client.entries(f"{self._root}/{parent}".rstrip("/"))
         names = (f"{base}{entry.name}/" for entry in entries if entry.identity is None)
         shown = (name for name in names if name.startswith(prefix) and name != f"{RESERVED}/")
@@ -181,7 +499,7 @@ class HdfsStorage:
         deleted as well.
         """
         self._check(key)
-        with self._found("delete", key):
+        with self._translated("delete", key):
             self._versions.remove(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
@@ -216,7 +534,7 @@ class HdfsStorage:
         temporary = self._versions.temporary()
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         try:
-            with self._found("put", key):
+            with self._translated("put", key):
                 writer, actual = self._client.send(temporary, stream, algorithm)
                 expect_checksum(key, checksum, actual)
                 described = Record(Identity(len(stream), 0), "", metadata, actual)
@@ -250,7 +568,7 @@ class HdfsStorage:
 
     def _record(self, key: str) -> Record:
         self._check(key)
-        with self._found("head", key):
+        with self._translated("head", key):
             record = self._versions.record(key)
         if record is None:
             raise ObjectNotFoundError(f"head {self._place(key)}: no such object")
@@ -264,14 +582,14 @@ class HdfsStorage:
             raise InvalidRequestError(f"key {key!r}: HDFS refuses a colon in a name")
         parts = key.split("/")
         if parts[0] == RESERVED:
-            raise InvalidRequestError(f"key {key!r}: {RESERVED} is the store's own")
+            raise InvalidRequestError(f"key {key!r}: {RESERVED} is reserved for the store")
         if any(len(part.encode()) > _LONGEST_COMPONENT for part in parts):
             raise InvalidRequestError(
                 f"key {key!r}: a component is longer than {_LONGEST_COMPONENT} bytes"
             )
 
     @contextmanager
-    def _found(self, operation: str, key: str) -> Iterator[None]:
+    def _translated(self, operation: str, key: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, FileExistsError) as error:

@@ -32,9 +32,9 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.attempt import AttemptStream
+from sidetier.storage.checks import check_process
 from sidetier.storage.checksums import RunningChecksum
-from sidetier.storage.forks import check_process
-from sidetier.storage.local_records import Identity
+from sidetier.storage.file_records import Identity
 from sidetier.storage.port import Checksum, ChecksumAlgorithm
 from sidetier.storage.settings import MIB, AttemptDeadline
 

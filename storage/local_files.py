@@ -135,10 +135,12 @@ def move_into_place(temporary: Path, target: Path, root: Path) -> None:
         try:
             temporary.replace(target)
         except FileNotFoundError:
+            # A concurrent delete removed the parent as an empty directory in between.
             if not left:
                 raise
             continue
         break
+    # The rename itself is durable only once the directory is synced.
     sync_directory(target.parent)
 
 
@@ -152,6 +154,7 @@ def temporary_file(directory: Path) -> Iterator[tuple[Path, int]]:
     path = directory / uuid4().hex
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
+        # The lock tells `sweep` of another process that this file is in use.
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield path, handle
     finally:

@@ -46,14 +46,19 @@ from sidetier.storage.attempt import (
     DeadlinePassedError,
     monotonic,
 )
-from sidetier.storage.checks import check_condition, check_key, check_metadata, check_range
+from sidetier.storage.checks import (
+    check_condition,
+    check_key,
+    check_metadata,
+    check_process,
+    check_range,
+)
 from sidetier.storage.checksums import (
     RunningChecksum,
     checksum_of_body,
     checksum_of_bytes,
     expect_checksum,
 )
-from sidetier.storage.forks import check_process
 from sidetier.storage.object_clients import ObjectClients
 from sidetier.storage.object_errors import MissingFieldError, is_past_the_end, translated
 from sidetier.storage.port import (
@@ -198,6 +203,7 @@ class ObjectStorage:
         """See `RemoteStorage`. The bytes sent are compared with the given checksum here."""
         self._check(key)
         checked = check_metadata(key, metadata)
+        # One request is atomic and takes the condition; multipart uploads here take none.
         if body.size <= LARGEST_AT_ONCE:
             return self._put_small(key, body, checked, checksum, condition)
         self._expect(key, condition)
@@ -248,7 +254,7 @@ class ObjectStorage:
         elif start:
             options["range"] = {"offset": start}
         if condition is not None:
-            options["if_match"] = _quoted(condition.etag)
+            options["if_match"] = quoted_etag(condition.etag)
         try:
             with self._translated("get", key):
                 return self._stream(key, options, None if end is None else end - start)
@@ -275,6 +281,7 @@ class ObjectStorage:
             key = meta["path"]
             name = key.encode()
             if name <= first or not name.startswith(wanted) or key.startswith(RESERVED):
+                # Keys come in ascending order: no later key can begin with the prefix.
                 if name > wanted and not name.startswith(wanted):
                     return
                 continue
@@ -328,6 +335,7 @@ class ObjectStorage:
                 )
             return self.head_object(target).etag
         head = self.head_object(source)
+        # Neither store has a copy that depends on the target's version, but both have such a put.
         self._expect(target, condition)
         body = _StoredBody(self, head)
         return self.put_object(
@@ -350,7 +358,7 @@ class ObjectStorage:
             try:
                 data = stream.readall()
             except (BodyFailedError, DeadlinePassedError):
-                self._raise_culprit(key, stream)
+                self._raise_failure(key, stream)
         algorithm = checksum.algorithm if checksum else ChecksumAlgorithm.CRC64NVME
         actual = checksum_of_bytes(data, algorithm)
         expect_checksum(key, checksum, actual)
@@ -364,6 +372,7 @@ class ObjectStorage:
         condition: Condition | None,
     ) -> str:
         mode = self._mode(key, condition)
+        # obstore's timeout includes the transfer, so a larger body needs the client without one.
         client = self._clients.small if len(data) <= LARGEST_AT_ONCE else self._clients.long
         with self._translated("put", key):
             options: dict[str, Any] = {
@@ -381,7 +390,7 @@ class ObjectStorage:
         if isinstance(condition, IfAbsent):
             return "create"
         if not self._clients.has_generations:
-            return {"e_tag": _quoted(condition.etag)}
+            return {"e_tag": quoted_etag(condition.etag)}
         # Google Cloud Storage takes a generation as the condition of a write, not an etag.
         try:
             with self._translated("head", key):
@@ -428,6 +437,8 @@ class ObjectStorage:
         condition: IfMatch,
     ) -> str:
         problem: list[BaseException] = []
+        # A multipart upload takes no If-Match, and one request needs its bytes at once: a mapped
+        # file costs page cache instead of memory of this process.
         with tempfile.TemporaryFile() as file:
             try:
                 file.writelines(self._pieces(key, body, checksum, problem))
@@ -490,7 +501,7 @@ class ObjectStorage:
                         running.update(piece)
                         yield piece
                 except (BodyFailedError, DeadlinePassedError):
-                    self._raise_culprit(key, stream)
+                    self._raise_failure(key, stream)
             expect_checksum(key, checksum, running.result())
         except GeneratorExit:
             raise
@@ -498,7 +509,7 @@ class ObjectStorage:
             problem.append(error)
             raise OSError(f"the body failed: {error}") from None
 
-    def _raise_culprit(self, key: str, stream: AttemptStream) -> NoReturn:
+    def _raise_failure(self, key: str, stream: AttemptStream) -> NoReturn:
         if isinstance(stream.failure, DeadlinePassedError) or stream.failure is None:
             raise StoreTimeoutError(
                 f"put {self._place(key)}: past the attempt's deadline"
@@ -577,7 +588,7 @@ class ObjectStorage:
         check_key(key)
         check_key(f"{self._clients.root}{key}")
         if "\\" in key and not self._clients.backslashes:
-            raise InvalidRequestError(f"key {key!r}: the store takes a backslash for a slash")
+            raise InvalidRequestError(f"key {key!r}: the store converts backslashes to slashes")
 
     def _place(self, key: str) -> str:
         return f"{self._clients.url}/{key}"
@@ -648,7 +659,7 @@ def _name_of(algorithm: ChecksumAlgorithm) -> str:
     return f"stored-{algorithm.value.lower()}"
 
 
-_CHECKSUMS: Final = {_name_of(one): one for one in ChecksumAlgorithm}
+_CHECKSUMS: Final = {_name_of(algorithm): algorithm for algorithm in ChecksumAlgorithm}
 _OWN: Final = {*_CHECKSUMS, _NONCE}
 
 
@@ -690,14 +701,16 @@ def _etag(meta: "ObjectMeta | PutResult") -> str:
     etag = meta["e_tag"]
     if etag is None:
         raise MissingFieldError("it has no ETag")
-    return _bare(etag)
+    return bare_etag(etag)
 
 
-def _bare(etag: str) -> str:
+def bare_etag(etag: str) -> str:
+    """Return the etag without quotes, as in the port. S3-compatible stores differ in quoting."""
     return etag if etag.startswith("W/") else etag.strip('"')
 
 
-def _quoted(etag: str) -> str:
+def quoted_etag(etag: str) -> str:
+    """Return the etag in quotes, as HTTP requires."""
     return etag if etag.startswith(('"', "W/")) else f'"{etag}"'
 
 

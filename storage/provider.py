@@ -85,6 +85,8 @@ class OpenStores:
     def at(self, endpoint: StorageEndpoint) -> RemoteStorage:
         """Return the store of an endpoint; raises the errors of opening it."""
         with self._guard:
+            # Under the lock, so that two threads do not open two stores with connections of their
+            # own. Opening makes no request.
             if endpoint not in self._stores:
                 self._stores[endpoint] = self._open(endpoint)
             return self._stores[endpoint]

@@ -28,31 +28,31 @@ def read_range(  # noqa: PLR0913 - three parameters have a default
 
     The result is shorter if the object ends before `end`. Raises as `read_into`.
     """
-    room = bytearray(end - start)
+    buffer = bytearray(end - start)
     count = read_into(
-        store, key, start, memoryview(room), condition=condition, deadline=deadline, clock=clock
+        store, key, start, memoryview(buffer), condition=condition, deadline=deadline, clock=clock
     )
-    return bytes(memoryview(room)[:count])
+    return bytes(memoryview(buffer)[:count])
 
 
 def read_into(  # noqa: PLR0913 - three parameters have a default
     store: RemoteStorage,
     key: str,
     start: int,
-    room: memoryview,
+    buffer: memoryview,
     *,
     condition: IfMatch | None = None,
     deadline: AttemptDeadline | None = None,
     clock: Clock = monotonic,
 ) -> int:
-    """Fill `room` with the object's bytes from `start` on.
+    """Fill `buffer` with the object's bytes from `start` on.
 
     If a response breaks off, the rest is requested again, as long as each response brings some
     bytes. A response without bytes raises its error; pauses and retries are the task of the
     store's own retry layer.
 
     Returns:
-        Number of bytes read: fewer than `room` has if the object ends before.
+        Number of bytes read: fewer than `buffer` has if the object ends before.
 
     Raises:
         ObjectNotFoundError: There is no object.
@@ -62,11 +62,11 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
     """
     allowed = deadline or AttemptDeadline()
     at = 0
-    while at < len(room):
-        begin, end = start + at, start + len(room)
-        count, broken = _read_on(
+    while at < len(buffer):
+        begin, end = start + at, start + len(buffer)
+        count, broken = _read_response(
             partial(store.get_object_input_stream, key, begin, end, condition=condition),
-            _Span(key, begin, room[at:], allowed.seconds(end - begin)),
+            _Response(key, begin, buffer[at:], allowed.seconds(end - begin)),
             clock,
         )
         at += count
@@ -78,27 +78,27 @@ def read_into(  # noqa: PLR0913 - three parameters have a default
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _Response:
     """Key, first byte, destination buffer and time limit of one response."""
 
     key: str
     start: int
-    room: memoryview
+    buffer: memoryview
     seconds: float
 
 
-def _read_on(
-    begin: Callable[[], BinaryIO], span: _Span, clock: Clock
+def _read_response(
+    begin: Callable[[], BinaryIO], response: _Response, clock: Clock
 ) -> tuple[int, TransientStorageError | None]:
     """Read one response; return the number of bytes, and the error with which it broke off.
 
     Raises the error if the request itself fails.
     """
-    at, size = 0, len(span.room)
+    at, size = 0, len(response.buffer)
     with begin() as stream:
-        latest = clock() + span.seconds
+        latest = clock() + response.seconds
         try:
-            while at < size and (count := _read_some(stream, span.room[at : at + _PIECE])):
+            while at < size and (count := _read_once(stream, response.buffer[at : at + _PIECE])):
                 at += count
                 if clock() > latest:
                     break
@@ -106,16 +106,16 @@ def _read_on(
             return at, error
     if at < size and clock() > latest:
         raise StoreTimeoutError(
-            f"{span.key}: bytes {span.start} to {span.start + size} did not come within "
-            f"{span.seconds:.0f} s"
+            f"{response.key}: bytes {response.start} to {response.start + size} did not arrive "
+            f"within {response.seconds:.0f} s"
         )
     return at, None
 
 
-def _read_some(stream: BinaryIO, room: memoryview) -> int:
-    """Read once into `room`, without a copy if the stream allows it."""
+def _read_once(stream: BinaryIO, buffer: memoryview) -> int:
+    """Read once into `buffer`, without a copy if the stream allows it."""
     if isinstance(stream, io.BufferedReader):
-        return stream.readinto1(room)
-    data = stream.read(len(room))
-    room[: len(data)] = data
+        return stream.readinto1(buffer)
+    data = stream.read(len(buffer))
+    buffer[: len(data)] = data
     return len(data)

@@ -183,6 +183,8 @@ class RetryingStorage:
     ) -> _T:
         """Make the further attempts after a first one that began at `began` and failed."""
         failures: list[BaseException] = []
+        # The first attempt was made without tenacity. Its error is raised once more, so that
+        # tenacity counts it as attempt 1.
         first_error = [first]
 
         def attempt() -> _T:
@@ -213,6 +215,8 @@ class RetryingStorage:
         policy = self._policy
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(TransientStorageError),
+            # Full jitter: all sidecars of a cluster see the same outage of the store, and would
+            # otherwise send their retries at the same moments.
             wait=tenacity.wait_random_exponential(policy.first_delay, policy.max_delay),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(policy.attempts),
@@ -221,7 +225,7 @@ class RetryingStorage:
             ),
             sleep=tenacity.sleep_using_event(self._stop),
             before_sleep=before_pause,
-            reraise=True,
+            reraise=True,  # the last error itself, not a RetryError around it
         )
 
     def _observed(self, operation: str, function: Callable[[], _T]) -> _T:

@@ -8,8 +8,8 @@ and supports multipart uploads, conditional deletes and conditional copies.
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -17,14 +17,12 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.storage import s3_params
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.checks import check_condition, check_metadata
 from sidetier.storage.checksums import checksum_of_body
 from sidetier.storage.object_clients import s3_clients
 from sidetier.storage.object_store import ObjectStorage, split_metadata, stored_metadata
 from sidetier.storage.port import (
-    LISTED_AT_ONCE,
     Body,
     Checksum,
     ChecksumAlgorithm,
@@ -39,9 +37,7 @@ from sidetier.storage.settings import LARGEST_PUT, SMALL_BODY, AttemptDeadline, 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-    from sidetier.storage.s3_copy import Copier
-    from sidetier.storage.s3_multipart import Multipart
-    from sidetier.storage.s3_send import Sender
+    from sidetier.storage.s3_boto3 import Boto3Requests
 
 _SMALL_COPY: Final = 64 * 1024
 _OPERATIONS: Final = {
@@ -51,14 +47,6 @@ _OPERATIONS: Final = {
     "put": "PutObject",
 }
 """S3's names of the operations, for error messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Boto:
-    client: "S3Client"
-    sender: "Sender"
-    multipart: "Multipart"
-    copier: "Copier"
 
 
 class S3Storage(ObjectStorage):
@@ -92,7 +80,7 @@ class S3Storage(ObjectStorage):
         deadline = deadline or AttemptDeadline()
         self._guard = threading.Lock()
         self._given_client = client
-        self._boto_parts: _Boto | None = None
+        self._boto3: Boto3Requests | None = None
         self._deadline = deadline
         url = f"s3://{bucket}/{self._root}".rstrip("/")
         clients = s3_clients(url, self._settings, deadline, lambda: self._boto.client)
@@ -120,17 +108,17 @@ class S3Storage(ObjectStorage):
         checked = check_metadata(key, metadata)
         algorithm = self._settings.checksum
         try:
+            # obstore has no CRC32C.
             if body.size <= SMALL_BODY and algorithm is ChecksumAlgorithm.CRC64NVME:
                 return self._put_small(key, body, checked, checksum, condition)
             if body.size > min(self._settings.multipart_threshold, LARGEST_PUT):
+                # S3 evaluates the condition only when the upload is completed: check it before
+                # gigabytes are sent in vain.
                 self._expect(key, condition)
-                noted = stored_metadata(checked, checksum)
-                creation = s3_params.creation(self._settings, key, noted)
-                return self._boto.multipart.put(
-                    self._full(key), body, creation, checksum or algorithm, condition
-                )
+                stored = stored_metadata(checked, checksum)
+                return self._boto.put_in_parts(key, body, stored, checksum, condition)
             known = checksum or checksum_of_body(body, algorithm)
-            return self._put_at_once_by_boto(key, body, checked, known, condition)
+            return self._boto.put(key, body, stored_metadata(checked, known), known, condition)
         except ObjectNotFoundError as error:
             if condition is None:
                 raise
@@ -146,7 +134,7 @@ class S3Storage(ObjectStorage):
                 last = row.key
         except InvalidRequestError:
             # obstore rejects a page with a key that it could not write itself, such as `a//b`.
-            yield from self._listed_by_boto(prefix, last)
+            yield from self._boto.list(prefix, last)
 
     def head_object(self, key: str, *, with_checksum: bool = False) -> ObjectHead:
         """See `RemoteStorage`. For a missing bucket S3 also answers HEAD with "not found"."""
@@ -162,16 +150,10 @@ class S3Storage(ObjectStorage):
         before.
         """
         self._check(key)
-        from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
-
-        full = self._full(key)
         with suppress(ObjectNotFoundError):
             if condition is not None:
                 check_condition(key, condition, self.head_object(key).etag)
-            with translated("DeleteObject", self._bucket, full):
-                self._boto.client.delete_object(
-                    Bucket=self._bucket, Key=full, **s3_params.conditional(condition)
-                )
+            self._boto.delete(key, condition)
 
     def copy_object(self, source: str, target: str, *, condition: Condition | None = None) -> str:
         """See `RemoteStorage`.
@@ -192,41 +174,26 @@ class S3Storage(ObjectStorage):
                 condition=condition,
             )
         self._expect(target, condition)
-        return self._boto.copier.copy(
-            ObjectHead(
-                self._full(source),
-                head.size,
-                head.etag,
-                head.modified_ms,
-                stored_metadata(head.metadata, head.checksum),
-                head.checksum,
-            ),
-            self._full(target),
-            condition,
-        )
+        stored_head = replace(head, metadata=stored_metadata(head.metadata, head.checksum))
+        return self._boto.copy(stored_head, target, condition)
 
     def close(self) -> None:
         """See `RemoteStorage`."""
         super().close()
         with self._guard:
-            if self._boto_parts is not None:
-                self._boto_parts.client.close()
+            if self._boto3 is not None:
+                self._boto3.close()
 
     @property
-    def _boto(self) -> _Boto:
-        from sidetier.storage.s3_client import make_client  # noqa: PLC0415 -- boto3 is heavy
-        from sidetier.storage.s3_copy import Copier  # noqa: PLC0415
-        from sidetier.storage.s3_multipart import Multipart  # noqa: PLC0415
-        from sidetier.storage.s3_send import Sender  # noqa: PLC0415
+    def _boto(self) -> "Boto3Requests":
+        from sidetier.storage.s3_boto3 import Boto3Requests  # noqa: PLC0415 -- boto3 is heavy
 
         with self._guard:
-            if self._boto_parts is None:
-                settings, bucket = self._settings, self._bucket
-                client = self._given_client or make_client(settings, self._deadline)
-                multipart = Multipart(client, bucket, settings.part_size, self._deadline)
-                copier = Copier(client, bucket, settings, multipart)
-                self._boto_parts = _Boto(client, Sender(bucket), multipart, copier)
-            return self._boto_parts
+            if self._boto3 is None:
+                self._boto3 = Boto3Requests(
+                    self._bucket, self._root, self._settings, self._deadline, self._given_client
+                )
+            return self._boto3
 
     @contextmanager
     def _translated(self, operation: str, key: str) -> Iterator[None]:
@@ -241,72 +208,13 @@ class S3Storage(ObjectStorage):
             chain = self._clients.chain
             if chain is None or chain.problem is None:
                 raise
-            from sidetier.storage.s3_errors import failure  # noqa: PLC0415 -- botocore is heavy
+            from sidetier.storage.s3_boto3 import failure  # noqa: PLC0415 -- botocore is heavy
 
             request = f"{_OPERATIONS.get(operation, operation)} {self._place(key)}"
             raise failure(request, chain.problem) from error
 
-    def _full(self, key: str) -> str:
-        return self._root + key
-
-    def _put_at_once_by_boto(
-        self,
-        key: str,
-        body: Body,
-        metadata: Mapping[str, str],
-        checksum: Checksum,
-        condition: Condition | None,
-    ) -> str:
-        from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
-        from sidetier.storage.s3_send import window  # noqa: PLC0415
-
-        full = self._full(key)
-        noted = stored_metadata(metadata, checksum)
-        with body.open() as raw:
-            answer = self._boto.sender.send(
-                "PutObject",
-                self._boto.client.put_object,
-                window(raw, 0, body.size, self._deadline.seconds(body.size)),
-                Key=full,
-                **s3_params.creation(self._settings, full, noted),
-                **s3_params.checksum_header(checksum),
-                **s3_params.conditional(condition),
-            )
-        with translated("PutObject", self._bucket, full):
-            return s3_params.bare(answer["ETag"])
-
     def _head_by_boto(self, key: str) -> ObjectHead:
         """Return the head with the checksum that the store knows, or that of our metadata."""
-        from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
-
-        full = self._full(key)
-        mode: dict[str, Any] = (
-            {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
-        )
-        with translated("HeadObject", self._bucket, full):
-            answer = self._boto.client.head_object(Bucket=self._bucket, Key=full, **mode)
-            head = s3_params.head_of(key, answer)
+        head = self._boto.head(key)
         metadata, noted = split_metadata(head.metadata)
-        return ObjectHead(
-            key, head.size, head.etag, head.modified_ms, metadata, head.checksum or noted
-        )
-
-    def _listed_by_boto(self, prefix: str, start_after: str) -> Iterator[ObjectSummary]:
-        from sidetier.storage.s3_errors import translated  # noqa: PLC0415 -- botocore is heavy
-
-        params: dict[str, Any] = {"Prefix": self._root + prefix, "MaxKeys": LISTED_AT_ONCE}
-        if start_after:
-            params["StartAfter"] = self._root + start_after
-        while True:
-            with translated("ListObjectsV2", self._bucket, self._root + prefix):
-                page = self._boto.client.list_objects_v2(Bucket=self._bucket, **params)
-                rows = [
-                    s3_params.summary_of(row["Key"].removeprefix(self._root), row)
-                    for row in page.get("Contents", ())
-                    if not row["Key"].endswith("/")
-                ]
-            yield from rows
-            if not page.get("IsTruncated"):
-                return
-            with translated("ListObjectsV2", self._bucket, self._root + prefix):
-                params["ContinuationToken"] = page["NextContinuationToken"]
+        return replace(head, metadata=metadata, checksum=head.checksum or noted)

@@ -132,7 +132,7 @@ class ChainCredentials:
         self.problem: Exception | None = None
         self._settings = settings
         self._clock = clock
-        self._found: botocore.credentials.Credentials | None = None
+        self._cached: botocore.credentials.Credentials | None = None
 
     def __call__(self) -> "S3Credential":
         """Return credentials that are valid for 10 minutes."""
@@ -153,11 +153,11 @@ class ChainCredentials:
         }
 
     def _credentials(self) -> "botocore.credentials.Credentials":
-        if self._found is None:
-            self._found = botocore_session(self._settings).get_credentials()
-        if self._found is None:
+        if self._cached is None:
+            self._cached = botocore_session(self._settings).get_credentials()
+        if self._cached is None:
             raise _no_credentials()
-        return self._found
+        return self._cached
 
 
 def _no_credentials() -> Exception:

@@ -80,8 +80,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "0m",
         "critical",
         f"Records of {_PARTITION} ({_WHERE}) were deleted before they were archived",
-        "{{ $value | humanize }} records are in no archive. The gap is recorded on the store, and "
-        "the alert lasts until it is acknowledged.",
+        "{{ $value | humanize }} records are missing from the archive. The gap is recorded on the "
+        "store. The alert lasts until an operator acknowledges the gap.",
     ),
     Alert(
         "SidetierNearLocalDeletion",
@@ -99,7 +99,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "5m",
         "warning",
         f"A closed segment of {_PARTITION} ({_WHERE}) has not been archived for too long",
-        f"Closed {_AGE} ago. /api/partitions says what it waits for.",
+        f"Closed {_AGE} ago. /api/partitions shows the reason.",
     ),
     Alert(
         "SidetierNeverArchived",
@@ -121,7 +121,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         f"Records of {_PARTITION} ({_WHERE}) have been on the brokers alone for too long",
         f"The oldest was appended {_AGE} ago. A segment is archived once the broker closes it: "
-        "segment.ms and segment.bytes of the topic say when.",
+        "segment.ms and segment.bytes of the topic determine when.",
         # If all replicas are lost, at most a day of records is lost, as with a daily backup.
         {"recordSeconds": 86400},
     ),
@@ -135,7 +135,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"{_PARTITION}"
         "{{ else }}{{ $value }} partitions{{ end }} "
         f"({_WHERE}) halted until an operator acts",
-        "last_error in /api/partitions says why.",
+        "last_error in /api/partitions has the reason.",
     ),
     Alert(
         "SidetierLogDirProblem",
@@ -151,7 +151,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f'{names.READY_CONDITION.name}{{condition="leadership_known"}} == 0',
         "5m",
         "critical",
-        f"The sidecar of {_WHERE} does not know what its broker leads",
+        f"The sidecar of {_WHERE} does not know which partitions its broker leads",
         "Neither the broker nor ZooKeeper answers. Segments are held, and nothing is stored.",
     ),
     Alert(
@@ -169,17 +169,17 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "10m",  # longer than the range, so that a single refusal does not fire
         "critical",
         f"The store refuses the sidecar of {_WHERE}: {{{{ $labels.outcome }}}}",
-        "{{ $value | humanize }} requests ({{ $labels.operation }}) in five minutes. "
-        "No retry helps.",
+        "{{ $value | humanize }} requests ({{ $labels.operation }}) in five minutes. Retries do "
+        "not help.",
     ),
     Alert(
         "SidetierConflicts",
         f"increase({names.CONFLICTS.name}[10m]) > 5",
         "15m",  # longer than the range, so that a change of leaders does not fire
         "warning",
-        f"Another sidecar writes where the one of {_WHERE} does",
-        "{{ $value | humanize }} conditional writes were overtaken in ten minutes, and it goes on. "
-        "At a change of leadership some are normal.",
+        f"Another sidecar writes to the same archives as the one of {_WHERE}",
+        "The store refused {{ $value | humanize }} conditional writes in ten minutes, because "
+        "another writer was faster. Some are normal at a change of leadership.",
     ),
     Alert(
         "SidetierQuarantined",
@@ -195,9 +195,9 @@ ALERTS: Final[tuple[Alert, ...]] = (
         f"increase({names.RESCUED.name}[1h]) > 0",
         "0m",
         "warning",
-        f"The sidecar of {_WHERE} stores what another broker's sidecar does not",
-        "{{ $value | humanize }} segments in an hour. The sidecar of their leader is dead, cut "
-        "off, or far behind.",
+        f"The sidecar of {_WHERE} stores segments in place of another broker's sidecar",
+        "{{ $value | humanize }} segments in an hour. The sidecar of their leader is down, "
+        "disconnected, or far behind.",
     ),
     Alert(
         "SidetierHoldsDisk",
@@ -205,7 +205,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "10m",
         "warning",
         f"The sidecar of {_WHERE} holds deleted segments on the broker's disk",
-        f"{_BYTES}. At uploader.pins.max_deleted_bytes (10 GiB) it begins to let go.",
+        f"{_BYTES}. At uploader.pins.max_deleted_bytes (10 GiB) it begins to release them.",
     ),
     Alert(
         "SidetierClusterSnapshotOld",
@@ -215,7 +215,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "warning",
         "The newest snapshot of {{ $labels.kind }} of cluster {{ $labels.cluster }} is old",
         f"The cluster's state was last stored {_AGE} ago. A restore of the whole cluster would "
-        "use it. `sidetier status` says what is wrong.",
+        "use it. `sidetier status` shows the problem.",
     ),
     Alert(
         "SidetierDrillOld",
@@ -239,8 +239,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "0m",
         "critical",
         f"The mirror {_MIRROR} has skipped records",
-        "{{ $value | humanize }} source offsets are on neither the brokers nor the archive. The "
-        "log event mirror.gap names them.",
+        "Neither the brokers nor the archive have {{ $value | humanize }} source offsets. The log "
+        "event mirror.gap has their range.",
     ),
     Alert(
         "SidetierMirrorBehind",
@@ -258,8 +258,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "15m",
         "warning",
         f"Transactions of the mirror {_MIRROR} are aborted again and again",
-        "{{ $value | humanize }} in 15 minutes. Each is read and copied again. At an election or "
-        "a restart of a broker some are normal.",
+        "{{ $value | humanize }} transactions in 15 minutes. Each is read and copied again. Some "
+        "are normal at an election or a restart of a broker.",
     ),
     Alert(
         "SidetierMirrorRefused",
@@ -283,8 +283,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "5m",
         "critical",
         f"The mirror {_MIRROR} does not answer",
-        "What the source loses now is missing on the target. Other workers of the same name take "
-        "its partitions over.",
+        "Records that the source loses now are missing on the target. Other workers of the same "
+        "name take over its partitions.",
     ),
     Alert(
         "SidetierNotReady",
@@ -292,7 +292,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "15m",
         "warning",
         f"The sidecar of {_WHERE} is not ready",
-        "/readyz says which condition does not hold.",
+        "/readyz shows the condition that does not hold.",
     ),
     Alert(
         "SidetierRestarting",
@@ -300,7 +300,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "0m",
         "warning",
         f"The sidecar of {_WHERE} starts again and again",
-        "{{ $value | humanize }} times in an hour. Its last line before the end says why.",
+        "{{ $value | humanize }} restarts in an hour. The last log line before each end has the "
+        "reason.",
     ),
     Alert(
         "SidetierDown",
@@ -313,8 +314,8 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "5m",
         "critical",
         f"The sidecar {{{{ $labels.instance }}}} ({_WHERE}) does not answer",
-        "Nobody holds the closed segments of its broker. Followers store them when they near "
-        "deletion.",
+        "No process holds the closed segments of its broker open. Followers store their copies "
+        "when they near deletion.",
     ),
     Alert(
         "SidetierMissing",
@@ -323,7 +324,7 @@ ALERTS: Final[tuple[Alert, ...]] = (
         "30m",
         "warning",
         "There are fewer sidecars of {{ $labels.job }} than within the last day",
-        "There were {{ $value }}. Have brokers been made anew without theirs?",
+        "There were {{ $value }}. Check for brokers that were created without a sidecar.",
     ),
 )
 """The most urgent alerts come first."""

@@ -79,7 +79,7 @@ UPLOAD_SECONDS: Final = Metric(
 ROLL_TO_STORED: Final = Metric(
     _name("roll_to_stored_seconds"),
     Kind.HISTOGRAM,
-    "Time from a segment's roll to the commit of the archive's end behind it.",
+    "Time from the roll of a segment to the write of an offset.wm that covers it.",
     buckets=_SLOW,
 )
 STAGE_SECONDS: Final = Metric(
@@ -92,7 +92,7 @@ STAGE_SECONDS: Final = Metric(
 REQUEST_SECONDS: Final = Metric(
     _name("store_request_seconds"),
     Kind.HISTOGRAM,
-    "One attempt of one request to the store.",
+    "Duration of one attempt of a request to the store.",
     ("operation", "outcome"),
     buckets=_FAST,
 )
@@ -105,17 +105,17 @@ HUNG_REQUESTS: Final = Metric(
 RETRIES: Final = Metric(
     _name("store_retries_total"),
     Kind.COUNTER,
-    "Retried requests, by the kind of the error.",
+    "Retries of requests, by kind of error.",
     ("operation", "kind"),
 )
 ERRORS: Final = Metric(
-    _name("errors_total"), Kind.COUNTER, "Errors by kind, the name of their class.", ("kind",)
+    _name("errors_total"), Kind.COUNTER, "Errors, by name of their class.", ("kind",)
 )
 UNEXPECTED_ERRORS: Final = Metric(
     _name("unexpected_errors_total"),
     Kind.COUNTER,
-    "Errors that no handler expects, by kind, the name of their class. Each holds back the one "
-    "partition, file or request that it concerns; the log has its traceback.",
+    "Errors that no handler expects, by name of their class. Each holds back only the partition, "
+    "file or request that it affects; the log has its traceback.",
     ("kind",),
 )
 LEADERSHIP_CHANGES: Final = Metric(
@@ -127,7 +127,7 @@ LEADERSHIP_CHANGES: Final = Metric(
 CONFLICTS: Final = Metric(
     _name("conflicts_total"),
     Kind.COUNTER,
-    "Conditional writes that failed because another writer was faster.",
+    "Conditional writes that the store refused because another writer was faster.",
 )
 RESCUED: Final = Metric(
     _name("rescued_segments_total"),
@@ -163,7 +163,7 @@ WATCHER_RESTARTS: Final = Metric(
 WATCHER_OVERFLOWS: Final = Metric(
     _name("watcher_overflows_total"),
     Kind.COUNTER,
-    "Times that the kernel dropped file events, and everything was looked at instead.",
+    "Times that the kernel dropped file events, so that the sidecar listed all log dirs.",
 )
 LAG_BYTES: Final = Metric(
     _name("remote_copy_lag_bytes"),
@@ -182,44 +182,45 @@ LAG_SEGMENTS: Final = Metric(
 OLDEST_AGE: Final = Metric(
     _name("oldest_unstored_segment_age_seconds"),
     Kind.GAUGE,
-    "Since the oldest unstored segment was closed; 0 when all closed segments are archived.",
+    "Time since the oldest unstored segment was closed; 0 when all closed segments are archived.",
     _PARTITION,
     Above.MAX,
 )
 LOG_END: Final = Metric(
     _name("log_end_offset"),
     Kind.GAUGE,
-    "The high watermark, some seconds old at most: one past the last committed record.",
+    "High watermark, at most some seconds old: the offset after the last committed record.",
     _PARTITION,
     Above.NONE,
 )
 UNARCHIVED_RECORDS: Final = Metric(
     _name("unarchived_records"),
     Kind.GAUGE,
-    "Offsets from the archive's end to the log end, in closed segments and in the active one: what "
-    "only the brokers have.",
+    "Offsets from the archive end offset to the log end, in closed segments and the active one: "
+    "only the brokers have these records.",
     _PARTITION,
     Above.SUM,
 )
 UNARCHIVED_BYTES: Final = Metric(
     _name("unarchived_bytes"),
     Kind.GAUGE,
-    "Bytes of the segments that hold those records.",
+    "Bytes of the segments with unarchived records.",
     _PARTITION,
     Above.SUM,
 )
 UNARCHIVED_AGE: Final = Metric(
     _name("oldest_unarchived_record_age_seconds"),
     Kind.GAUGE,
-    "Since the oldest of those records was appended; 0 when there is none.",
+    "Time since the oldest unarchived record was appended; 0 without unarchived records.",
     _PARTITION,
     Above.MAX,
 )
 UNTIL_DELETION: Final = Metric(
     _name("seconds_until_local_deletion"),
     Kind.GAUGE,
-    "Until the broker may delete the oldest unstored segment, by retention.ms from its largest "
-    "timestamp or by retention.bytes; absent where unknown or all closed segments are archived.",
+    "Time until the broker may delete the oldest unstored segment, by retention.ms from its "
+    "largest timestamp or by retention.bytes; absent if it is unknown or all closed segments are "
+    "archived.",
     _PARTITION,
     Above.MIN,
 )
@@ -233,7 +234,7 @@ WATERMARK_BASE: Final = Metric(
 WATERMARK_NEXT: Final = Metric(
     _name("watermark_next_offset"),
     Kind.GAUGE,
-    "Archived up to this offset, exclusive.",
+    "Archive end offset: the partition is archived up to this offset, exclusive.",
     _PARTITION,
     Above.NONE,
 )
@@ -267,7 +268,7 @@ LEADER_PARTITIONS: Final = Metric(
 FOLLOWED_PARTITIONS: Final = Metric(
     _name("followed_partitions"),
     Kind.GAUGE,
-    "Partitions that other brokers lead, and of which this broker holds what nears deletion.",
+    "Partitions that other brokers lead, and whose segments near deletion this sidecar pins.",
 )
 FOLLOWED_PINNED: Final = Metric(
     _name("followed_pinned_segments"),
@@ -290,7 +291,7 @@ UPLOADING: Final = Metric(
 PINNED_FILES: Final = Metric(
     _name("pinned_files"), Kind.GAUGE, "Files held open until they are stored."
 )
-PINNED_BYTES: Final = Metric(_name("pinned_bytes"), Kind.GAUGE, "Bytes in the files held open.")
+PINNED_BYTES: Final = Metric(_name("pinned_bytes"), Kind.GAUGE, "Bytes of the files held open.")
 PINNED_DELETED: Final = Metric(
     _name("pinned_deleted_bytes"),
     Kind.GAUGE,
@@ -299,21 +300,21 @@ PINNED_DELETED: Final = Metric(
 CLUSTER_SNAPSHOT_AGE: Final = Metric(
     _name("cluster_snapshot_age_seconds"),
     Kind.GAUGE,
-    "Since the newest stored snapshot of this kind of the cluster's state was found to be current, "
-    "whichever sidecar took it; since the start of this sidecar where none is stored.",
+    "Time since a sidecar of the cluster last stored or confirmed a snapshot of this kind; time "
+    "since the start of this sidecar if no snapshot is stored.",
     ("kind",),
 )
 CLUSTER_SNAPSHOT_PROBLEM: Final = Metric(
     _name("cluster_snapshot_problem"),
     Kind.GAUGE,
-    "1 while this kind of the cluster's state could not be read at the last try, or only in part.",
+    "1 if the last read of this kind of cluster state failed or was incomplete.",
     ("kind",),
 )
 LAST_SUCCESSFUL_DRILL: Final = Metric(
     _name("last_successful_drill_timestamp_seconds"),
     Kind.GAUGE,
-    "When the last successful restore drill ended, in seconds since 1970, as the store records it; "
-    "0 where drills ran and none has succeeded. Every sidecar of the cluster exports the same.",
+    "End of the last successful restore drill, in seconds since 1970, as recorded on the store; 0 "
+    "if drills ran and none succeeded. All sidecars of the cluster export the same value.",
 )
 READY: Final = Metric(_name("ready"), Kind.GAUGE, "1 when /readyz answers 200.")
 READY_CONDITION: Final = Metric(
@@ -323,7 +324,10 @@ READY_CONDITION: Final = Metric(
     ("condition",),
 )
 BUILD_INFO: Final = Metric(
-    _name("build_info"), Kind.GAUGE, "Always 1; the labels tell the build.", ("version", "python")
+    _name("build_info"),
+    Kind.GAUGE,
+    "Always 1; the labels have the versions of Sidetier and Python.",
+    ("version", "python"),
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(

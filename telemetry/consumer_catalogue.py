@@ -38,8 +38,7 @@ RESETS: Final = Metric(
 SKIPPED_OFFSETS: Final = Metric(
     _PREFIX + "skipped_offsets_total",
     Kind.COUNTER,
-    "Offsets that neither source has, and that were stepped over: data loss, alert on any "
-    "increase.",
+    "Offsets that neither source has and that were skipped: data loss, alert on any increase.",
 )
 PREFETCH: Final = Metric(
     _PREFIX + "prefetch_total",

@@ -4,10 +4,411 @@ The data source is a dashboard variable, so it fits any Prometheus. It shows one
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from sidetier.telemetry import catalogue as names
-from sidetier.telemetry.dashboard_panels import CHOSEN, SECTIONS, Panel, Section
+from sidetier.telemetry.catalogue import Metric
+
+_RATE: Final = "$__rate_interval"
+CHOSEN: Final = 'job=~"$job",instance=~"$instance"'
+_HALTED: Final = 'state="halted"'
+_ONLY_OURS: Final = f"and on (job, instance) {names.BUILD_INFO.name}"
+_OF_TOPIC: Final = f'{CHOSEN},topic=~"$topic|"'
+"""The empty alternative after `|` keeps series without labels (`http.max_partition_series`)."""
+
+Section = tuple[str, tuple["Panel", ...]]
+Kind = Literal["stat", "timeseries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A PromQL expression, and the legend of its series."""
+
+    expr: str
+    legend: str = "{{instance}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        unit: Grafana's name of the unit.
+        width: in columns of Grafana's grid, which has 24.
+        alarm_above, alarm_below: threshold of the colour red.
+    """
+
+    title: str
+    help: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    kind: Kind = "timeseries"
+    width: int = 12
+    alarm_above: float | None = None
+    alarm_below: float | None = None
+
+    @property
+    def height(self) -> int:
+        """Height in rows of Grafana's grid."""
+        return 4 if self.kind == "stat" else 8
+
+
+def _of(metric: Metric, *more: str) -> str:
+    """Return the selector for the chosen instances, and topics if the metric has that label."""
+    chosen = _OF_TOPIC if "topic" in metric.labels else CHOSEN
+    return f"{metric.name}{{{','.join((chosen, *more))}}}"
+
+
+def _rate(metric: Metric, suffix: str = "", *more: str) -> str:
+    return f"rate({metric.name}{suffix}{{{','.join((CHOSEN, *more))}}}[{_RATE}])"
+
+
+def _topic_rate(metric: Metric) -> str:
+    return f"sum by (topic) (rate({_of(metric)}[{_RATE}]))"
+
+
+def _increase(metric: Metric) -> str:
+    """Return the increase over the dashboard's time range.
+
+    A series that did not exist at the start of the range counts with its maximum. It was created by
+    its first event, which `increase` does not see.
+    """
+    series = _of(metric)
+    known = f"increase({series}[$__range]) and {series} offset $__range"
+    new = f"max_over_time({series}[$__range]) unless {series} offset $__range"
+    return f"sum(({known}) or ({new}))"
+
+
+def _quantiles(metric: Metric, *by: str) -> tuple[Query, ...]:
+    labels = ", ".join(("le", *by))
+    prefix = "".join(f"{{{{{label}}}}} " for label in by)
+    return tuple(
+        Query(
+            f"histogram_quantile({quantile}, sum by ({labels}) ({_rate(metric, '_bucket')}))",
+            f"{prefix}p{quantile * 100:g}",
+        )
+        for quantile in (0.5, 0.99)
+    )
+
+
+def _stat(title: str, text: str, expr: str, unit: str = "short", **alarm: float) -> Panel:
+    return Panel(title, text, (Query(expr, ""),), unit, "stat", 4, **alarm)
+
+
+SECTIONS: Final[tuple[Section, ...]] = (
+    (
+        "Is everything stored?",
+        (
+            _stat(
+                "Records lost",
+                "Records that were deleted before they were stored, in the time range.",
+                _increase(names.GAP_RECORDS),
+                alarm_above=1,
+            ),
+            _stat(
+                "Oldest unstored segment",
+                "Time since it was closed.",
+                f"max({_of(names.OLDEST_AGE)})",
+                "s",
+                alarm_above=900,
+            ),
+            _stat(
+                "Until local deletion",
+                "Shortest time until the broker deletes a segment that is not stored.",
+                f"min({_of(names.UNTIL_DELETION)})",
+                "s",
+                alarm_below=600,
+            ),
+            _stat(
+                "Halted partitions",
+                "Partitions that wait for an operator.",
+                f"sum({_of(names.PARTITIONS, _HALTED)})",
+                alarm_above=1,
+            ),
+            _stat(
+                "Sidecars not ready",
+                "Sidecars that answer and are not ready.",
+                f"count({_of(names.READY)}) - sum({_of(names.READY)})",
+                alarm_above=1,
+            ),
+            _stat(
+                "Lag",
+                "Bytes in closed segments that are not stored.",
+                f"sum({_of(names.LAG_BYTES)})",
+                "bytes",
+            ),
+            _stat(
+                "Records not archived",
+                "Records that only the brokers have, in closed and active segments.",
+                f"sum({_of(names.UNARCHIVED_RECORDS)})",
+            ),
+            _stat(
+                "Bytes not archived",
+                "Bytes of the segments with records that are not archived.",
+                f"sum({_of(names.UNARCHIVED_BYTES)})",
+                "bytes",
+            ),
+            _stat(
+                "Oldest record not archived",
+                "Time since it was appended.",
+                f"max({_of(names.UNARCHIVED_AGE)})",
+                "s",
+            ),
+            _stat(
+                "Unresolved gaps",
+                "Records in gaps that no operator has acknowledged.",
+                f"sum({_of(names.UNRESOLVED_GAPS)})",
+                alarm_above=1,
+            ),
+            _stat(
+                "Unresolved quarantines",
+                "Quarantines that no operator has acknowledged.",
+                f"sum({_of(names.UNRESOLVED_QUARANTINES)})",
+                alarm_above=1,
+            ),
+        ),
+    ),
+    (
+        "Upload",
+        (
+            Panel(
+                "Stored",
+                "Bytes of segments and indexes.",
+                (Query(_topic_rate(names.UPLOADED_BYTES), "{{topic}}"),),
+                "Bps",
+            ),
+            Panel(
+                "Segments stored",
+                "Segments stored with their indexes.",
+                (Query(_topic_rate(names.UPLOADED_SEGMENTS), "{{topic}}"),),
+                "ops",
+            ),
+            Panel(
+                "Lag by topic",
+                "Bytes in closed segments that are not stored.",
+                (Query(f"sum by (topic) ({_of(names.LAG_BYTES)})", "{{topic}}"),),
+                "bytes",
+            ),
+            Panel(
+                "Unstored segments by topic",
+                "Closed segments that are not stored.",
+                (Query(f"sum by (topic) ({_of(names.LAG_SEGMENTS)})", "{{topic}}"),),
+            ),
+            Panel(
+                "From roll to stored",
+                "Time until offset.wm covers the segment.",
+                _quantiles(names.ROLL_TO_STORED),
+                "s",
+            ),
+            Panel("Its parts", "By stage.", _quantiles(names.STAGE_SECONDS, "stage"), "s"),
+            Panel(
+                "Queue",
+                "Segments that wait for a thread, and running uploads.",
+                (
+                    Query(_of(names.QUEUE_SEGMENTS), "waiting {{instance}}"),
+                    Query(_of(names.UPLOADING), "under way {{instance}}"),
+                ),
+            ),
+            Panel(
+                "Queued bytes",
+                "Bytes of the segments that wait for a thread.",
+                (Query(_of(names.QUEUE_BYTES)),),
+                "bytes",
+            ),
+            Panel(
+                "Time of one upload",
+                "From the first byte to the store's last response.",
+                _quantiles(names.UPLOAD_SECONDS),
+                "s",
+            ),
+            Panel(
+                "Waiting for the bandwidth limit",
+                "Seconds per second, over all threads.",
+                (Query(_rate(names.THROTTLED_SECONDS)),),
+            ),
+        ),
+    ),
+    (
+        "Store",
+        (
+            Panel(
+                "Requests",
+                "Attempts of requests, by outcome.",
+                (
+                    Query(
+                        f"sum by (outcome) ({_rate(names.REQUEST_SECONDS, '_count')})",
+                        "{{outcome}}",
+                    ),
+                ),
+                "reqps",
+            ),
+            Panel(
+                "Time of one request",
+                "Duration of one attempt, by operation.",
+                _quantiles(names.REQUEST_SECONDS, "operation"),
+                "s",
+            ),
+            Panel(
+                "Hung requests",
+                "Requests that have taken longer than storage.deadline.hung_after.",
+                (Query(_of(names.HUNG_REQUESTS)),),
+            ),
+            Panel(
+                "Retries",
+                "Retries, by kind of the error before.",
+                (Query(f"sum by (kind) ({_rate(names.RETRIES)})", "{{kind}}"),),
+                "ops",
+            ),
+            Panel(
+                "Errors",
+                "Errors, by kind.",
+                (
+                    Query(f"sum by (kind) ({_rate(names.ERRORS)})", "{{kind}}"),
+                    Query(
+                        f"sum by (kind) ({_rate(names.UNEXPECTED_ERRORS)})", "{{kind}}, unexpected"
+                    ),
+                ),
+                "ops",
+            ),
+        ),
+    ),
+    (
+        "Leadership and other writers",
+        (
+            Panel(
+                "Partitions led",
+                "Led partitions by state.",
+                (Query(f"sum by (state) ({_of(names.PARTITIONS)})", "{{state}}"),),
+            ),
+            Panel(
+                "Partitions led, by sidecar",
+                "Archived partitions that the broker leads.",
+                (Query(_of(names.LEADER_PARTITIONS)),),
+            ),
+            Panel(
+                "Leadership changes",
+                "Partitions gained, lost, and renewed with another leader epoch.",
+                (Query(f"sum by (change) ({_rate(names.LEADERSHIP_CHANGES)})", "{{change}}"),),
+                "ops",
+            ),
+            Panel(
+                "Conditions of readiness",
+                "1 while the condition holds.",
+                (Query(_of(names.READY_CONDITION), "{{condition}} {{instance}}"),),
+            ),
+            Panel(
+                "Other writers",
+                "Refused conditional writes, segments stored in place of another leader's "
+                "sidecar, quarantines, takeovers, and files of segments that were not stored.",
+                tuple(
+                    Query(f"sum(increase({_of(metric)}[{_RATE}]))", legend)
+                    for metric, legend in (
+                        (names.CONFLICTS, "conflicts"),
+                        (names.RESCUED, "rescued"),
+                        (names.QUARANTINES, "quarantines"),
+                        (names.TAKEOVERS, "takeovers"),
+                        (names.LEFT_OUT_FILES, "left out"),
+                    )
+                ),
+            ),
+            Panel(
+                "Followed",
+                "Partitions that other brokers lead and whose segments near deletion, and pinned "
+                "segments of them.",
+                (
+                    Query(_of(names.FOLLOWED_PARTITIONS), "partitions {{instance}}"),
+                    Query(_of(names.FOLLOWED_PINNED), "segments held {{instance}}"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Watermarks",
+        (
+            Panel(
+                "Archive end offset",
+                "First offset that is not archived, for the chosen topics.",
+                (Query(_of(names.WATERMARK_NEXT), "{{topic}}-{{partition}}"),),
+            ),
+            Panel(
+                "Log end",
+                "High watermark, for the chosen topics.",
+                (Query(_of(names.LOG_END), "{{topic}}-{{partition}}"),),
+            ),
+            Panel(
+                "Halted partitions, by name",
+                "Partitions that wait for an operator.",
+                (Query(_of(names.PARTITION_STATE, _HALTED), "{{topic}}-{{partition}}"),),
+            ),
+            Panel(
+                "Base offset of the last stored segment",
+                "Base offset in offset.wm.",
+                (Query(_of(names.WATERMARK_BASE), "{{topic}}-{{partition}}"),),
+            ),
+        ),
+    ),
+    (
+        "Host",
+        (
+            Panel(
+                "Pinned files",
+                "Bytes of pinned files, and of those that the broker has deleted.",
+                (
+                    Query(_of(names.PINNED_BYTES), "held {{instance}}"),
+                    Query(_of(names.PINNED_DELETED), "deleted {{instance}}"),
+                ),
+                "bytes",
+            ),
+            Panel("Files held open", "Three for a segment.", (Query(_of(names.PINNED_FILES)),)),
+            Panel(
+                "Memory",
+                "Resident memory.",
+                (Query(f"process_resident_memory_bytes{{{CHOSEN}}} {_ONLY_OURS}"),),
+                "bytes",
+            ),
+            Panel(
+                "CPU",
+                "Used cores.",
+                (Query(f"rate(process_cpu_seconds_total{{{CHOSEN}}}[{_RATE}]) {_ONLY_OURS}"),),
+            ),
+            Panel(
+                "Watcher",
+                "Restarts, overflows of the kernel's event queue, and log dirs and links that are "
+                "not read.",
+                (
+                    Query(_of(names.LOG_DIR_PROBLEMS), "log dir problems {{instance}}"),
+                    Query(
+                        f"increase({_of(names.WATCHER_RESTARTS)}[{_RATE}])", "restarts {{instance}}"
+                    ),
+                    Query(
+                        f"increase({_of(names.WATCHER_OVERFLOWS)}[{_RATE}])",
+                        "overflows {{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Cluster snapshots",
+                "Age of the newest snapshot by kind, and kinds of which the last read failed or "
+                "was incomplete.",
+                (
+                    Query(f"min by (kind) ({_of(names.CLUSTER_SNAPSHOT_AGE)})", "age of {{kind}}"),
+                    Query(
+                        f"max by (kind) ({_of(names.CLUSTER_SNAPSHOT_PROBLEM)})",
+                        "problem of {{kind}}",
+                    ),
+                ),
+                "s",
+            ),
+            Panel(
+                "Version",
+                "Number of sidecars by version.",
+                (Query(f"count by (version) ({_of(names.BUILD_INFO)})", "{{version}}"),),
+            ),
+        ),
+    ),
+)
+
 
 UID: Final = "sidetier"
 _WIDTH: Final = 24

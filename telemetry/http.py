@@ -2,7 +2,7 @@
 
 Waitress reads requests on one thread, so a slow or half-open connection costs a file descriptor
 and no thread. This module enforces time limits: waitress' own timeout restarts with each byte, and
-never closes a connection whose client has stopped reading.
+never closes a connection whose client has stopped reading (ADR 40).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
-from sidetier.config.telemetry import local_url
+from sidetier.config.model import local_url
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class _Server(TcpWSGIServer):
         before = len(self._channels())
         super().handle_accept()
         if len(self._channels()) == before:
+            # For a pending event, poll returns at once: without a pause the loop would use a core.
             self._accept_again = time.monotonic() + _PAUSE_SECONDS
 
     def maintenance(self, now: float) -> None:

@@ -50,7 +50,7 @@ def configure_logs(
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=False,
+        cache_logger_on_first_use=False,  # a later call must apply to existing loggers
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(_formatter(form, colours=target.isatty()))

@@ -11,7 +11,7 @@ RECORDS: Final = Metric(
     _PREFIX + "records_total", Kind.COUNTER, "Records copied and committed on the target."
 )
 BYTES: Final = Metric(
-    _PREFIX + "bytes_total", Kind.COUNTER, "Bytes of the batches copied, as they are compressed."
+    _PREFIX + "bytes_total", Kind.COUNTER, "Bytes of the copied batches, compressed."
 )
 DROPPED_RECORDS: Final = Metric(
     _PREFIX + "dropped_records_total",
@@ -50,8 +50,8 @@ GAP_RECORDS: Final = Metric(
 REFUSED_TOPICS: Final = Metric(
     _PREFIX + "refused_topics",
     Kind.GAUGE,
-    "Selected topics that the worker does not copy: created again, or with other partitions. The "
-    "log says why; alarm while it is above 0.",
+    "Selected topics that the worker does not copy, because they were created again or have "
+    "another number of partitions. The log has the reason; alert while it is above 0.",
 )
 LATENCY: Final = Metric(
     _PREFIX + "newest_record_latency_seconds",
@@ -73,13 +73,12 @@ LAG_SECONDS: Final = Metric(
 GROUPS_TRANSLATED: Final = Metric(
     _PREFIX + "translated_groups",
     Kind.GAUGE,
-    "Consumer groups whose offsets on the target follow the source, in the last turn.",
+    "Consumer groups whose offsets were set on the target in the last turn.",
 )
 GROUPS_WITH_MEMBERS: Final = Metric(
     _PREFIX + "translated_groups_with_members",
     Kind.GAUGE,
-    "Consumer groups that were left alone in the last turn, because they have members on the "
-    "target.",
+    "Consumer groups that were skipped in the last turn, because they have members on the target.",
 )
 GROUP_OFFSETS_SET: Final = Metric(
     _PREFIX + "group_offsets_set_total",
@@ -99,7 +98,8 @@ OFFSET_SYNC_FAILURES: Final = Metric(
 OFFSETS_SYNCED: Final = Metric(
     _PREFIX + "last_offset_sync_timestamp_seconds",
     Kind.GAUGE,
-    "Time of the last turn that has set groups and stored the offset map; 0 before the first.",
+    "End of the last turn that set group offsets and stored the offset map, in seconds since "
+    "1970; 0 before the first.",
 )
 
 MIRROR_METRICS: Final[tuple[Metric, ...]] = tuple(

@@ -171,6 +171,7 @@ class Application:
         scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         # WSGI decodes header bytes as Latin-1 (PEP 3333).
         given = token.strip().encode("latin-1")
+        # Constant time: a plain comparison would tell by its duration how many characters match.
         return scheme.lower() == "bearer" and hmac.compare_digest(given, self._token().encode())
 
     def _partitions(self, environ: "WSGIEnvironment") -> Page:

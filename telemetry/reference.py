@@ -12,15 +12,15 @@ from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 _INTRODUCTION: Final = """\
 # Metrics
 
-This page is made from `telemetry/catalogue.py` by `make docs`.
+`make docs` generates this page from `telemetry/catalogue.py`.
 
 `GET /metrics` on `http.host` and `http.port` (127.0.0.1, 9108) answers in the Prometheus text
-format, or OpenMetrics where it is asked for, compressed where the client accepts gzip. Beside the
-metrics below there are those of the process, such as `process_resident_memory_bytes`.
+format, or in OpenMetrics if the client requests it, and compressed if the client accepts gzip. The
+response also has metrics of the process, such as `process_resident_memory_bytes`.
 
 Series with the labels `topic` and `partition` exist for the partitions that this broker leads. With
-more of them than `http.max_partition_series` the two labels are dropped, and the last column says
-how the values become one.
+more partitions than `http.max_partition_series`, the two labels are dropped, and the values of all
+partitions are combined as in the column "above the cap".
 
 | metric | type | labels | above the cap | |
 |---|---|---|---|---|
@@ -29,8 +29,8 @@ how the values become one.
 _ALARMS: Final = """
 ## What to alert on
 
-The rules stand in `telemetry/alerts.py`, from where the chart and `helm/sidetier/files/alerts.yaml`
-(a rule file of Prometheus) are made. Each has a page that says what to do.
+The rules are in `telemetry/alerts.py`, from which `make docs` generates those of the chart and
+`helm/sidetier/files/alerts.yaml` (a rule file for Prometheus). Each rule has a runbook page.
 
 | alert | severity | when | |
 |---|---|---|---|
@@ -38,10 +38,10 @@ The rules stand in `telemetry/alerts.py`, from where the chart and `helm/sidetie
 
 
 _CONSUMER: Final = """
-## Of a tiered consumer
+## Metrics of a tiered consumer
 
-They are in the registry that the application gives as `tiered.storage.metrics.registry`
-([the tiered consumer](consumer.md)); consumers that share one are counted together.
+The application passes the registry as `tiered.storage.metrics.registry` ([the tiered
+consumer](consumer.md)). Consumers that share a registry are counted together.
 
 | metric | type | labels | |
 |---|---|---|---|
@@ -49,7 +49,7 @@ They are in the registry that the application gives as `tiered.storage.metrics.r
 
 
 _EXPORT: Final = """
-## Of an export
+## Metrics of an export
 
 `sidetier export ... --metrics-file PATH.prom` writes them after each round, for the textfile
 collector of Prometheus' node exporter ([partitions that are held
@@ -61,10 +61,10 @@ back](export-files.md#partitions-that-are-held-back)).
 
 
 _MIRROR: Final = """
-## Of a mirror
+## Metrics of a mirror
 
-`sidetier mirror --metrics-port PORT` serves them ([copies into another cluster](mirror.md)), and
-so does `sidetier restore` ([an archive into a running cluster](restore.md)).
+`sidetier mirror --metrics-port PORT` ([copies into another cluster](mirror.md)) and
+`sidetier restore` ([an archive into a running cluster](restore.md)) serve these metrics.
 
 | metric | type | labels | |
 |---|---|---|---|

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from sidetier.config.topics import TopicsConfig
+from sidetier.config.model import TopicsConfig
 from sidetier.leadership.port import ClusterStateSource, LeadershipSource, TopicConfigSource
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.store_calls import StoreCalls

@@ -314,6 +314,7 @@ class Cluster:
         if not isinstance(error, SidetierError) or not error.retry:
             return False
         if not (isinstance(error, KafkaApiError) and error.code in _ROUTE_STILL_RIGHT):
+            # All of them: the error rarely tells which one moved, and asking again is cheap.
             self._leaders.clear()
             self._coordinators.clear()
             self._controller = NO_LEADER
@@ -371,7 +372,7 @@ class Cluster:
             topics=None
             if topics is None
             else [{"name": name, "topic_id": None} for name in topics],
-            allow_auto_topic_creation=False,
+            allow_auto_topic_creation=False,  # a broker's default would create a mistyped topic
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )

@@ -299,6 +299,7 @@ class Connection:
             connected = socket.create_connection(self.address, self._left(deadline))
         except OSError as error:
             raise BrokerUnavailableError(f"{self} cannot be reached: {error}") from error
+        # A request is one or two writes; Nagle's algorithm would delay the second by up to 40 ms.
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = self._settings
         if settings.keepalive:
@@ -418,6 +419,7 @@ class Connection:
     def _read_body(self, sent: _InFlight) -> memoryview:
         frame = self._frames.take(self._read_size(sent.deadline))
         self._read_into(frame, sent.deadline)
+        # A broker answers in the order of the requests; anything else is a lost position.
         (correlation_id,) = _SIZE.unpack_from(frame)
         if correlation_id != sent.correlation_id:
             raise MalformedResponseError(

@@ -218,6 +218,7 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     )
     topics = {name: list(group) for name, group in by_name}
     ids = topic_ids or {}
+    # A request names all topics in the same way: one without an id makes all of them names.
     if not topics.keys() <= ids.keys():
         version = min(version, _FIRST_FETCH_BY_ID - 1)
     by_id = version >= _FIRST_FETCH_BY_ID
@@ -384,7 +385,7 @@ class _FetchResponse:
     def _take(self, size: int) -> memoryview:
         end = self._at + size
         if size < 0 or end > len(self._body):
-            raise struct.error(f"{size} bytes wanted at {self._at} of {len(self._body)}")
+            raise struct.error(f"{size} bytes are needed at byte {self._at}, of {len(self._body)}")
         piece = self._body[self._at : end]
         self._at = end
         return piece

@@ -20,10 +20,9 @@ from sidetier.cli.wiring import (
     stopped_by_signals,
     topic_config_source,
 )
-from sidetier.config.cluster import BrokerConfig
 from sidetier.config.contradictions import file_root
 from sidetier.config.loading import LoadedConfig
-from sidetier.config.model import Config
+from sidetier.config.model import BrokerConfig, Config
 from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.leadership.settings import StaticSettings
 from sidetier.segments.errors import ConfigurationError, LeadershipError, LeadershipUnavailableError

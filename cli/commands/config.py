@@ -10,9 +10,9 @@ import click
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.config.catalogue import json_schema
 from sidetier.config.loading import LoadedConfig
 from sidetier.config.problems import Problem, SettingPath, dotted, told
-from sidetier.config.schema import json_schema
 from sidetier.config.secrets import REDACTED, is_sensitive_property, redacted
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import ConfigurationError

@@ -17,8 +17,7 @@ from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.wiring import daemon, http_server, stopped_by_signals
-from sidetier.config.log_dir_patterns import missing_log_dirs
-from sidetier.config.startup import LocalMachine
+from sidetier.config.startup import LocalMachine, missing_log_dirs
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot

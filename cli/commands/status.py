@@ -18,7 +18,7 @@ from sidetier.config.problems import suggestion
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sidetier.config.telemetry import HttpConfig
+    from sidetier.config.model import HttpConfig
 
 
 MOST_ROWS: Final = 40
@@ -361,6 +361,6 @@ def _http_config(context: click.Context) -> "HttpConfig | None":
 
 
 def _default_http() -> "HttpConfig":
-    from sidetier.config.telemetry import HttpConfig  # noqa: PLC0415 -- with `--sidecar`, pydantic is not needed
+    from sidetier.config.model import HttpConfig  # noqa: PLC0415 -- with `--sidecar`, pydantic is not needed
 
     return HttpConfig()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from sidetier.cli import exits
 from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.config.secrets import is_secret_property
 from sidetier.pipeline.export.tail.brokers import broker_topic
 from sidetier.segments.errors import SidetierError

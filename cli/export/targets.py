@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sidetier.config.sources import read_config_text, yaml_layer
 from sidetier.config.storage import StorageConfig
-from sidetier.config.yaml_file import read_config_text, yaml_layer
 from sidetier.segments.errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ import click
 from sidetier.segments.errors import ConfigurationError, SidetierError
 
 if TYPE_CHECKING:
-    from sidetier.config.telemetry import HttpConfig
+    from sidetier.config.model import HttpConfig
 
 _TIMEOUT_SECONDS: Final = 10.0
 
@@ -82,7 +82,7 @@ def url_of(http: "HttpConfig") -> str:
             "http.port is 0, so the system has chosen the sidecar's port. The log event "
             "daemon.started has its address: give it by --sidecar"
         )
-    from sidetier.config.telemetry import local_url  # noqa: PLC0415 -- `http` has loaded this module already
+    from sidetier.config.model import local_url  # noqa: PLC0415 -- `http` has loaded this module already
 
     return local_url(http.host, http.port)
 

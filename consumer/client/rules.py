@@ -6,6 +6,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from sidetier.consumer.client.sources import Mode, Reset
+from sidetier.segments.backoff import backoff
 
 FIRST_PAUSE: Final = 0.25
 """Backoff before both sources are asked again, in seconds. Doubles up to `LONGEST_PAUSE`."""
@@ -64,7 +65,7 @@ class Rules:
 
 def pause_after(tries: int) -> float:
     """Return the backoff in seconds after this number of failed tries in a row."""
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 10)) if tries > 0 else 0.0
+    return backoff(tries, FIRST_PAUSE, LONGEST_PAUSE)
 
 
 def passes(error: KafkaError) -> bool:

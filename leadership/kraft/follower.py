@@ -16,9 +16,8 @@ from watchdog.events import (
 )
 from watchdog.observers import Observer
 
-from sidetier.leadership.kraft.directory import METADATA_DIRECTORY
 from sidetier.leadership.kraft.image import MetadataImage
-from sidetier.leadership.kraft.metadata_log import MetadataLog
+from sidetier.leadership.kraft.metadata_log import METADATA_DIRECTORY, MetadataLog
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class DirectoryWatch:
     def ensure(self) -> None:
         """Watch the directory if it is not watched yet or was replaced."""
         identity = self._identity()
+        # inotify watches an inode: a directory that was deleted and created again gives no events.
         if self._gave_up or identity == self._watched:
             return
         self.stop()
@@ -124,7 +124,7 @@ class LogFollower:
             ConfigurationError: The directory does not exist.
         """
         if not metadata_log_dir.is_dir():
-            raise ConfigurationError(f"the metadata log dir {metadata_log_dir} is no directory")
+            raise ConfigurationError(f"the metadata log dir {metadata_log_dir} is not a directory")
         directory = metadata_log_dir / METADATA_DIRECTORY
         self._log_file = MetadataLog(directory)
         self._watch = DirectoryWatch(directory, on_hint)
@@ -138,11 +138,11 @@ class LogFollower:
         """Image that the log described at the last successful read."""
         return self._log_file.image
 
-    def wants_look(self, now: float, *, hinted: bool) -> bool:
+    def should_read(self, now: float, *, hinted: bool) -> bool:
         """Return whether to read now. After a failure, hints are ignored until `due`."""
         return now >= self.due or (hinted and not self._failing)
 
-    def look(self, now: float) -> bool:
+    def read(self, now: float) -> bool:
         """Read new batches; return True if the image may have changed.
 
         Raises:

@@ -1,20 +1,126 @@
 """The KRaft source: the metadata log gives hints, the Metadata request confirms them."""
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 
 import structlog
 
-from sidetier.leadership.kraft.asker import Answered, Asker, AskSchedule, Outcome, Unanswered
-from sidetier.leadership.kraft.belief import Belief
 from sidetier.leadership.kraft.follower import LogFollower, LogIntervals
-from sidetier.leadership.kraft.request import BrokerMetadataRequest, MetadataRequest
+from sidetier.leadership.kraft.metadata_request import (
+    Answered,
+    BrokerMetadataRequest,
+    MetadataRequest,
+    Outcome,
+    RequestSchedule,
+    RequestThread,
+    Unanswered,
+)
 from sidetier.leadership.port import LeadershipView, Unreadable, ViewListener
 from sidetier.leadership.settings import KraftSettings
 from sidetier.leadership.worker import Mailbox, ViewPublisher, Worker
 from sidetier.segments.errors import ConfigurationError, LeadershipError
+from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
+
+
+@dataclass(slots=True)
+class _Log:
+    leads: Mapping[TopicPartition, LeaderEpoch]
+    topic_ids: Mapping[str, str]
+    failing_since: float | None = None
+
+
+@dataclass(slots=True)
+class CombinedView:
+    """Combines the metadata log and the broker's Metadata responses into one view. Pure.
+
+    A partition is led if both sources say so. The log is prompt, but its tail may be uncommitted;
+    the response contains only committed metadata, but comes only on request. So a loss counts at
+    once from either source, and a gain counts when a request that was sent after the log showed it
+    is answered.
+
+    While the broker does not respond (it restarts, or recovers its logs), the last response stays
+    valid for `stale_after` seconds: a partition that was led then, and that the log does not report
+    as lost, is still led, so that its closed segments are still uploaded. A controlled shutdown
+    writes the losses to the log before the broker stops; otherwise the store's conditional writes
+    keep two leaders apart. After `stale_after` the view is unknown.
+
+    If the log cannot be read, its last state also stays valid for `stale_after` seconds; after that
+    the responses count alone, without leader epochs. If the log is the only source, its tail is
+    used as it is: a wrong guess does no harm, because nothing above the high watermark is ever
+    uploaded.
+
+    All times are seconds of one monotonic clock.
+
+    Attributes:
+        confirms: Whether Metadata requests are made at all.
+        stale_after: Seconds for which the last state of a silent source stays valid.
+    """
+
+    confirms: bool
+    stale_after: float
+    _log: _Log | None = None
+    _confirmed: set[TopicPartition] | None = None
+    _answered_at: float = 0.0
+    _changed_since_ask: set[TopicPartition] = field(default_factory=set)
+
+    def log_read(
+        self, leads: Mapping[TopicPartition, LeaderEpoch], topic_ids: Mapping[str, str]
+    ) -> bool:
+        """Record the led partitions of the log; return True if they changed or are the first."""
+        before = self._log.leads if self._log else {}
+        changed = {tp for tp, _ in before.items() ^ leads.items()}
+        # The request under way may have been answered before this change: its response must not
+        # confirm these partitions.
+        self._changed_since_ask |= changed
+        if self._confirmed is not None:
+            self._confirmed -= changed
+        first, self._log = self._log is None, _Log(leads, topic_ids)
+        return first or bool(changed)
+
+    def log_failed(self, now: float) -> None:
+        """Record that the log could not be read."""
+        if self._log and self._log.failing_since is None:
+            self._log.failing_since = now
+
+    def asked(self) -> None:
+        """Record that a Metadata request is about to be sent."""
+        self._changed_since_ask.clear()
+
+    def answered(self, leads: Collection[TopicPartition], now: float) -> None:
+        """Record the led partitions of the broker's response."""
+        self._confirmed = set(leads) - self._changed_since_ask
+        self._answered_at = now
+
+    def settled(self) -> bool:
+        """Return whether both sources agree, or one of them has no state."""
+        if self._log is None or self._log.failing_since is not None or self._confirmed is None:
+            return True
+        return self._log.leads.keys() == self._confirmed
+
+    def view(self, now: float) -> LeadershipView:
+        """Return the view at this moment."""
+        log = self._log if self._log and not self._is_stale(self._log.failing_since, now) else None
+        if not self.confirms:
+            return _known(log.leads, log.topic_ids) if log else LeadershipView()
+        if self._confirmed is None or self._is_stale(self._answered_at, now):
+            return LeadershipView()
+        if log is None:
+            return _known(dict.fromkeys(self._confirmed, UNKNOWN_EPOCH), {})
+        leads = {tp: epoch for tp, epoch in log.leads.items() if tp in self._confirmed}
+        return _known(leads, log.topic_ids)
+
+    def _is_stale(self, since: float | None, now: float) -> bool:
+        return since is not None and now - since > self.stale_after
+
+
+def _known(
+    leads: Mapping[TopicPartition, LeaderEpoch], topic_ids: Mapping[str, str]
+) -> LeadershipView:
+    return LeadershipView(MappingProxyType(leads), MappingProxyType(topic_ids), known=True)
+
 
 _log = structlog.get_logger(__name__)
 _METADATA_LOG = "the metadata log"
@@ -27,7 +133,7 @@ class _Signal(Enum):
 
 
 class KraftLeadership:
-    """A `LeadershipSource` for a broker in KRaft mode. `Belief` combines its two sources.
+    """A `LeadershipSource` for a broker in KRaft mode. `CombinedView` combines its two sources.
 
     One thread reads the metadata log and delivers views; another one waits for the broker's
     responses to Metadata requests.
@@ -48,9 +154,9 @@ class KraftLeadership:
         self._mailbox: Mailbox[_Signal | Outcome] = Mailbox()
         self._worker = Worker("leadership-kraft", self._run)
         self._follower: LogFollower | None = None
-        self._asker: Asker | None = None
-        self._schedule = AskSchedule(settings.poll_interval)
-        self._belief = Belief(
+        self._request_thread: RequestThread | None = None
+        self._schedule = RequestSchedule(settings.poll_interval)
+        self._combined = CombinedView(
             confirms=request is not None or settings.bootstrap_servers is not None,
             stale_after=settings.stale_after,
         )
@@ -65,14 +171,14 @@ class KraftLeadership:
             ConfigurationError: Neither source is configured, the log dir does not exist, or
                 librdkafka rejects a property.
         """
-        self._follower, self._asker = self._open_follower(), self._open_asker()
-        if self._follower is None and self._asker is None:
+        self._follower, self._request_thread = self._open_follower(), self._open_request_thread()
+        if self._follower is None and self._request_thread is None:
             raise ConfigurationError(
                 "leadership in KRaft mode needs the metadata log, bootstrap servers, or both"
             )
         self._publisher.open(listener)
-        if self._asker is not None:
-            self._asker.start()
+        if self._request_thread is not None:
+            self._request_thread.start()
         self._worker.start()
 
     def view(self) -> LeadershipView:
@@ -81,14 +187,15 @@ class KraftLeadership:
 
     def failure(self) -> BaseException | None:
         """Return why one of the threads died; None while both live."""
-        return self._worker.failure or (self._asker.failure if self._asker else None)
+        requests = self._request_thread
+        return self._worker.failure or (requests.failure if requests else None)
 
     def stop(self) -> None:
         """Stop delivering views; close files and connections."""
-        self._publisher.close()
+        self._publisher.close()  # first: no view may reach the listener after this call
         self._mailbox.close()
-        if self._asker is not None:
-            self._asker.stop()
+        if self._request_thread is not None:
+            self._request_thread.stop()
         self._worker.join()
 
     def _open_follower(self) -> LogFollower | None:
@@ -101,7 +208,7 @@ class KraftLeadership:
             on_hint=lambda: self._mailbox.post_once(_Signal.HINT),
         )
 
-    def _open_asker(self) -> Asker | None:
+    def _open_request_thread(self) -> RequestThread | None:
         settings, request = self._settings, self._request
         if request is None and settings.bootstrap_servers is not None:
             request = BrokerMetadataRequest(
@@ -112,7 +219,7 @@ class KraftLeadership:
             )
         if request is None:
             return None
-        return Asker(
+        return RequestThread(
             request,
             on_outcome=self._mailbox.post,
             on_death=lambda: self._mailbox.post(_Signal.DEATH),
@@ -130,43 +237,44 @@ class KraftLeadership:
 
     def _pause(self) -> float:
         due = self._follower.due if self._follower else float("inf")
-        if self._asker is not None and not self._schedule.in_flight:
+        if self._request_thread is not None and not self._schedule.in_flight:
             due = min(due, self._schedule.due)
         return max(0.0, min(due - self._clock(), self._settings.log_poll_interval))
 
     def _handle(self, messages: list[_Signal | Outcome]) -> None:
         now = self._clock()
         outcomes = [message for message in messages if not isinstance(message, _Signal)]
-        news = bool(outcomes)
-        if self._follower and self._follower.wants_look(now, hinted=_Signal.HINT in messages):
-            news |= self._look(self._follower, now)
+        is_changed = bool(outcomes)
+        if self._follower and self._follower.should_read(now, hinted=_Signal.HINT in messages):
+            is_changed |= self._read_log(self._follower, now)
         for outcome in outcomes:
             self._take_outcome(outcome, now)
-        if self._asker is not None and self._schedule.may_ask(now):
+        # After the log was read: a response confirms only what the log showed before its request.
+        if self._request_thread is not None and self._schedule.may_ask(now):
             self._schedule.asked()
-            self._belief.asked()
-            self._asker.ask()
-        # Publish from time to time without news as well: the view of silent sources expires.
-        if news or now - self._published_at >= self._settings.log_poll_interval:
+            self._combined.asked()
+            self._request_thread.ask()
+        # Also publish from time to time without a change: the view of silent sources expires.
+        if is_changed or now - self._published_at >= self._settings.log_poll_interval:
             self._published_at = now
-            view = self._belief.view(now)
+            view = self._combined.view(now)
             self._publisher.publish(replace(view, unreadable=dict(self._unreadable)))
 
-    def _look(self, follower: LogFollower, now: float) -> bool:
+    def _read_log(self, follower: LogFollower, now: float) -> bool:
         try:
-            changed = follower.look(now)
+            changed = follower.read(now)
         except LeadershipError as error:
-            if self._asker is None and not error.retry:
-                raise
-            self._belief.log_failed(now)
+            if self._request_thread is None and not error.retry:
+                raise  # no source is left: the sidecar ends with the reason
+            self._combined.log_failed(now)
             return False
         except Exception as error:  # noqa: BLE001 - affects only this read; the log is read again
             follower.failed(now)
-            self._belief.log_failed(now)
+            self._combined.log_failed(now)
             self._note_unexpected(_METADATA_LOG, error)
             return True
         self._unreadable.pop(_METADATA_LOG, None)
-        if changed and self._belief.log_read(
+        if changed and self._combined.log_read(
             follower.image.leads(self._settings.broker_id), follower.image.topic_ids()
         ):
             self._schedule.hinted(now)
@@ -176,8 +284,8 @@ class KraftLeadership:
         match outcome:
             case Answered(answer, took):
                 self._check_cluster(answer.cluster_id)
-                self._belief.answered(answer.leads, now)
-                self._schedule.answered(now, took, settled=self._belief.settled())
+                self._combined.answered(answer.leads, now)
+                self._schedule.answered(now, took, settled=self._combined.settled())
                 self._unreadable.pop(_METADATA_REQUEST, None)
                 self._note_silence(None)
             case Unanswered(error):
@@ -191,7 +299,7 @@ class KraftLeadership:
         expected = self._settings.cluster_id
         if expected is not None and cluster_id is not None and cluster_id != expected:
             raise ConfigurationError(
-                f"{self._settings.bootstrap_servers} answers for cluster {cluster_id}, but the log "
+                f"{self._settings.bootstrap_servers} belongs to cluster {cluster_id}, but the log "
                 f"dirs belong to cluster {expected}; set the bootstrap servers to the broker "
                 "beside this sidecar"
             )

@@ -121,13 +121,14 @@ class KazooTreeClient:
 
         def take(result: "IAsyncResult[tuple[bytes, ZnodeStat]]") -> None:
             if isinstance(result.exception, NoNodeError):
+                # A read of a missing node sets no watch; only `exists` does.
                 self._await_creation(path, on_outcome, self.read)
             elif isinstance(result.exception, Exception):
                 on_outcome(Failed(result.exception))
             else:
                 on_outcome(Data(result.get_nowait()[0]))
 
-        if (client := self._client) is not None:  # after `stop` nobody waits for an outcome
+        if (client := self._client) is not None:  # after `stop` no caller waits for an outcome
             client.get_async(path, watch=self._fired).rawlink(take)
 
     def read_children(self, path: str, on_outcome: OnOutcome) -> None:
@@ -174,7 +175,9 @@ class KazooTreeClient:
 
 def _kazoo(settings: ZookeeperSettings) -> KazooClient:
     if settings.sasl is not None and importlib.util.find_spec("puresasl") is None:
-        raise ConfigurationError("SASL towards ZooKeeper needs the package pure-sasl; install it")
+        raise ConfigurationError(
+            "SASL authentication to ZooKeeper needs the package pure-sasl; install it"
+        )
     tls = settings.tls or ZookeeperTls()
     try:
         return KazooClient(
@@ -193,7 +196,7 @@ def _kazoo(settings: ZookeeperSettings) -> KazooClient:
         )
     except (KazooException, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"zookeeper.connect {settings.connect!r} is refused: {error}"
+            f"zookeeper.connect {settings.connect!r} is not valid: {error}"
         ) from error
 
 

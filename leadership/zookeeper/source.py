@@ -2,11 +2,10 @@
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
 
 import structlog
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
@@ -23,104 +22,18 @@ from sidetier.leadership.zookeeper.client import (
     Session,
     TreeClient,
 )
-from sidetier.leadership.zookeeper.nodes import (
+from sidetier.leadership.zookeeper.tree import (
     CLUSTER_ID_PATH,
     TOPICS_PATH,
-    StateNode,
-    TopicNode,
+    TopicTree,
     parse_cluster_id,
     parse_path,
     parse_state,
     parse_topic,
-    state_path,
-    topic_path,
 )
+from sidetier.segments.backoff import backoff
 from sidetier.segments.errors import ConfigurationError, LeadershipError
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
-
-
-class TopicTree:
-    """The topics, and the state of the partitions that have a replica on our broker.
-
-    Each method takes the content of one node and returns the paths to read because of it. The
-    broker cannot lead partitions without a local replica, so their state is not read; a
-    reassignment changes the topic's node first.
-    """
-
-    def __init__(self, broker: BrokerId) -> None:
-        self._broker = broker
-        self._topics: set[str] = set()
-        self._topic_ids: dict[str, str] = {}
-        self._hosted: dict[str, set[TopicPartition]] = {}
-        self._leads: dict[TopicPartition, LeaderEpoch] = {}
-        self.changes = 0
-        """Number of changes so far that affect the view."""
-
-    def listed(self, topics: Collection[str]) -> list[str]:
-        """Take in the children of `/brokers/topics`; return the paths of new topics."""
-        for topic in self._topics - set(topics):
-            self.topic_read(topic, None)
-        new = set(topics) - self._topics
-        self._topics = set(topics)
-        return [topic_path(topic) for topic in sorted(new)]
-
-    def topic_read(self, topic: str, node: TopicNode | None) -> list[str]:
-        """Take in a topic's node, None if missing; return the paths of new partitions' states."""
-        if node is None:
-            self._topics.discard(topic)
-        hosted = self._hosted_partitions(topic, node)
-        before = self._hosted.get(topic, set())
-        for partition in before - hosted:
-            self._set_epoch(partition, None)
-        self._hosted[topic] = hosted
-        if not hosted:
-            del self._hosted[topic]
-        self._set_topic_id(topic, None if node is None else node.topic_id)
-        return [state_path(partition) for partition in sorted(hosted - before)]
-
-    def state_read(self, partition: TopicPartition, node: StateNode | None) -> None:
-        """Take in a partition's state; None if missing (not elected yet, or deleted)."""
-        if node is not None and node.leader == self._broker and self.hosts(partition):
-            self._set_epoch(partition, node.leader_epoch)
-        else:
-            self._set_epoch(partition, None)
-
-    def hosts(self, partition: TopicPartition) -> bool:
-        """Return whether the broker has a replica of the partition, so that its state matters."""
-        return partition in self._hosted.get(partition.topic, ())
-
-    def view(self) -> LeadershipView:
-        """Return the view of the nodes read so far."""
-        return LeadershipView(
-            MappingProxyType(dict(self._leads)), MappingProxyType(dict(self._topic_ids)), known=True
-        )
-
-    def _set_epoch(self, partition: TopicPartition, epoch: LeaderEpoch | None) -> None:
-        if self._leads.get(partition) == epoch:
-            return
-        self.changes += 1
-        if epoch is None:
-            del self._leads[partition]
-        else:
-            self._leads[partition] = epoch
-
-    def _set_topic_id(self, topic: str, topic_id: str | None) -> None:
-        if self._topic_ids.get(topic) == topic_id:
-            return
-        self.changes += 1
-        if topic_id is None:
-            del self._topic_ids[topic]
-        else:
-            self._topic_ids[topic] = topic_id
-
-    def _hosted_partitions(self, topic: str, node: TopicNode | None) -> set[TopicPartition]:
-        replicas = node.replicas if node is not None else {}
-        return {
-            TopicPartition(topic, partition)
-            for partition, brokers in replicas.items()
-            if self._broker in brokers
-        }
-
+from sidetier.segments.offsets import TopicPartition
 
 _log = structlog.get_logger(__name__)
 _MAX_IN_FLIGHT = 1000
@@ -237,6 +150,7 @@ class ZookeeperLeadership:
             case Session():
                 self._change_session(message)
             case _Fired(path):
+                # A watch cannot be removed: those of partitions that moved away still fire.
                 if self._is_of_interest(path):
                     self._pending[path] = None
             case _Read(generation, path, outcome) if generation == self._generation:
@@ -251,14 +165,16 @@ class ZookeeperLeadership:
         _log.info("leadership.zookeeper_session", state=session.value)
         if session is Session.REFUSED:
             raise LeadershipError(
-                f"ZooKeeper at {self._settings.connect} refuses the credentials (SASL or auth)"
+                f"ZooKeeper at {self._settings.connect} rejects the credentials (SASL or auth)"
             )
+        # Responses over the old connection are ignored from now on: their watches are gone.
         self._generation += 1
         self._reading.clear()
         self._pending.clear()
         self._unreadable.clear()
         self._read_again.clear()
         self._connected = session is Session.CONNECTED
+        # Only the first loss counts: repeated reconnects must not keep an old view valid.
         if self._unsure_since is None:
             self._unsure_since = self._clock()
         if self._connected:
@@ -279,6 +195,7 @@ class ZookeeperLeadership:
     def _send_reads(self) -> None:
         in_flight = self._reading.total()
         while self._connected and self._pending and in_flight < _MAX_IN_FLIGHT:
+            # The oldest first: a node that changes all the time must not hold back the others.
             path, _ = self._pending.popitem(last=False)
             self._reading[path] += 1
             in_flight += 1
@@ -303,15 +220,14 @@ class ZookeeperLeadership:
 
     def _hold(self, path: str, error: Exception) -> None:
         before = self._unreadable.get(path)
-        failures = before.failures if before is not None else 0
+        failures = 1 if before is None else before.failures + 1
         same = before is not None and before.error == str(error)
-        self._unreadable[path] = Unreadable(type(error).__name__, str(error), failures + 1)
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 16))
-        self._read_again[path] = self._clock() + pause
+        self._unreadable[path] = Unreadable(type(error).__name__, str(error), failures)
+        self._read_again[path] = self._clock() + backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
         _log.error(
             "leadership.node_unreadable",
             path=path,
-            failures=failures + 1,
+            failures=failures,
             error=str(error),
             exc_info=None if same else error,
         )
@@ -341,7 +257,7 @@ class ZookeeperLeadership:
         expected = self._settings.cluster_id
         if expected is not None and cluster_id != expected:
             raise ConfigurationError(
-                f"ZooKeeper at {self._settings.connect} holds cluster {cluster_id}, but the log "
+                f"ZooKeeper at {self._settings.connect} has cluster {cluster_id}, but the log "
                 f"dirs belong to cluster {expected}; check zookeeper.connect and its chroot"
             )
 

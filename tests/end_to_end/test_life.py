@@ -102,7 +102,7 @@ def _never_started(path: Path) -> None:
 
 LOG_DIRS: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (_missing, "does not exist"),
-    "a file": (_file, "is no directory"),
+    "a file": (_file, "is not a directory"),
     "unreadable": (lambda path: path.chmod(0), "cannot be read"),
     "of another cluster": (_foreign, "belongs to cluster AAAAAAAAAAAAAAAAAAAAAA"),
     "never started": (_never_started, "meta.properties is missing"),

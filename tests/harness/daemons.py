@@ -9,7 +9,7 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.objects.watermark import Watermark, decode_watermark
-from sidetier.config.topics import TopicsConfig
+from sidetier.config.model import TopicsConfig
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import (
     ClusterStateSource,

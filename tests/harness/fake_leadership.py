@@ -6,7 +6,7 @@ from threading import Condition
 
 from kazoo.exceptions import ConnectionLoss
 
-from sidetier.leadership.kraft.request import MetadataAnswer
+from sidetier.leadership.kraft.metadata_request import MetadataAnswer
 from sidetier.leadership.port import LeadershipView
 from sidetier.leadership.zookeeper.client import (
     Children,
@@ -18,7 +18,7 @@ from sidetier.leadership.zookeeper.client import (
     Outcome,
     Session,
 )
-from sidetier.leadership.zookeeper.nodes import TOPICS_PATH, state_path, topic_path
+from sidetier.leadership.zookeeper.tree import TOPICS_PATH, state_path, topic_path
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.waiting import wait_until

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from sidetier.leadership.factory import open_leadership
-from sidetier.leadership.kraft.directory import METADATA_DIRECTORY, MetadataFiles
+from sidetier.leadership.kraft.metadata_log import METADATA_DIRECTORY, MetadataFiles
 from sidetier.leadership.port import LeadershipSource
 from sidetier.leadership.settings import KraftSettings, LeadershipSettings, ZookeeperSettings
 from sidetier.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster

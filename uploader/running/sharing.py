@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from sidetier.segments.backoff import backoff
 from sidetier.segments.errors import ArchiveError, StorageError, TransientStorageError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.running.workers import Job, WorkerPool
@@ -89,8 +90,8 @@ class StoreGate:
 
     def _close(self, now: float) -> None:
         self._open, self._closed_at = False, now
-        self._until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(self._failures, 16))
         self._failures += 1
+        self._until = now + backoff(self._failures, _FIRST_HOLD, _LONGEST_HOLD)
 
 
 class SharedPool:

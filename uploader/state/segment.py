@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from sidetier.segments.backoff import backoff
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.names import FileKind
@@ -64,9 +65,8 @@ class Backoff:
 
     def fail(self, error: str, now: float, longest: float = math.inf) -> None:
         """Another failure; the next try comes within `longest` seconds."""
-        longest = min(longest, _LONGEST_HOLD)
-        self.until = now + min(longest, _FIRST_HOLD * 2 ** min(self.failures, 16))
         self.failures += 1
+        self.until = now + backoff(self.failures, _FIRST_HOLD, min(longest, _LONGEST_HOLD))
         self.error = error
 
     def clear(self) -> None:

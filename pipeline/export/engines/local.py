@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.engines.tasks import carry_out
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.values.registry import RegistryConfig

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess, endpoint_provider, open_archive
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.sink import FileSink

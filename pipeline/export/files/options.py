@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from sidetier.config.base import Part
+from sidetier.config.types import Part
 from sidetier.pipeline.export.files.path_format import PathFormat
 from sidetier.pipeline.export.files.zones import zone_named
 

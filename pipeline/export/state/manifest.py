@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from sidetier.config.base import Part
+from sidetier.config.types import Part
 from sidetier.pipeline.export.epoch_history import Rows
 from sidetier.pipeline.export.errors import refuse_later
 from sidetier.pipeline.export.files.options import FilesOptions

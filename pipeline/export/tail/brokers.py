@@ -4,7 +4,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.leadership.cluster import (
     End,
     admin_client,

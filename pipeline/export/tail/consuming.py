@@ -14,7 +14,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.reading.kafka_messages import UnreadableHeadersError, records_of
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.brokers import client_settings
 from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.names import in_words

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.brokers import client_settings
 from sidetier.segments.errors import ConfigurationError
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.export.epoch_history import Position, position_at
 from sidetier.pipeline.export.errors import BehindError

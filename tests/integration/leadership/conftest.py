@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidetier.leadership.kraft.directory import parse_files
+from sidetier.leadership.kraft.metadata_log import parse_files
 from sidetier.leadership.settings import KraftSettings
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import (

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from sidetier.leadership.kraft.directory import MetadataFiles, parse_files
-from sidetier.leadership.kraft.metadata_log import MetadataLog
+from sidetier.leadership.kraft.metadata_log import MetadataFiles, MetadataLog, parse_files
 from sidetier.leadership.kraft.source import KraftLeadership
 from sidetier.leadership.settings import KraftSettings
 from sidetier.sandbox.kafka import KafkaCluster, KraftCluster

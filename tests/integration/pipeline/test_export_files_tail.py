@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from sidetier.cli.export.tail import broker_ends
 from sidetier.cli.main import run
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.errors import LeadershipUnavailableError

@@ -127,7 +127,7 @@ class FollowedLog(RuleBasedStateMachine):
             self.elect([(number, (leader + twist) % 3) for number, leader in lost.changes])
 
     @rule()
-    def look(self) -> None:
+    def read(self) -> None:
         self._check(self._seldom)
 
     @invariant()

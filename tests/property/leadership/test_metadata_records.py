@@ -5,14 +5,14 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.leadership.kraft.metadata_log import read_batches
-from sidetier.leadership.kraft.records import (
+from sidetier.leadership.kraft.image import (
     PartitionChangeRecord,
     PartitionRecord,
     TopicRecord,
     WireReader,
     decode_record,
 )
+from sidetier.leadership.kraft.metadata_log import read_batches
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from tests.harness import metadata_log as written
 

@@ -15,7 +15,7 @@ from sidetier import __version__
 from sidetier.cli.chart.files import FILES, write_files
 from sidetier.cli.chart.values_schema import values_schema
 from sidetier.cli.chart.values_table import BEGIN, told, with_table
-from sidetier.config.schema import json_schema
+from sidetier.config.catalogue import json_schema
 from sidetier.config.uploader import UploaderConfig
 from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric

@@ -170,7 +170,7 @@ class TestErrors:
             ("broker: {client: {a: [1]}}", "broker.client.a ({file}:5): must be text, a number"),
             ("uploader: {rescan_interval: soon}", "uploader.rescan_interval ({file}:5): must be a"),
             ("http: {1: 2}", "http.1 ({file}:5): the key must be text"),
-            ("http: {port: 1, port: 2}", "http.port ({file}:5): stands twice in {file}, on lines"),
+            ("http: {port: 1, port: 2}", "http.port ({file}:5): occurs twice in {file}, on lines"),
             ("leadership: {static: {partitions: [x]}}", "leadership.static.partitions[0] ({file}:"),
         ],
     )
@@ -227,7 +227,7 @@ class TestErrors:
             ("a: [", "sidetier.yaml:1:5: is not YAML"),
             ("- a\n- b\n", "sidetier.yaml:1: must be a mapping of settings"),
             ("? [a]\n: b\n", "sidetier.yaml:1: a key must be text"),
-            ("a: &a\n  b: *a\n", "an alias refers to what holds it"),
+            ("a: &a\n  b: *a\n", "an alias refers to a node that contains it"),
             ("a: !!python/object:os.system {}\n", "is not YAML"),
             ("a: 1\n---\nb: 2\n", "is not YAML"),
             ("a: \x01\n", "is not YAML"),

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.config.log_dir_patterns import missing_log_dirs, with_found_log_dirs
 from sidetier.config.model import Config
-from sidetier.config.startup import LocalMachine
+from sidetier.config.startup import LocalMachine, missing_log_dirs, with_found_log_dirs
 
 
 def configured(*log_dirs: str | Path) -> Config:

@@ -5,8 +5,7 @@ import pytest
 
 from sidetier.config.catalogue import setting_names
 from sidetier.config.loading import LoadedConfig, load
-from sidetier.config.pinterest import known_key
-from sidetier.config.pinterest_table import KEYS
+from sidetier.config.pinterest import KEYS, known_key
 from sidetier.config.properties_file import Property, parse_properties
 from sidetier.segments.errors import ConfigurationError
 
@@ -68,7 +67,7 @@ def test_ignored_keys_are_warned_of(key: str, tmp_path: Path) -> None:
 
 def test_that_there_is_no_gc_is_said(tmp_path: Path) -> None:
     [warning] = loaded(tmp_path, f"{P}manager.gc.retention.seconds=7200\n").warnings
-    assert "Nothing is deleted from the store" in warning
+    assert "Sidetier deletes nothing from the store" in warning
 
 
 @pytest.mark.parametrize("key", [key.key for key in KEYS if key.fate == "refused"])
@@ -84,7 +83,7 @@ def test_refused_keys(key: str, tmp_path: Path) -> None:
         (f"{P}upload.thread.count=many", "must be a whole number, not 'many'"),
         (f"{P}upload.thread.count=0", "must be at least 1"),
         (f"{P}offset.reset.strategy=none", "must be EARLIEST or LATEST"),
-        (f"{P}upload.thread.count=1\n{P}upload.thread.count=2", "stands twice, on lines 1 and 2"),
+        (f"{P}upload.thread.count=1\n{P}upload.thread.count=2", "occurs twice, on lines 1 and 2"),
         (f"{P}kafka.topics.include=", "must have at least 1 entry"),
         (f"{P}kafka.topics.include=(", "must be a regular expression"),
     ],

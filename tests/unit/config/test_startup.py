@@ -107,7 +107,7 @@ def test_a_log_dir_that_cannot_be_read_is_a_warning_while_another_one_can(
 def test_a_file_is_no_log_dir() -> None:
     machine = FakeMachine({})
     machine.files.add(Path("/a"))
-    assert told(checked(machine, "/a")) == ["log_dirs[0]: /a is no directory"]
+    assert told(checked(machine, "/a")) == ["log_dirs[0]: /a is not a directory"]
 
 
 def test_a_log_dir_that_may_not_be_read() -> None:
@@ -150,7 +150,7 @@ def test_a_store_that_a_link_leads_into_a_log_dir() -> None:
     machine = FakeMachine({"/a": meta()})
     machine.links[Path("/archive")] = Path("/a/archive")
     [line] = told(checked(machine, "/a", storage={"url": "file:///archive"}))
-    assert line.startswith("storage.url: /archive leads to /a/archive")
+    assert line.startswith("storage.url: /archive is a link to /a/archive")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_spool_for_each_mount_passes() -> None:
 def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> None:
     machine = FakeMachine({"/a": meta(), "/b": meta(), "/s": None})
     assert with_spool(machine, "/s", "/no") == [
-        "uploader.pins.spool[1]: /no is no directory: create it, for the sidecar"
+        "uploader.pins.spool[1]: /no is not a directory: create it, writable for the sidecar"
     ]
     machine.devices = {Path("/b"): 2}
     assert with_spool(machine, "/s") == [
@@ -206,7 +206,7 @@ def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> Non
     ]
     machine.devices, machine.links = {}, {Path("/s"): Path("/a/s")}
     (problem,) = with_spool(machine, "/s")
-    assert problem.startswith("uploader.pins.spool[0]: /s lies inside a log dir")
+    assert problem.startswith("uploader.pins.spool[0]: /s is inside a log dir")
 
 
 def test_the_spool_of_a_failed_disk_fails_with_its_log_dir() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from sidetier.archive.access import endpoint_provider
 from sidetier.config import storage_urls
-from sidetier.config.s3 import S3Config
-from sidetier.config.storage import StorageConfig, StorageOverride, StorageProviderConfig
+from sidetier.config.storage import S3Config, StorageConfig, StorageOverride, StorageProviderConfig
 from sidetier.config.storage_urls import ENTRY_POINT_GROUP, PlugIn, load_plug_in
 from sidetier.segments.errors import ConfigurationError
 
@@ -57,7 +56,6 @@ def test_a_plug_in_is_asked_for_what_no_override_matches() -> None:
     assert [storage().target(topic).url for topic in topics] == urls
     every = ["s3://main", "s3://vault", "s3://team-pay", "s3://team-ship"]
     assert [endpoint.url for endpoint in provider.endpoints] == every
-    assert [target.url for target in storage().targets()] == every
 
 
 def test_the_settings_of_the_store_hold_for_its_urls() -> None:

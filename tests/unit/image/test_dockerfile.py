@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidetier import __version__
-from sidetier.config.telemetry import HttpConfig
+from sidetier.config.model import HttpConfig
 from sidetier.sandbox import jars
 from sidetier.sandbox.cache import cache_root
 from sidetier.sandbox.kafka import KAFKA_4_3

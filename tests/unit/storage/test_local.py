@@ -20,8 +20,8 @@ from sidetier.segments.errors import (
     StoreUnavailableError,
 )
 from sidetier.storage.bodies import BytesBody
+from sidetier.storage.file_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.local import LocalStorage, file_stream, translated
-from sidetier.storage.local_records import Identity, Record, decode, encode, etag_in, pick
 from sidetier.storage.port import Checksum, ChecksumAlgorithm, IfMatch, ObjectSummary
 from sidetier.storage.settings import LocalSettings
 
@@ -142,7 +142,7 @@ def test_a_key_cannot_leave_the_root_by_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [".sidetier/tmp/x", "a/.sidetier/b", ".sidetier"])
 def test_the_stores_own_tree_is_no_place_for_objects(tmp_path: Path, key: str) -> None:
     store = LocalStorage(tmp_path)
-    with pytest.raises(InvalidRequestError, match="own"):
+    with pytest.raises(InvalidRequestError, match="reserved for the store"):
         store.put_object(key, BytesBody(b"x"))
 
 

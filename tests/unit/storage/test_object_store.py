@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from sidetier.archive.access import open_archive
-from sidetier.config.clouds import GcsConfig
-from sidetier.config.storage import StorageConfig
+from sidetier.config.storage import GcsConfig, StorageConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import (
     AccessDeniedError,

@@ -21,8 +21,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.storage.checksums import RunningChecksum, checksum_of_bytes
 from sidetier.storage.port import ChecksumAlgorithm
-from sidetier.storage.s3_errors import translated
-from sidetier.storage.s3_multipart import part_sizes
+from sidetier.storage.s3_boto3 import part_sizes, translated
 from sidetier.storage.settings import GIB, MIB
 
 URL = "https://store.example"

@@ -24,7 +24,7 @@ from sidetier.segments.offsets import BrokerId
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch
-from sidetier.telemetry.partition_series import status_families
+from sidetier.telemetry.metrics import status_families
 from sidetier.telemetry.status import ClusterSnapshotStatus
 from sidetier.uploader import cluster_snapshots, periodic_tasks
 from sidetier.uploader.archive.archive_writer import ArchiveWriter

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from sidetier.archive.objects.segment import noted_next_offset, noted_records
-from sidetier.config.topics import TopicsConfig
+from sidetier.config.model import TopicsConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.batches import walk_headers
 from sidetier.segments.names import FileKind

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from sidetier.config.base import Part
 from sidetier.config.secrets import is_secret_property
-from sidetier.config.types import SecretRef
+from sidetier.config.types import Part, SecretRef
 from sidetier.pipeline.export.files.values.avro_schema import inlined
 from sidetier.pipeline.export.files.values.protobuf_values import file_set
 from sidetier.pipeline.export.files.values.references import (

@@ -14,7 +14,7 @@ from sidetier.cli.export.table_request import TableRequest, table_request
 from sidetier.cli.export.table_session import TableResult, with_jars
 from sidetier.cli.main import run
 from sidetier.cli.output import OutputFormat
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.archived import ArchivedRecords
 from sidetier.pipeline.export.tables.chunks import Chunk

@@ -1,6 +1,6 @@
 """Which files of the metadata log's directory count."""
 
-from sidetier.leadership.kraft.directory import SnapshotId, parse_files
+from sidetier.leadership.kraft.metadata_log import SnapshotId, parse_files
 from sidetier.segments.offsets import Offset
 
 LISTING = [

@@ -1,15 +1,16 @@
 """The image: what records make of topics, leaders and epochs."""
 
-from sidetier.leadership.kraft.image import MetadataImage, print_uuid
-from sidetier.leadership.kraft.records import (
+from sidetier.leadership.kraft.image import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     EndTransactionRecord,
+    MetadataImage,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
+    print_uuid,
 )
 from sidetier.segments.offsets import BrokerId, TopicPartition
 

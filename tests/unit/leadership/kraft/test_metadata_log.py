@@ -205,7 +205,7 @@ def test_a_missing_directory_may_come_yet(tmp_path: Path) -> None:
 def test_a_log_without_its_beginning_is_unavailable(writer: MetadataLogWriter) -> None:
     writer.roll()
     writer.clean()
-    with pytest.raises(LeadershipUnavailableError, match="no segment holds offset 0"):
+    with pytest.raises(LeadershipUnavailableError, match="no segment contains offset 0"):
         MetadataLog(writer.directory).poll()
 
 

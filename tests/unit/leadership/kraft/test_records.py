@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidetier.leadership.kraft.records import (
+from sidetier.leadership.kraft.image import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     EndTransactionRecord,
@@ -68,10 +68,10 @@ def test_a_kind_of_the_future_is_passed_over() -> None:
     [
         (b"\x02" + written.topic("orders", ID)[1:], "frame version 2"),
         (written.frame(3, 3, b""), "version 3 of PartitionRecord is not known .0 to 2 are."),
-        (written.topic("orders", ID)[:-10], "16 bytes wanted"),
-        (written.frame(2, 0, b"\x00" + ID), "-1 bytes wanted"),
+        (written.topic("orders", ID)[:-10], "16 bytes are needed"),
+        (written.frame(2, 0, b"\x00" + ID), "-1 bytes are needed"),
         (b"\xff" * 12, "varint"),
-        (b"", "1 bytes wanted"),
+        (b"", "1 bytes are needed"),
     ],
 )
 def test_what_is_not_understood_is_refused(value: bytes, text: str) -> None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sidetier.leadership.kraft.request import BrokerMetadataRequest
+from sidetier.leadership.kraft.metadata_request import BrokerMetadataRequest
 from sidetier.sandbox.ports import free_port
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId

@@ -2,18 +2,18 @@
 
 import pytest
 
-from sidetier.leadership.kraft.asker import AskSchedule
+from sidetier.leadership.kraft.metadata_request import RequestSchedule
 
 INTERVAL = 10.0
 
 
-def answered_at(schedule: AskSchedule, now: float, *, settled: bool = True) -> None:
+def answered_at(schedule: RequestSchedule, now: float, *, settled: bool = True) -> None:
     schedule.asked()
     schedule.answered(now, took=0.01, settled=settled)
 
 
 def test_the_first_request_is_due_at_once_and_the_next_after_the_interval() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     assert schedule.may_ask(0.0)
     answered_at(schedule, 1.0)
     assert not schedule.may_ask(10.9)
@@ -21,14 +21,14 @@ def test_the_first_request_is_due_at_once_and_the_next_after_the_interval() -> N
 
 
 def test_one_request_at_a_time() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.hinted(1.0)
     assert not schedule.may_ask(100.0)
 
 
 def test_a_hint_waits_only_for_its_like() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     answered_at(schedule, 1.0)
     schedule.hinted(2.0)
     schedule.hinted(2.015)
@@ -37,7 +37,7 @@ def test_a_hint_waits_only_for_its_like() -> None:
 
 
 def test_a_hint_during_a_request_needs_another_request() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.hinted(1.0)
     schedule.answered(1.5, took=0.5, settled=True)
@@ -46,7 +46,7 @@ def test_a_hint_during_a_request_needs_another_request() -> None:
 
 
 def test_while_the_sources_disagree_pauses_double_up_to_the_interval() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     now, pauses = 0.0, []
     for _ in range(12):
         answered_at(schedule, now, settled=False)
@@ -57,7 +57,7 @@ def test_while_the_sources_disagree_pauses_double_up_to_the_interval() -> None:
 
 
 def test_a_silent_broker_is_left_in_peace_and_asked_again() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     now = 0.0
     for _ in range(100):
         schedule.asked()
@@ -71,7 +71,7 @@ def test_a_silent_broker_is_left_in_peace_and_asked_again() -> None:
 
 
 def test_requests_that_take_long_are_sent_seldom() -> None:
-    schedule = AskSchedule(INTERVAL)
+    schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.answered(0.0, took=2.0, settled=True)
     assert schedule.due == 100.0

@@ -226,7 +226,7 @@ def test_neither_source_is_refused(settings: KraftSettings, start: Start) -> Non
 def test_a_missing_metadata_log_dir_is_refused(
     tmp_path: Path, settings: KraftSettings, start: Start
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"metadata log dir .*/gone is no directory"):
+    with pytest.raises(ConfigurationError, match=r"metadata log dir .*/gone is not a directory"):
         start(replace(settings, metadata_log_dir=tmp_path / "gone"), None)
 
 

@@ -45,7 +45,9 @@ def test_sasl_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_malformed_address_is_refused() -> None:
     settings = ZookeeperSettings(US, "one:not-a-port")
-    with pytest.raises(ConfigurationError, match=r"zookeeper\.connect 'one:not-a-port' is refused"):
+    with pytest.raises(
+        ConfigurationError, match=r"zookeeper\.connect 'one:not-a-port' is not valid"
+    ):
         KazooTreeClient(settings).start(lambda _: None, lambda _: None)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.leadership.zookeeper.nodes import (
+from sidetier.leadership.zookeeper.tree import (
     StateNode,
     TopicNode,
     parse_cluster_id,
@@ -52,8 +52,8 @@ def test_paths_say_what_they_are_about() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\xff\xfe", "does not hold JSON"),
-        (b"[1]", "does not hold a JSON object"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1]", "is not a JSON object"),
         (b"{}", "has no list of partitions"),
         (b'{"partitions":[0]}', "has no list of partitions"),
         (b'{"partitions":{"x":[0]}}', "has no list of partitions"),
@@ -67,10 +67,12 @@ def test_a_malformed_topic_is_refused_by_its_path(data: bytes, text: str) -> Non
 
 @pytest.mark.parametrize("data", [b"{}", b'{"leader":1}', b'{"leader":"x","leader_epoch":1}'])
 def test_a_malformed_state_is_refused_by_its_path(data: bytes) -> None:
-    with pytest.raises(LeadershipError, match=r"^ZooKeeper node /s names no leader and epoch$"):
+    with pytest.raises(
+        LeadershipError, match=r"^ZooKeeper node /s has no leader and leader epoch$"
+    ):
         parse_state("/s", data)
 
 
 def test_a_cluster_without_an_id_is_refused() -> None:
-    with pytest.raises(LeadershipError, match=r"^ZooKeeper node /cluster/id holds no id$"):
+    with pytest.raises(LeadershipError, match=r"^ZooKeeper node /cluster/id has no id$"):
         parse_cluster_id(b"{}")

@@ -8,8 +8,8 @@ from kazoo.exceptions import ConnectionLoss, NoAuthError
 from sidetier.leadership.settings import ZookeeperSettings
 from sidetier.leadership.zookeeper import source as zookeeper
 from sidetier.leadership.zookeeper.client import Session
-from sidetier.leadership.zookeeper.nodes import TOPICS_PATH, state_path, topic_path
 from sidetier.leadership.zookeeper.source import ZookeeperLeadership
+from sidetier.leadership.zookeeper.tree import TOPICS_PATH, state_path, topic_path
 from sidetier.segments.errors import ConfigurationError, LeadershipError
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness.fake_leadership import FakeTree, ViewRecorder
@@ -181,7 +181,7 @@ def test_refused_credentials_are_a_failure(tree: FakeTree, source: ZookeeperLead
     tree.session(Session.REFUSED)
     wait_until(source.failure, 5, "the failure")
     assert isinstance(source.failure(), LeadershipError)
-    assert "zk:2181/kafka refuses the credentials" in str(source.failure())
+    assert "zk:2181/kafka rejects the credentials" in str(source.failure())
 
 
 @pytest.fixture
@@ -253,7 +253,5 @@ def test_another_cluster_is_a_failure(
     tree.session(Session.CONNECTED)
     wait_until(source.failure, 5, "the failure")
     assert isinstance(source.failure(), ConfigurationError)
-    assert "holds cluster another, but the log dirs belong to cluster dK5Hq" in str(
-        source.failure()
-    )
+    assert "has cluster another, but the log dirs belong to cluster dK5Hq" in str(source.failure())
     assert views.views == []

@@ -2,8 +2,13 @@
 
 import pytest
 
-from sidetier.leadership.zookeeper.nodes import StateNode, TopicNode, state_path, topic_path
-from sidetier.leadership.zookeeper.source import TopicTree
+from sidetier.leadership.zookeeper.tree import (
+    StateNode,
+    TopicNode,
+    TopicTree,
+    state_path,
+    topic_path,
+)
 from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 US, OTHER = BrokerId(1), BrokerId(2)

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.consuming import BrokerReader, first_timestamps
 from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.split import BrokerRange

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.java_properties import java_properties, translated
 from sidetier.segments.errors import ConfigurationError
 

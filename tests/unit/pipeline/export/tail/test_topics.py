@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from sidetier.archive.objects.layout import agree
-from sidetier.config.cluster import BrokerConfig
+from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError, UndecidedRecordsError
 from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
 from sidetier.pipeline.export.errors import OtherTopicError

@@ -1,22 +1,114 @@
-"""The thread that waits for the broker's responses to Metadata requests."""
+"""Metadata requests to the sidecar's own broker: when and how, and the thread that waits."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
-from sidetier.leadership.kraft.request import MetadataAnswer, MetadataRequest
+from confluent_kafka import KafkaException
+
+from sidetier.leadership.cluster import admin_client
 from sidetier.leadership.worker import Worker
+from sidetier.segments.backoff import backoff
+from sidetier.segments.errors import LeadershipUnavailableError
+from sidetier.segments.offsets import BrokerId, TopicPartition
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+
+_OURS: Mapping[str, str | int | float | bool] = {
+    "client.id": "sidetier-leadership",
+    "reconnect.backoff.max.ms": 1000,  # notice a restarted broker within a second
+    "topic.metadata.refresh.interval.ms": -1,  # the schedule here decides when to request
+    "socket.keepalive.enable": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataAnswer:
+    """Content of a response: the partitions that our broker leads, and Kafka's cluster id."""
+
+    leads: frozenset[TopicPartition]
+    cluster_id: str | None
+
+
+class MetadataRequest(Protocol):
+    """Requests the leaders of all partitions. For one caller at a time."""
+
+    def ask(self) -> MetadataAnswer:
+        """Send the request and wait for the response.
+
+        Raises:
+            LeadershipUnavailableError: No response arrived in time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections. May be called twice."""
+        ...
+
+
+class BrokerMetadataRequest:
+    """`MetadataRequest` on confluent-kafka.
+
+    The client begins with the configured broker. If that broker is down, librdkafka may send the
+    request to another broker that it knows: its response also contains committed metadata, so it
+    is equally valid. Topics without DESCRIBE permission for the principal are missing from the
+    response and count as not led.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        broker_id: BrokerId,
+        timeout: float,
+        properties: Mapping[str, str],
+    ) -> None:
+        """Create the client; it does not connect yet.
+
+        Raises:
+            ConfigurationError: librdkafka rejects a property.
+        """
+        self._client: AdminClient | None = admin_client(bootstrap_servers, properties, _OURS)
+        self._broker_id = broker_id
+        self._timeout = timeout
+
+    def ask(self) -> MetadataAnswer:
+        """Send the request and wait for the response."""
+        if self._client is None:
+            raise LeadershipUnavailableError("the Metadata request was closed")
+        try:
+            metadata = self._client.list_topics(timeout=self._timeout)
+        except KafkaException as error:
+            raise LeadershipUnavailableError(f"no answer to a Metadata request: {error}") from error
+        finally:
+            self._client.poll(0)  # passes librdkafka's log lines to the logger
+        return MetadataAnswer(_led_by(self._broker_id, metadata), metadata.cluster_id)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client = None
+
+
+def _led_by(broker: BrokerId, metadata: "ClusterMetadata") -> frozenset[TopicPartition]:
+    return frozenset(
+        TopicPartition(name, number)
+        for name, topic in metadata.topics.items()
+        for number, partition in topic.partitions.items()
+        if partition.leader == broker
+    )
+
 
 _DEBOUNCE = 0.02
 _FIRST_RETRY = 0.05
-_MAX_DOUBLINGS = 16
 _SHARE_OF_TIME = 50
 """A request that took one second is followed by a pause of 50 s: at most 2 % of the time."""
 
 
 @dataclass(slots=True)
-class AskSchedule:
+class RequestSchedule:
     """Decides when to send the next request. At most one request is in flight.
 
     A request is due shortly after a hint. While the two sources disagree or the broker does not
@@ -48,6 +140,7 @@ class AskSchedule:
         """Record a response after `took` seconds; `settled` tells whether both sources agree."""
         self._misses = 0 if settled else self._misses + 1
         quiet = max(self.interval, took * _SHARE_OF_TIME)
+        # A broker that is slow to answer is busy: do not send it one request after the other.
         self._finish(now, quiet if settled else max(self._pause(), took))
 
     def failed(self, now: float) -> None:
@@ -60,7 +153,7 @@ class AskSchedule:
         self.due = now + (_DEBOUNCE if self._hinted else pause)
 
     def _pause(self) -> float:
-        return min(self.interval, _FIRST_RETRY * 2.0 ** min(self._misses - 1, _MAX_DOUBLINGS))
+        return backoff(self._misses, _FIRST_RETRY, self.interval)
 
 
 _JOIN_SECONDS = 1.0
@@ -84,7 +177,7 @@ class Unanswered:
 Outcome = Answered | Unanswered
 
 
-class Asker:
+class RequestThread:
     """Sends a Metadata request after each `ask` and passes each outcome to `on_outcome`.
 
     An error of a request is its outcome. `on_death` is called when the thread itself dies.
@@ -101,7 +194,7 @@ class Asker:
         self._on_death = on_death
         self._wanted = Event()
         self._stopping = False
-        self._worker = Worker("leadership-asker", self._run)
+        self._worker = Worker("leadership-metadata-request", self._run)
 
     @property
     def failure(self) -> BaseException | None:
@@ -131,6 +224,7 @@ class Asker:
             self._on_death()
             raise
         finally:
+            # On this thread: librdkafka's destruction may block until its own threads end.
             self._request.close()
 
     def _ask_once(self) -> Outcome:

@@ -1,0 +1,516 @@
+"""S3 requests that boto3 makes: large bodies, uploads in parts, copies, conditional deletes.
+
+boto3 and a client take some 30 MB, so `s3` imports this module only for the first such request.
+"""
+
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import urlencode
+
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+from urllib3 import exceptions as urllib3_errors
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    ChecksumMismatchError,
+    InvalidRequestError,
+    MalformedAnswerError,
+    StorageError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.storage.attempt import AttemptStream, DeadlinePassedError
+from sidetier.storage.checksums import (
+    RunningChecksum,
+    checksum_of_stream,
+    expect_checksum,
+    from_base64,
+    to_base64,
+)
+from sidetier.storage.object_errors import BY_CODE, by_status
+from sidetier.storage.object_store import bare_etag, quoted_etag
+from sidetier.storage.port import (
+    LISTED_AT_ONCE,
+    Body,
+    Checksum,
+    ChecksumAlgorithm,
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ObjectHead,
+    ObjectSummary,
+)
+from sidetier.storage.s3_client import make_client
+from sidetier.storage.settings import GIB, LARGEST_PUT, MOST_PARTS, AttemptDeadline, S3Settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_LOG: Final = logging.getLogger(__name__)
+_COPIED_PART: Final = GIB
+
+Params = dict[str, Any]
+"""Keyword arguments of one boto3 call."""
+Parts = list[Params]
+"""Numbers, etags and checksums of the parts of an upload."""
+
+
+class Boto3Requests:
+    """Requests to one bucket, each tried once. Thread-safe.
+
+    Args:
+        bucket: Name of the bucket.
+        root: Prefix of all keys: empty, or ends with a slash.
+        settings: Settings of the bucket.
+        deadline: Deadline of each attempt.
+        client: A boto3 client; if None, one is created from the settings.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        root: str,
+        settings: S3Settings,
+        deadline: AttemptDeadline,
+        client: "S3Client | None" = None,
+    ) -> None:
+        self.client = client or make_client(settings, deadline)
+        self._bucket = bucket
+        self._root = root
+        self._settings = settings
+        self._deadline = deadline
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum,
+        condition: Condition | None,
+    ) -> str:
+        """Store the body in one request, with its checksum in a header; return the etag."""
+        with body.open() as stream:
+            response = self._send(
+                "PutObject",
+                self.client.put_object,
+                key,
+                (stream, 0, body.size),
+                **self._creation(key, metadata),
+                **_checksum_header(checksum),
+                **_conditional(condition),
+            )
+        with self._translated("PutObject", key):
+            return bare_etag(response["ETag"])
+
+    def put_in_parts(
+        self,
+        key: str,
+        body: Body,
+        metadata: Mapping[str, str],
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        """Store the body in parts and return its etag. Memory does not grow with the body's size.
+
+        The store combines the checksums of the parts into that of the whole object and compares it.
+
+        Raises:
+            ChecksumMismatchError: The bytes read do not match the given checksum.
+        """
+        algorithm = self._settings.checksum if checksum is None else checksum.algorithm
+        with body.open() as stream, self._upload(key, metadata, algorithm) as upload_id:
+            parts, whole = self._send_parts(key, upload_id, stream, body.size, algorithm)
+            expect_checksum(key, checksum, whole)
+            return self._complete(key, upload_id, parts, whole, condition)
+
+    def copy(self, source: ObjectHead, target: str, condition: Condition | None) -> str:
+        """Copy the version that `source` describes within the store; return the new etag.
+
+        A copy with a condition is also made in parts. More stores honour If-None-Match and If-Match
+        in CompleteMultipartUpload than in CopyObject, where S3-compatible stores ignore them
+        silently.
+
+        Raises:
+            PreconditionFailedError: The condition does not hold, or the source changed meanwhile.
+        """
+        if condition is None and source.size <= LARGEST_PUT:  # S3's limit for CopyObject, too
+            return self._copy_at_once(source, target)
+        algorithm = self._algorithm(source)
+        with self._upload(target, source.metadata, algorithm) as upload_id:
+            parts = self._copy_parts(source, target, upload_id, algorithm)
+            return self._complete(target, upload_id, parts, source.checksum, condition)
+
+    def head(self, key: str) -> ObjectHead:
+        """Return the head with the metadata as stored, and the checksum if the store knows it."""
+        mode: Params = {"ChecksumMode": "ENABLED"} if self._settings.checksum_verified else {}
+        with self._translated("HeadObject", key):
+            response = self.client.head_object(Bucket=self._bucket, Key=self._root + key, **mode)
+            return _head_of(key, response)
+
+    def list(self, prefix: str, start_after: str) -> Iterator[ObjectSummary]:
+        """Yield the objects as `RemoteStorage.list_objects`. Keys that end in `/` are left out."""
+        params: Params = {"Prefix": self._root + prefix, "MaxKeys": LISTED_AT_ONCE}
+        if start_after:
+            params["StartAfter"] = self._root + start_after
+        while True:
+            with self._translated("ListObjectsV2", prefix):
+                page = self.client.list_objects_v2(Bucket=self._bucket, **params)
+                rows = [
+                    _summary_of(row["Key"].removeprefix(self._root), row)
+                    for row in page.get("Contents", ())
+                    if not row["Key"].endswith("/")
+                ]
+            yield from rows
+            if not page.get("IsTruncated"):
+                return
+            with self._translated("ListObjectsV2", prefix):
+                params["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, key: str, condition: IfMatch | None) -> None:
+        """Delete an object. S3-compatible stores may ignore the condition."""
+        with self._translated("DeleteObject", key):
+            self.client.delete_object(
+                Bucket=self._bucket, Key=self._root + key, **_conditional(condition)
+            )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _translated(self, operation: str, key: str) -> AbstractContextManager[None]:
+        return translated(operation, self._bucket, self._root + key)
+
+    def _send(
+        self,
+        operation: str,
+        call: Callable[..., Any],
+        key: str,
+        window: tuple[BinaryIO, int, int],
+        **params: Any,  # noqa: ANN401 - boto3's own types
+    ) -> Any:  # noqa: ANN401
+        """Call a boto3 method with a part of a body.
+
+        Args:
+            operation: S3's name of the request.
+            call: The method of the client.
+            key: Key of the object.
+            window: The body's stream, the first byte to send, and the number of bytes.
+            params: Further parameters of the method.
+
+        Raises:
+            StoreTimeoutError: The attempt's deadline passed.
+            StorageError: The store refused or failed.
+            Exception: The body's own error, unchanged.
+        """
+        raw, start, size = window
+        raw.seek(start)
+        stream = AttemptStream(raw, size, self._deadline.seconds(size), start=start)
+        try:
+            with self._translated(operation, key):
+                return call(
+                    Bucket=self._bucket,
+                    Key=self._root + key,
+                    Body=stream,
+                    ContentLength=size,
+                    **params,
+                )
+        except Exception as error:
+            # botocore wraps an error of the body like one of the connection. `failure` tells them
+            # apart: a bad disk must not count as a store that does not respond.
+            if stream.failure is None:
+                raise
+            if isinstance(stream.failure, DeadlinePassedError):
+                request = f"{operation} s3://{self._bucket}/{self._root}{key}"
+                text = f"{request}: not sent before the attempt's deadline"
+                raise StoreTimeoutError(text) from error
+            raise stream.failure from error
+
+    @contextmanager
+    def _upload(
+        self, key: str, metadata: Mapping[str, str], algorithm: ChecksumAlgorithm
+    ) -> Iterator[str]:
+        """Begin an upload and yield its id; abort it if the block raises.
+
+        A kill leaves the upload unfinished: a lifecycle rule of the bucket should abort incomplete
+        multipart uploads.
+        """
+        with self._translated("CreateMultipartUpload", key):
+            response = self.client.create_multipart_upload(
+                Bucket=self._bucket,
+                Key=self._root + key,
+                ChecksumAlgorithm=algorithm.value,
+                ChecksumType="FULL_OBJECT",
+                **self._creation(key, metadata),
+            )
+            upload_id = response["UploadId"]
+        try:
+            yield upload_id
+        except BaseException:  # also a signal handler's: S3 bills parts until they are aborted
+            self._abort(key, upload_id)
+            raise
+
+    def _complete(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Parts,
+        checksum: Checksum | None,
+        condition: Condition | None,
+    ) -> str:
+        """Make the object visible if the condition holds now; return its etag."""
+        params = _conditional(condition)
+        if checksum is not None:
+            params |= {**_checksum_header(checksum), "ChecksumType": "FULL_OBJECT"}
+        with self._translated("CompleteMultipartUpload", key):
+            response: Any = self.client.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=self._root + key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
+                **params,
+            )
+            return bare_etag(response["ETag"])
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        """Abort the upload. A failure is only logged: the original error is the one to raise."""
+        full = self._root + key
+        try:
+            with self._translated("AbortMultipartUpload", key):
+                self.client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=full, UploadId=upload_id
+                )
+        except StorageError as error:
+            _LOG.warning("multipart_abort_failed", extra={"key": full, "error": str(error)})
+
+    def _send_parts(
+        self, key: str, upload_id: str, stream: BinaryIO, size: int, algorithm: ChecksumAlgorithm
+    ) -> tuple[Parts, Checksum]:
+        whole = RunningChecksum(algorithm)
+        parts: Parts = []
+        start = 0
+        for length in part_sizes(size, self._settings.part_size):
+            stream.seek(start)
+            # Each part is read twice: S3 takes the checksum in a header, before the bytes.
+            checksum = checksum_of_stream(stream, algorithm, length)
+            header = _checksum_header(checksum)
+            number = len(parts) + 1
+            response = self._send(
+                "UploadPart",
+                self.client.upload_part,
+                key,
+                (stream, start, length),
+                UploadId=upload_id,
+                PartNumber=number,
+                **header,
+            )
+            with self._translated("UploadPart", key):
+                parts.append({"PartNumber": number, "ETag": response["ETag"], **header})
+            whole.append(checksum, length)
+            start += length
+        return parts, whole.result()
+
+    def _copy_at_once(self, source: ObjectHead, target: str) -> str:
+        creation = self._creation(target, source.metadata)
+        tagged = {"TaggingDirective": "REPLACE"} if "Tagging" in creation else {}
+        with self._translated("CopyObject", target):
+            response: Any = self.client.copy_object(
+                Bucket=self._bucket,
+                Key=self._root + target,
+                **self._copy_source(source),
+                # Without REPLACE, S3 copies the source's metadata and ignores that given here.
+                MetadataDirective="REPLACE",
+                **tagged,  # type: ignore[arg-type]
+                ChecksumAlgorithm=self._algorithm(source).value,
+                **creation,
+            )
+            return bare_etag(response["CopyObjectResult"]["ETag"])
+
+    def _copy_parts(
+        self, source: ObjectHead, target: str, upload_id: str, algorithm: ChecksumAlgorithm
+    ) -> Parts:
+        parts: Parts = []
+        start = 0
+        checksum_name = f"Checksum{algorithm.value}"
+        for size in part_sizes(source.size, _COPIED_PART):
+            number = len(parts) + 1
+            with self._translated("UploadPartCopy", target):
+                response: Any = self.client.upload_part_copy(
+                    Bucket=self._bucket,
+                    Key=self._root + target,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    CopySourceRange=f"bytes={start}-{start + size - 1}",
+                    **self._copy_source(source),
+                )
+                result = response["CopyPartResult"]
+                part = {"PartNumber": number, "ETag": result["ETag"]}
+                if result.get(checksum_name):
+                    part[checksum_name] = result[checksum_name]
+                parts.append(part)
+            start += size
+        return parts
+
+    def _copy_source(self, source: ObjectHead) -> Params:
+        return {
+            "CopySource": {"Bucket": self._bucket, "Key": self._root + source.key},
+            "CopySourceIfMatch": quoted_etag(source.etag),
+        }
+
+    def _algorithm(self, source: ObjectHead) -> ChecksumAlgorithm:
+        return source.checksum.algorithm if source.checksum else self._settings.checksum
+
+    def _creation(self, key: str, metadata: Mapping[str, str]) -> Params:
+        """Return the parameters of a new object: encryption, storage class, tags, metadata."""
+        settings = self._settings
+        has_class = key.rpartition("/")[2] not in settings.default_class_names
+        params = {
+            "Metadata": dict(metadata) or None,
+            "ServerSideEncryption": settings.sse,
+            "SSEKMSKeyId": settings.sse_kms_key_id,
+            "StorageClass": settings.storage_class if has_class else None,
+            "Tagging": urlencode(settings.tags) if settings.tags else None,
+        }
+        return {name: value for name, value in params.items() if value is not None}
+
+
+def part_sizes(size: int, wanted: int) -> list[int]:
+    """Return the sizes of the parts of `size` bytes: equal except for the last, at most 10,000."""
+    each = max(wanted, -(-size // MOST_PARTS))
+    return [min(each, size - start) for start in range(0, size, each)]
+
+
+def _checksum_header(checksum: Checksum) -> Params:
+    """Return a precomputed checksum header: botocore then computes none and adds no trailer."""
+    return {f"Checksum{checksum.algorithm.value}": to_base64(checksum)}
+
+
+def _conditional(condition: Condition | None) -> Params:
+    """Return the If-None-Match or If-Match header; empty without a condition."""
+    if condition is None:
+        return {}
+    if isinstance(condition, IfAbsent):
+        return {"IfNoneMatch": "*"}
+    return {"IfMatch": quoted_etag(condition.etag)}
+
+
+def _head_of(key: str, response: Mapping[str, Any]) -> ObjectHead:
+    checksums = (
+        from_base64(algorithm, response.get(f"Checksum{algorithm.value}"))
+        for algorithm in ChecksumAlgorithm
+    )
+    return ObjectHead(
+        key=key,
+        size=response["ContentLength"],
+        etag=bare_etag(response["ETag"]),
+        modified_ms=round(response["LastModified"].timestamp() * 1000),
+        metadata={name.lower(): value for name, value in response.get("Metadata", {}).items()},
+        checksum=next((checksum for checksum in checksums if checksum), None),
+    )
+
+
+def _summary_of(key: str, row: Mapping[str, Any]) -> ObjectSummary:
+    modified = round(row["LastModified"].timestamp() * 1000)
+    return ObjectSummary(key, row["Size"], bare_etag(row["ETag"]), modified)
+
+
+_TIMEOUTS: Final = (
+    boto.ReadTimeoutError,
+    boto.ConnectTimeoutError,
+    urllib3_errors.TimeoutError,
+)
+_UNREACHABLE: Final = (
+    boto.EndpointConnectionError,
+    boto.ConnectionClosedError,
+    boto.ProxyConnectionError,
+    boto.ResponseStreamingError,
+    boto.IncompleteReadError,
+    boto.HTTPClientError,
+    boto.CredentialRetrievalError,
+    boto.MetadataRetrievalError,
+)
+_UNKNOWN_CALLER: Final = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.TokenRetrievalError,
+    boto.SSOTokenLoadError,
+    boto.UnauthorizedSSOTokenError,
+)
+
+_CREDENTIALS: Final = (
+    "set storage.s3.access_key_id and secret_access_key, or provide them where AWS's own tools "
+    "look for them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials, the role of "
+    "the machine"
+)
+
+
+@contextmanager
+def translated(operation: str, bucket: str, key: str) -> Iterator[None]:
+    """Raise botocore's and urllib3's errors as ours; the text names operation, bucket and key.
+
+    S3-compatible stores omit fields or format them differently, so code that reads a response
+    belongs inside this block, too.
+    """
+    request = f"{operation} s3://{bucket}/{key}"
+    try:
+        yield
+    except boto.ClientError as error:
+        raise _refusal(request, bucket, error) from error
+    except (boto.BotoCoreError, ResponseParserError, urllib3_errors.HTTPError, OSError) as error:
+        raise failure(request, error) from error
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise MalformedAnswerError(
+            f"{request}: the store's answer is not that of S3: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _refusal(where: str, bucket: str, error: boto.ClientError) -> StorageError:
+    """Return our error for an error response of the store."""
+    response: Any = error.response
+    details, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
+    # The code is the status in digits if the response had no body, as that of a HEAD.
+    code, message = str(details.get("Code", "")), details.get("Message", "")
+    status, request_id = int(meta.get("HTTPStatusCode", 0)), meta.get("RequestId", "")
+    text = f"{where}: {status} {code}: {message}"
+    if code == "NoSuchBucket":
+        text = f"{where}: bucket {bucket!r} does not exist: create it, or correct the storage url"
+    if request_id:
+        text += f" (request id {request_id})"
+    kind = BY_CODE.get(code) or by_status(status)
+    return kind(text)
+
+
+def failure(where: str, error: BaseException) -> StorageError:
+    """Return our error for a request without a response, or with an unreadable one."""
+    text = f"{where}: {type(error).__name__}: {error}"
+    causes = list(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return InvalidRequestError(f"{text}: give the store's CA as ca_bundle")
+    if isinstance(error, _TIMEOUTS) or any(isinstance(cause, TimeoutError) for cause in causes):
+        return StoreTimeoutError(text)
+    if isinstance(error, boto.FlexibleChecksumError):
+        return ChecksumMismatchError(text)
+    if isinstance(error, _UNKNOWN_CALLER):
+        missing = isinstance(error, boto.NoCredentialsError)
+        return AccessDeniedError(f"{text}: {_CREDENTIALS}" if missing else text)
+    if isinstance(error, (*_UNREACHABLE, ResponseParserError, urllib3_errors.HTTPError, OSError)):
+        return StoreUnavailableError(text)
+    return InvalidRequestError(text)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, its causes, and errors that urllib3 and botocore carry as arguments."""
+    seen: set[int] = set()
+    todo: list[object] = [error]
+    while todo:
+        cause = todo.pop()
+        if not isinstance(cause, BaseException) or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        todo += [cause.__cause__, cause.__context__, *cause.args]
+        todo += [getattr(cause, "kwargs", {}).get("error"), getattr(cause, "reason", None)]
