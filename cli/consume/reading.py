@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.positions import PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.reading.results import Failed, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config

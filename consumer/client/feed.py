@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, Message
 
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
 from sidetier.archive.gaps import GapReason
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.errors import StoreError, TieredError
 from sidetier.consumer.client.kafka_side import KafkaSide

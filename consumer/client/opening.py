@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError
 
 from sidetier.archive.access import open_archive
 from sidetier.archive.partition_archive import ArchiveBounds
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import Taken
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.results import Taken
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
 from sidetier.consumer.client.kafka_side import Callbacks, KafkaSide

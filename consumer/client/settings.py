@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from prometheus_client import CollectorRegistry
 from pydantic import BeforeValidator, Field
 
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.config.archive_options import (
     PREFIX,
     ArchiveOptions,

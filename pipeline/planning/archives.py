@@ -17,8 +17,8 @@ from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.reading.opening import Opener
-from sidetier.archive.reading.searching import TimeSearch
+from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.searching import TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView

@@ -12,10 +12,10 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.extract import Extract
 from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
-from sidetier.archive.reading.buffer_pool import BufferPool
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
-from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.reader.memory import BufferPool
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
+from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.helpers import Helpers

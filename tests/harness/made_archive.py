@@ -12,7 +12,7 @@ from typing import Any
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveReader,
     DamagedArchiveError,
     Failed,

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.gaps import GapReason
 from sidetier.archive.partition_archive import ArchiveBounds
-from sidetier.archive.reading.results import (
+from sidetier.archive.reader.results import (
     Failed,
     Gap,
     ReachedEnd,

@@ -6,12 +6,12 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.archive.reading import Gap, GapReason, IsolationLevel, ReachedEnd
+from sidetier.archive.reader import Gap, GapReason, IsolationLevel, ReachedEnd
 from sidetier.segments.offsets import Offset
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_over
 
-SETTINGS = "sidetier.archive.reading.settings.LEAST_MEMORY"
+SETTINGS = "sidetier.archive.reader.settings.LEAST_MEMORY"
 
 
 @settings(max_examples=60, deadline=None)

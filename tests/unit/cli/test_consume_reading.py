@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.gaps import GapReason
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
 from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind, offset_of, parse_place

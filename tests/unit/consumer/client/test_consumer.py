@@ -20,7 +20,7 @@ from confluent_kafka.error import ConsumeError, ValueDeserializationError
 from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
-from sidetier.archive.reading import Failed, Taken
+from sidetier.archive.reader import Failed, Taken
 from sidetier.consumer.client.errors import GapError
 from sidetier.consumer.client.kafka_side import Callbacks
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError

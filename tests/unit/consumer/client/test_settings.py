@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.reading.settings import IsolationLevel
+from sidetier.archive.reader.settings import IsolationLevel
 from sidetier.consumer.client.settings import Settings, option_names, read_settings
 from sidetier.consumer.client.sources import Mode, Reset
 from sidetier.segments.errors import ConfigurationError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.reading import ArchiveReplacedError
+from sidetier.archive.reader import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split

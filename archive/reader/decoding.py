@@ -6,7 +6,7 @@ from typing import Final
 import pyarrow as pa
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reading.committed import Cleared
+from sidetier.archive.reader.committed import Cleared
 from sidetier.segments.arrow import decode_batches, decode_in_pieces
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.offsets import Offset

@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
-from sidetier.archive.reading import ArchiveReader, IsolationLevel, Taken
-from sidetier.archive.reading import settings as reader_settings
-from sidetier.archive.reading.assembly import Assembler
+from sidetier.archive.reader import ArchiveReader, IsolationLevel, Taken
+from sidetier.archive.reader import settings as reader_settings
+from sidetier.archive.reader.assembly import Assembler
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import (

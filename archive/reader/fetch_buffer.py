@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidetier.archive.locate import SegmentPosition
-from sidetier.archive.reading.actions import Range, Stage, Target
-from sidetier.archive.reading.chain import Chain, Verdict, Wanted
-from sidetier.archive.reading.opening import AtEnd, Halted, Opened, Opening
-from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.results import (
+from sidetier.archive.reader.actions import Range, Stage, Target
+from sidetier.archive.reader.chain import Chain, Verdict, Wanted
+from sidetier.archive.reader.opening import AtEnd, Halted, Opened, Opening
+from sidetier.archive.reader.partition import Partition
+from sidetier.archive.reader.results import (
     Failed,
     Gap,
     ReachedEnd,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from sidetier.archive.reading import ArchiveReader, ReachedEnd, Records
+from sidetier.archive.reader import ArchiveReader, ReachedEnd, Records
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import MadeArchive, offsets, reading

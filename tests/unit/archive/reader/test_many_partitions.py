@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from time import monotonic
 
-from sidetier.archive.reading import ArchiveReader, ReachedEnd, Records
+from sidetier.archive.reader import ArchiveReader, ReachedEnd, Records
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import MadeArchive, encoded, reading

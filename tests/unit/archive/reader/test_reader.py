@@ -4,10 +4,10 @@ from contextlib import closing
 
 import pytest
 
-from sidetier.archive.reading import ReachedEnd, Records
-from sidetier.archive.reading.buffer_pool import LEAST_ROOM, BufferPool
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.reader import ReachedEnd, Records
+from sidetier.archive.reader.memory import LEAST_ROOM, BufferPool
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.segments.offsets import Offset
 from tests.harness.made_archive import (
     TP,

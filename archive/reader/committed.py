@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reading.assembly import Scanned
+from sidetier.archive.reader.assembly import Scanned
 from sidetier.archive.transaction_indexes import SegmentTransactions
 from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidetier.archive.reading import ArchiveReader, NullReadingObserver, Records
+from sidetier.archive.reader import ArchiveReader, NullReadingObserver, Records
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import TP, MadeArchive, offsets, reading, take_until

@@ -10,8 +10,8 @@ from enum import Enum, auto
 import numpy as np
 
 from sidetier.archive.locate import SegmentPosition
-from sidetier.archive.reading.assembly import Assembler, Scanned
-from sidetier.archive.reading.committed import (
+from sidetier.archive.reader.assembly import Assembler, Scanned
+from sidetier.archive.reader.committed import (
     Cleared,
     Committed,
     DamagedRow,
@@ -19,8 +19,8 @@ from sidetier.archive.reading.committed import (
     Transactions,
     Uncommitted,
 )
-from sidetier.archive.reading.decoding import Batch, DamagedBatchError, Decoding
-from sidetier.archive.reading.opening import Stuck
+from sidetier.archive.reader.decoding import Batch, DamagedBatchError, Decoding
+from sidetier.archive.reader.opening import Stuck
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import DamagedSegmentError, SidetierError, UnsupportedFormatError

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidetier.archive.reading.buffer_pool import LEAST_ROOM, BufferPool
+from sidetier.archive.reader.memory import LEAST_ROOM, BufferPool
 
 SIZE = 2 * LEAST_ROOM
 

@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveBounds,
     IsolationLevel,
     ReachedEnd,

@@ -13,8 +13,8 @@ from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import Locator, ReadRange, SegmentPosition
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
-from sidetier.archive.reading.results import Failed, Gap
-from sidetier.archive.reading.settings import Bound
+from sidetier.archive.reader.results import Failed, Gap
+from sidetier.archive.reader.settings import Bound
 from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError, UnsupportedFormatError

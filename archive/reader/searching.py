@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reading.assembly import Assembler, Scanned
-from sidetier.archive.reading.opening import Opener
+from sidetier.archive.reader.assembly import Assembler, Scanned
+from sidetier.archive.reader.opening import Opener
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES

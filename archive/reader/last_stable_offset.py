@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reading.assembly import Assembler
-from sidetier.archive.reading.opening import Opener
+from sidetier.archive.reader.assembly import Assembler
+from sidetier.archive.reader.opening import Opener
 from sidetier.archive.transaction_indexes import open_at_base
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import TransactionFilter, read_markers

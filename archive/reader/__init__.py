@@ -8,8 +8,8 @@ from sidetier.archive.errors import (
 )
 from sidetier.archive.gaps import GapReason
 from sidetier.archive.partition_archive import ArchiveBounds
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import (
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.results import (
     Failed,
     Gap,
     NullReadingObserver,
@@ -18,7 +18,7 @@ from sidetier.archive.reading.results import (
     Records,
     Taken,
 )
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 
 __all__ = [
     "ArchiveBounds",

@@ -13,7 +13,7 @@ from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.archive.locate import SegmentPosition
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot
-from sidetier.archive.reading.actions import (
+from sidetier.archive.reader.actions import (
     FetchStep,
     GoOnStep,
     LookStep,
@@ -23,13 +23,13 @@ from sidetier.archive.reading.actions import (
     Step,
     Target,
 )
-from sidetier.archive.reading.buffer_pool import Budget
-from sidetier.archive.reading.chain import Chain
-from sidetier.archive.reading.committed import Transactions
-from sidetier.archive.reading.opening import Opened, Opener, Opening, Stuck
-from sidetier.archive.reading.results import Failed, ReachedEnd, Taken
-from sidetier.archive.reading.searching import Found
-from sidetier.archive.reading.settings import Bound, IsolationLevel, ReaderSettings
+from sidetier.archive.reader.chain import Chain
+from sidetier.archive.reader.committed import Transactions
+from sidetier.archive.reader.memory import Budget
+from sidetier.archive.reader.opening import Opened, Opener, Opening, Stuck
+from sidetier.archive.reader.results import Failed, ReachedEnd, Taken
+from sidetier.archive.reader.searching import Found
+from sidetier.archive.reader.settings import Bound, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -8,14 +8,14 @@ from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
-from sidetier.archive.reading.buffer_pool import Budget, BufferPool
-from sidetier.archive.reading.fetch_buffer import FetchBuffer
-from sidetier.archive.reading.opening import Opener
-from sidetier.archive.reading.partition import Partition
-from sidetier.archive.reading.results import NullReadingObserver, ReadingObserver, Records, Taken
-from sidetier.archive.reading.searching import Found, TimeSearch
-from sidetier.archive.reading.settings import Bound, ReaderSettings
-from sidetier.archive.reading.workers import Workers
+from sidetier.archive.reader.fetch_buffer import FetchBuffer
+from sidetier.archive.reader.fetch_threads import Workers
+from sidetier.archive.reader.memory import Budget, BufferPool
+from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.partition import Partition
+from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver, Records, Taken
+from sidetier.archive.reader.searching import Found, TimeSearch
+from sidetier.archive.reader.settings import Bound, ReaderSettings
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.segments.offsets import Offset, TopicPartition

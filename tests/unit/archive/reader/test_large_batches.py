@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.archive.reading import Failed, ReachedEnd
+from sidetier.archive.reader import Failed, ReachedEnd
 from sidetier.segments.errors import BatchTooLargeError, ConfigurationError
 from sidetier.segments.headers import Compression
 from sidetier.segments.isolation import IsolationLevel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reading.opening import Stuck
+from sidetier.archive.reader.opening import Stuck
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset

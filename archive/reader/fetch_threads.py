@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sidetier.archive.reading.actions import FetchStep, GoOnStep, LookStep, OpenStep, Step
-from sidetier.archive.reading.opening import Opener, Opening
-from sidetier.archive.reading.partition import Partition, opened_segment_position
-from sidetier.archive.reading.results import ReadingObserver
+from sidetier.archive.reader.actions import FetchStep, GoOnStep, LookStep, OpenStep, Step
+from sidetier.archive.reader.opening import Opener, Opening
+from sidetier.archive.reader.partition import Partition, opened_segment_position
+from sidetier.archive.reader.results import ReadingObserver
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.attempt import monotonic
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveReplacedError,
     DamagedArchiveError,
     Failed,

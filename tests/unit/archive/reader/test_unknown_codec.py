@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.archive.reading import DamagedArchiveError, Failed
+from sidetier.archive.reader import DamagedArchiveError, Failed
 from sidetier.segments.errors import UnsupportedFormatError
 from sidetier.segments.isolation import IsolationLevel
 from tests.harness.batches import with_crc

@@ -4,7 +4,7 @@ import pytest
 
 from sidetier.archive.extract import Extract
 from sidetier.archive.objects.segment import StoredLog, stored_logs
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     DamagedArchiveError,
     Failed,
     Gap,
@@ -12,8 +12,8 @@ from sidetier.archive.reading import (
     ReachedEnd,
     Records,
 )
-from sidetier.archive.reading.assembly import Scanned
-from sidetier.archive.reading.committed import Committed, Portion, Transactions
+from sidetier.archive.reader.assembly import Scanned
+from sidetier.archive.reader.committed import Committed, Portion, Transactions
 from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
