@@ -17,7 +17,6 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
-from sidetier.archive.extract import Extract
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import Watermark, read_watermark
@@ -27,6 +26,7 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import (
     ArchiveView,
     Change,
+    Extract,
     compare,
     continues,
     view_of_ours,
@@ -181,7 +181,7 @@ class PartitionArchive:
     def _prefix(self) -> str:
         return self._archive.layout.partition_prefix(self.tp)
 
-    def look(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
+    def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of the archive that is younger than `max_age` seconds; take a new one
         if needed.
 
@@ -211,15 +211,15 @@ class PartitionArchive:
             return self._look
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
-        """Return the readable range; None if there is no archive. Raises as `look`.
+        """Return the readable range; None if there is no archive. Raises as `snapshot`.
 
         Only a listing shows that the store has deleted segments at the start. So all objects are
         listed again when the last full listing is older than `max_age` and 60 s.
         """
         age = self._clock() - self._listed_at
-        snapshot = self.look(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
+        snapshot = self.snapshot(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
         if snapshot.view is not None and snapshot.view.is_part:
-            snapshot = self.look()
+            snapshot = self.snapshot()
         view = snapshot.view
         if view is None:
             return None

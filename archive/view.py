@@ -12,13 +12,13 @@ A lower segment that reaches further is read again after the end of the higher o
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import BaseOffset, Offset
 
 _BASE = attrgetter("base_offset")
 
@@ -78,6 +78,40 @@ class ArchiveView:
         """Return whether the archive has the segment in this version."""
         stored = self.holder(log.base_offset)
         return stored is not None and stored.version == log.version
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """Neighbouring segments of one partition, as one process has seen them, for another process.
+
+    The reader does not take its own snapshot of the archive. It reads each object in the version
+    that was seen, so it notices an object that was replaced. It takes a snapshot only if an object
+    has changed, or if it needs more than the extract holds.
+
+    Attributes:
+        topic_id: Kafka's topic id; None if it is not known.
+        is_pinterest: Whether Pinterest's uploader has filled the archive.
+        logs: The segments, by ascending base offset; at least one.
+        end: Offset up to which they are read, exclusive.
+        begins: First wanted offset, and a byte position in the first segment where the batch of
+            this offset, or a batch before it, begins.
+        ends: For segments that are wanted in part only: the byte position up to which they are
+            wanted, exclusive.
+    """
+
+    topic_id: str | None
+    is_pinterest: bool
+    logs: tuple[StoredLog, ...]
+    end: Offset
+    begins: tuple[Offset, int]
+    ends: Mapping[Version, int] = field(default_factory=dict)
+
+    def view(self, where: str) -> ArchiveView:
+        """Return the extract as a view of the archive at `where`."""
+        last = BaseOffset(self.logs[-1].base_offset)
+        watermark = Watermark(last, None if self.is_pinterest else self.end, topic_id=self.topic_id)
+        start = Offset(self.logs[0].base_offset)
+        return ArchiveView(where, watermark, "", self.logs, start, self.end, is_part=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from sidetier.archive.errors import (
     NoArchiveError,
     WrongPlaceError,
 )
-from sidetier.archive.gaps import GapReason
+from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import (

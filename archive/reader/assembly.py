@@ -17,7 +17,7 @@ _LEAST_MISSING: Final = HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScannedBatches:
     """Whole batches: the buffer, their headers, and the position of its first byte in the
     `.log`.
     """
@@ -62,7 +62,7 @@ class Assembler:
             return _LEAST_MISSING
         return self._length() - len(self._carry)
 
-    def feed(self, data: Buffer) -> Iterator[Scanned]:
+    def feed(self, data: Buffer) -> Iterator[ScannedBatches]:
         """Yield the whole batches that end in this range.
 
         Raises:
@@ -99,7 +99,7 @@ class Assembler:
     def _length(self) -> int:
         return max(int.from_bytes(self._carry[8:12], signed=True), 0) + LENGTH_PREFIX_BYTES
 
-    def _scan(self, data: Buffer, at: int) -> Iterator[Scanned]:
+    def _scan(self, data: Buffer, at: int) -> Iterator[ScannedBatches]:
         start = self._position - at
         error: DamagedSegmentError | UnsupportedFormatError | None = None
         try:
@@ -112,7 +112,7 @@ class Assembler:
         self._position = start + end
         self._floor = headers.next_offset or self._floor
         if len(headers):
-            yield Scanned(data, headers, start)
+            yield ScannedBatches(data, headers, start)
         if error is not None:
             raise error
         self._carry += memoryview(data)[end:]

@@ -1,4 +1,4 @@
-"""Reusable memory for fetched ranges. Fresh memory costs more than the copy that fills it."""
+"""The memory of a reader: the budget of its partitions, and reusable buffers for ranges."""
 
 import threading
 from typing import Final
@@ -7,19 +7,30 @@ import numpy as np
 
 from sidetier.segments.buffers import is_exported
 
+LEAST_BUFFER: Final = 1 << 20
+"""Bytes. Smaller buffers are not kept."""
+_HEAP_SLACK: Final = 8 << 20
 
-class Budget:
-    """Counts bytes that are held or being fetched, out of `total`."""
+
+class MemoryBudget:
+    """Counts bytes that are held or being fetched, out of `total`. The owner holds a lock.
+
+    Attributes:
+        total: Bytes of all partitions.
+        share: Bytes that each active partition may hold.
+        used: Bytes that are held or being fetched now.
+        peak: The most bytes that were ever held.
+    """
 
     def __init__(self, total: int) -> None:
-        self.total = total
+        self.total: Final = total
+        self.share = total
         self.used = 0
         self.peak = 0
-        """The most bytes that were ever held."""
 
-    def share(self, partitions: int) -> int:
-        """Return the bytes that each of `partitions` partitions may hold."""
-        return self.total // max(partitions, 1)
+    def divide(self, active_partitions: int) -> None:
+        """Give each active partition an equal share."""
+        self.share = self.total // max(active_partitions, 1)
 
     @property
     def is_ample(self) -> bool:
@@ -40,15 +51,10 @@ class Budget:
         self.used -= size
 
 
-LEAST_ROOM: Final = 1 << 20
-"""Bytes. Smaller buffers are not kept."""
-
-
-_HEAP_SLACK: Final = 8 << 20
-
-
 class BufferPool:
-    """Lends writable memory. Callers need not return it.
+    """Lends writable memory for ranges: fresh memory costs more than the copy that fills it.
+
+    Callers need not return it.
 
     A buffer is free again once no memoryview, array or other buffer refers to it: Python refuses to
     resize a `bytearray` whose memory is exported. So memory that is still read is never
@@ -58,7 +64,7 @@ class BufferPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffers: list[bytearray] = []
-        keep_heap()
+        _keep_heap()
 
     def take(self, size: int, spare: int) -> memoryview:
         """Return memory of exactly this size, with arbitrary contents.
@@ -67,7 +73,7 @@ class BufferPool:
             size: Size in bytes.
             spare: Maximum number of bytes of other free buffers that are kept for later.
         """
-        if size < LEAST_ROOM:
+        if size < LEAST_BUFFER:
             return memoryview(bytearray(size))
         with self._lock:
             buffer = self._free(size, spare)
@@ -94,7 +100,7 @@ class BufferPool:
         return fitting
 
 
-def keep_heap() -> None:
+def _keep_heap() -> None:
     """Make glibc keep up to 16 MiB of freed memory for the next messages.
 
     Otherwise glibc returns freed memory to the kernel and fetches it again. A freed large block

@@ -3,22 +3,21 @@
 These requests precede the reading of ranges. One of several threads makes them, without a lock.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import Locator, ReadRange, SegmentPosition
+from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import ArchiveSnapshot, PartitionArchive
 from sidetier.archive.reader.results import Failed, Gap
-from sidetier.archive.reader.settings import Bound
 from sidetier.archive.transaction_indexes import SegmentTransactions, transactions_of
 from sidetier.archive.view import ArchiveView
 from sidetier.segments.errors import SidetierError, UnsupportedFormatError
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary
 
 _MOST_CANDIDATES: Final = 8
@@ -28,17 +27,40 @@ end of a later segment.
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """Records from `until` on are not wanted.
+
+    Attributes:
+        until: End of the wanted offsets, exclusive.
+        ends: Byte positions where the wanted part of segments ends, if known.
+    """
+
+    until: Offset
+    ends: Mapping[Version, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The offset to open at. With `waiting_for`, the first offset of an open transaction, only
+    headers are read until that transaction is decided.
+    """
+
+    offset: Offset
+    waiting_for: Offset | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The offset, or the next stored one, is at `segment_position` or after it.
 
     Attributes:
-        look: The snapshot of the archive.
+        snapshot: The snapshot of the archive.
         segment_position: Where reading begins.
         offset: First wanted offset.
         until: Offset up to which records are read from this segment, exclusive.
     """
 
-    look: ArchiveSnapshot
+    snapshot: ArchiveSnapshot
     segment_position: SegmentPosition
     offset: Offset
     until: Offset
@@ -54,7 +76,7 @@ class Opened:
 class AtEnd:
     """The offset, or the next one that could be stored, is at the readable end or above it."""
 
-    look: ArchiveSnapshot
+    snapshot: ArchiveSnapshot
     offset: Offset
 
 
@@ -62,7 +84,7 @@ class AtEnd:
 class Halted:
     """The offset cannot be read. `taken` is the result for the caller, with the reason."""
 
-    look: ArchiveSnapshot
+    snapshot: ArchiveSnapshot
     taken: Gap | Failed
 
 
@@ -108,28 +130,25 @@ class Opener:
     fetch: Callable[[ObjectSummary, int, int], memoryview]
     bound: Bound | None = None
 
-    def open_at(self, offset: Offset, max_age: float) -> Opening:
-        """Find where the offset is read from, in a snapshot that is at most `max_age` seconds old.
+    def open(self, target: Target, max_age: float) -> Opening:
+        """Find where the target is read from, in a snapshot that is at most `max_age` seconds old.
+
+        If the target waits for a transaction, skip the segments whose transaction index and
+        producer snapshot tell that the transaction is still open or decided.
 
         Raises:
             NoArchiveError: There is no archive of the partition.
-            StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.look`.
+            StorageError, ArchiveError, ConfigurationError: As `PartitionArchive.snapshot`.
         """
-        return self._open(self.archive.look(max_age), offset)
+        opening = self._open(self.archive.snapshot(max_age), target.offset)
+        if target.waiting_for is None:
+            return opening
+        return self._skip_by_indexes(opening, target.waiting_for)
 
-    def look_ahead(self, offset: Offset, waiting_for: Offset, max_age: float) -> Opening:
-        """As `open_at`, to find out whether an open transaction is decided.
-
-        Skips the segments whose transaction index and producer snapshot tell that the transaction
-        is still open or decided.
-
-        Raises:
-            As `open_at`.
-        """
-        opening = self.open_at(offset, max_age)
+    def _skip_by_indexes(self, opening: Opening, waiting_for: Offset) -> Opening:
         learnt: list[SegmentTransactions] = []
         while isinstance(opening, Opened) and opening.segment_position.position == 0:
-            view, log = self._view(opening.look), opening.segment_position.log
+            view, log = self._view(opening.snapshot), opening.segment_position.log
             following = view.after(log.base_offset)
             if following is None or opening.offset > log.base_offset:
                 break
@@ -137,25 +156,25 @@ class Opener:
             if transactions is None:
                 break
             learnt.append(transactions)
-            opening = self._open(opening.look, transactions.below)
+            opening = self._open(opening.snapshot, transactions.below)
             if not any(
                 transaction.first_offset <= waiting_for for transaction in transactions.still_open
             ):
                 break
         return replace(opening, learnt=tuple(learnt)) if isinstance(opening, Opened) else opening
 
-    def go_on(self, stuck: Stuck) -> Opening:
+    def open_elsewhere(self, stuck: Stuck) -> Opening:
         """Find another segment that holds the offset, or the reason why it is missing.
 
         Raises:
-            As `open_at`.
+            As `open`.
         """
         noted = self.archive.noted_end(stuck.log)
         if stuck.damage is None and noted is not None and noted > stuck.offset:
             # Compaction has removed the last records of the segment: nothing is missing.
-            snapshot = self.archive.look(float("inf"))
+            snapshot = self.archive.snapshot(float("inf"))
             return self._open(snapshot, min(noted, self._view(snapshot).until(stuck.offset)))
-        snapshot = self.archive.look(thorough=True)
+        snapshot = self.archive.snapshot(thorough=True)
         view = self._view(snapshot)
         if stuck.offset >= view.end:
             return AtEnd(snapshot, stuck.offset)
@@ -166,26 +185,30 @@ class Opener:
             return self._gap(snapshot, view, stuck.offset)
         return Halted(snapshot, self._failed(stuck, view, noted))
 
-    def _open(self, look: ArchiveSnapshot, offset: Offset) -> Opening:
-        view = self._view(look)
+    def _open(self, snapshot: ArchiveSnapshot, offset: Offset) -> Opening:
+        view = self._view(snapshot)
         if offset >= view.end:
-            return self._open(self.archive.look(), offset) if view.is_part else AtEnd(look, offset)
+            return (
+                self._open(self.archive.snapshot(), offset)
+                if view.is_part
+                else AtEnd(snapshot, offset)
+            )
         log = view.holder(offset)
         if offset < view.start or log is None:
-            return self._gap(look, view, offset)
-        return self._opened(look, view, log, offset)
+            return self._gap(snapshot, view, offset)
+        return self._opened(snapshot, view, log, offset)
 
-    def _view(self, look: ArchiveSnapshot) -> ArchiveView:
-        if look.view is None:
+    def _view(self, snapshot: ArchiveSnapshot) -> ArchiveView:
+        if snapshot.view is None:
             raise self.archive.missing()
-        return look.view
+        return snapshot.view
 
     def _opened(
-        self, look: ArchiveSnapshot, view: ArchiveView, log: StoredLog, offset: Offset
+        self, snapshot: ArchiveSnapshot, view: ArchiveView, log: StoredLog, offset: Offset
     ) -> Opened:
         segment_position = self.locator.segment_position(self.read, log, offset)
         limit = self._limit(view, offset)
-        return Opened(look, segment_position, offset, view.until(offset), limit=limit)
+        return Opened(snapshot, segment_position, offset, view.until(offset), limit=limit)
 
     def _limit(self, view: ArchiveView, offset: Offset) -> tuple[Version, int] | None:
         if self.bound is None or offset >= self.bound.until:
@@ -197,14 +220,12 @@ class Opener:
         extent = self.locator.extent(self.read, log, log.base_offset, last)
         return None if extent is None else (log.version, extent[1])
 
-    def _gap(self, look: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
+    def _gap(self, snapshot: ArchiveSnapshot, view: ArchiveView, offset: Offset) -> Halted:
         gaps = self.archive.gaps() if offset >= view.start else []
         end = self._wanted(offset, view.start if offset < view.start else view.until(offset))
-        missing = first_missing(offset, end, gaps, view.start)
+        missing = first_missing(OffsetRange(offset, end), gaps, view.start)
         detail = missing.detail(view.where)
-        return Halted(
-            look, Gap(self.archive.tp, missing.first, missing.end, missing.reason, detail)
-        )
+        return Halted(snapshot, Gap(self.archive.tp, missing.offsets, missing.reason, detail))
 
     def _failed(self, stuck: Stuck, view: ArchiveView, noted: Offset | None) -> Failed:
         if isinstance(stuck.damage, UnsupportedFormatError):
@@ -216,13 +237,13 @@ class Opener:
         until = view.until(stuck.offset)
         end = stuck.damaged_up_to or (until if noted is None else min(noted, until))
         end = max(self._wanted(stuck.offset, end), Offset(stuck.offset + 1))
+        missing = OffsetRange(stuck.offset, end)
         damaged = DamagedArchiveError(
-            f"{stuck.damage}; offsets [{stuck.offset}, {end}) are missing: nothing else "
+            f"{stuck.damage}; offsets {missing} are missing: nothing else "
             f"that is stored at {view.where} holds them",
             stuck.log.key,
             stuck.position,
-            stuck.offset,
-            end,
+            missing,
         )
         return Failed(self.archive.tp, stuck.offset, damaged)
 

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.extract import Extract
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
-from sidetier.archive.reader.fetch_buffer import FetchBuffer
-from sidetier.archive.reader.fetch_threads import Workers
-from sidetier.archive.reader.memory import Budget, BufferPool
-from sidetier.archive.reader.opening import Opener
-from sidetier.archive.reader.partition import Partition
+from sidetier.archive.reader.decoder import DecodedRecords
+from sidetier.archive.reader.fetch_threads import FetchThreads
+from sidetier.archive.reader.memory import BufferPool, MemoryBudget
+from sidetier.archive.reader.opening import Bound, Opener
+from sidetier.archive.reader.partition import DecodeRange, DecodeRecords, PartitionReader
 from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver, Records, Taken
-from sidetier.archive.reader.searching import Found, TimeSearch
-from sidetier.archive.reader.settings import Bound, ReaderSettings
+from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.times import Largest, SegmentTimes
+from sidetier.archive.view import Extract
+from sidetier.segments.errors import BatchTooLargeError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
@@ -52,32 +52,32 @@ class ArchiveReader:
         self._observer = observer or NullReadingObserver()
         self._clock = clock
         indexes = self._settings.memory_budget // _INDEX_PART
-        self._budget = Budget(self._settings.memory_budget - indexes)
+        self._budget = MemoryBudget(self._settings.memory_budget - indexes)
         self._buffers = buffers or BufferPool()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
         self._elsewhere = SettingsCheck(archive)
         lock = threading.RLock()
-        self._lock = threading.Condition(lock)
+        self._ready = threading.Condition(lock)
         """Wakes `take`."""
         self._work = threading.Condition(lock)
         """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self._found: dict[TopicPartition, Found] = {}
+        self._partitions: dict[TopicPartition, PartitionReader] = {}
+        self._found: dict[TopicPartition, FoundRecord] = {}
         """The range in which a timestamp's offset was found last. A read from there does not fetch
         it again.
         """
         self._largest: dict[TopicPartition, Largest] = {}
         self._closed = False
-        self._taker = FetchBuffer(self._work, self._observer, clock, self._share)
-        self._workers = Workers(
+        self._threads = FetchThreads(
             self._settings.fetch_threads,
-            (self._work, self._lock),
-            self._partitions.values,
-            self._share,
-            self._observer,
-            clock,
+            work=self._work,
+            ready=self._ready,
+            partitions=self._partitions.values(),
+            budget=self._budget,
+            observer=self._observer,
+            clock=clock,
         )
 
     @property
@@ -88,7 +88,7 @@ class ArchiveReader:
     @property
     def held_memory(self) -> int:
         """Bytes of objects that are held now or being fetched."""
-        with self._lock:
+        with self._ready:
             return self._budget.used
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
@@ -129,14 +129,14 @@ class ArchiveReader:
             As `bounds`; and DamagedSegmentError, BatchTooLargeError.
         """
         opener = self._opener(tp)
-        with self._lock:
+        with self._ready:
             known = self._largest.setdefault(tp, {})
         times = SegmentTimes(self._locator, opener.read, known)
         search = TimeSearch(opener, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:
             return None
-        with self._lock:
+        with self._ready:
             self._found[tp] = record
             while len(self._found) > _MOST_FOUND:
                 del self._found[next(iter(self._found))]
@@ -167,19 +167,15 @@ class ArchiveReader:
         if until is not None:
             bound = Bound(Offset(until), {} if extract is None else extract.ends)
         opener = self._opener(tp, bound)
-        with self._lock:
+        with self._ready:
             self._forget(tp)
-            partition = Partition(
-                tp, opener, self._settings, self._budget, Offset(offset), bound=bound
-            )
+            partition = PartitionReader(tp, opener, self._settings, self._budget, bound)
             snapshot = opener.archive.latest
             if extract is not None and snapshot is not None:
-                partition.seen = 0
-                partition.notice(snapshot, self._clock())
-            partition.restart(Offset(offset), self._clock())
-            self._remember(partition)
+                partition.view_extract(snapshot)
+            self._seek(partition, Offset(offset))
             self._partitions[tp] = partition
-            self._workers.begin()
+            self._threads.begin()
             self._work.notify()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -188,14 +184,13 @@ class ArchiveReader:
         Raises:
             KeyError: The partition is not assigned.
         """
-        with self._lock:
-            self._partitions[tp].restart(Offset(offset), self._clock())
-            self._remember(self._partitions[tp])
+        with self._ready:
+            self._seek(self._partitions[tp], Offset(offset))
             self._work.notify()
 
     def unassign(self, tp: TopicPartition) -> None:
         """Drop a partition: `take` returns nothing more of it. No error if it is not assigned."""
-        with self._lock:
+        with self._ready:
             self._forget(tp)
             self._work.notify()
 
@@ -207,23 +202,19 @@ class ArchiveReader:
         Raises:
             KeyError: The partition is not assigned.
         """
-        with self._lock:
-            partition = self._partitions[tp]
-            partition.paused = True
-            partition.restart(partition.position, self._clock())
+        with self._ready:
+            self._partitions[tp].pause(self._clock())
             self._work.notify()
 
     def resume(self, tp: TopicPartition) -> None:
         """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
-        with self._lock:
-            partition = self._partitions[tp]
-            partition.paused = False
-            partition.restart(partition.position, self._clock())
+        with self._ready:
+            self._partitions[tp].resume(self._clock())
             self._work.notify()
 
     def position(self, tp: TopicPartition) -> Offset:
         """Return the next offset that `take` will return. Raises KeyError as `pause`."""
-        with self._lock:
+        with self._ready:
             return self._partitions[tp].position
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
@@ -252,18 +243,18 @@ class ArchiveReader:
         Requests in progress are abandoned after 2 seconds. The stores stay open: their owner closes
         them.
         """
-        with self._lock:
+        with self._ready:
             self._closed = True
             for tp in list(self._partitions):
                 self._forget(tp)
-            self._lock.notify_all()
-        self._workers.close()
+            self._ready.notify_all()
+        self._threads.close()
 
     def _gather(self, most: int) -> list[Taken]:
         """Return what is available without waiting."""
         results: list[Taken] = []
         for partition in self._in_turn():
-            taken = self._taker.take(partition, most)
+            taken = self._take_from(partition, most)
             if taken is None:
                 continue
             results.append(taken)
@@ -274,22 +265,61 @@ class ArchiveReader:
         self._served(results)
         return results
 
-    def _in_turn(self) -> list[Partition]:
+    def _take_from(self, partition: PartitionReader, most: int) -> Taken | None:
+        """Drive a partition until it has something to return; None if it has nothing for now."""
+        while True:
+            with self._work:
+                if partition.apply_answer(self._clock()):
+                    self._work.notify()
+                work = partition.next_work()
+            if isinstance(work, DecodeRecords):
+                records = self._decode_records(partition, work, most)
+                if records is not None:
+                    return records
+            elif isinstance(work, DecodeRange):
+                self._decode_range(partition, work)
+            else:
+                return work
+
+    def _decode_records(
+        self, partition: PartitionReader, work: DecodeRecords, most: int
+    ) -> Records | None:
+        decoded: DecodedRecords | BatchTooLargeError | None
+        try:
+            decoded = work.decoder.next_records(most)
+        except BatchTooLargeError as error:
+            decoded = error
+        with self._work:
+            records, may_act = partition.records_decoded(work, decoded)
+            if may_act:
+                self._work.notify()
+        if records is not None:
+            self._observer.decoded(partition.tp, records.records.num_rows)
+        return records
+
+    def _decode_range(self, partition: PartitionReader, work: DecodeRange) -> None:
+        self._observer.prefetch(partition.tp, hit=not work.range.was_awaited)
+        result = work.run()
+        with self._work:
+            partition.range_decoded(work, result, self._clock())
+            self._work.notify()
+
+    def _in_turn(self) -> list[PartitionReader]:
         """Return the partitions that have something; first the one with decoded records left
         over.
         """
-        with self._lock:
-            if self._workers.died is not None:
-                raise self._workers.died
+        with self._ready:
+            if self._threads.died is not None:
+                raise self._threads.died
             for partition in self._partitions.values():
-                partition.driven = False  # a `take` that raised has left it set
+                partition.end_interrupted_work(self._clock)
             ready = [partition for partition in self._partitions.values() if partition.takeable()]
             return sorted(ready, key=_has_no_remainder)
 
-    def _served(self, found: Iterable[Taken]) -> None:
+    def _served(self, results: Iterable[Taken]) -> None:
         """Put the served partitions last for the next time."""
-        with self._lock:
-            for result in found:
+        with self._ready:
+            for result in results:
                 partition = self._partitions.pop(result.tp, None)
                 if partition is not None:
                     self._partitions[result.tp] = partition
@@ -297,37 +327,28 @@ class ArchiveReader:
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be a result. Return False after the timeout, or after `close`."""
         end = monotonic() + seconds
-        with self._lock:
+        with self._ready:
             while not self._closed and not self._anything():
                 left = end - monotonic()
                 if left <= 0:
                     return False
-                self._lock.wait(left)
+                self._ready.wait(left)
             return not self._closed
 
     def _anything(self) -> bool:
         """Whether a partition has something. Marks the ranges that `take` waits for."""
-        if self._workers.died is not None:
+        if self._threads.died is not None:
             return True
         partitions = self._partitions.values()
         if any(candidate.takeable() for candidate in partitions):
             return True
         for partition in partitions:
-            for waited in partition.waits():
-                waited.waited = True
-            if self._taker.relieve(partition):
+            if partition.waiting_begins():
                 self._work.notify()
         return False
 
-    def _share(self) -> int:
-        """Return the bytes that each active partition may hold. The caller holds the lock."""
-        now = self._clock()
-        return self._budget.share(
-            sum(partition.is_active(now) for partition in self._partitions.values())
-        )
-
     def _archive(self, tp: TopicPartition) -> PartitionArchive:
-        with self._lock:
+        with self._ready:
             if tp not in self._archives:
                 self._archives[tp] = PartitionArchive(
                     tp, self._access, self._elsewhere, self._clock
@@ -337,7 +358,7 @@ class ArchiveReader:
     def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
         first, position = extract.begins
         self._locator.found(extract.logs[0], first, position)
-        with self._lock:
+        with self._ready:
             self._archives[tp] = PartitionArchive(
                 tp, self._access, self._elsewhere, self._clock, extract
             )
@@ -362,21 +383,18 @@ class ArchiveReader:
         count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)
         return buffer[:count]
 
-    def _remember(self, partition: Partition) -> None:
-        """Begin with the range that the search for a timestamp read, if it found this offset."""
-        memo = self._found.pop(partition.tp, None)
-        wanted = memo is not None and memo.offset == partition.position
-        fits = memo is not None and self._budget.fits(len(memo.data))
-        partition.remember(memo if wanted and fits else None)
+    def _seek(self, partition: PartitionReader, offset: Offset) -> None:
+        """Read from this offset on; begin with the range that a search for a timestamp has read, if
+        it found this offset.
+        """
+        partition.seek(offset, self._clock())
+        partition.keep(self._found.pop(partition.tp, None))
 
     def _forget(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
         if partition is not None:
-            partition.paused = True
-            partition.drop_ranges()
-            partition.drop_chain()
-            partition.remember(None)
+            partition.close()
 
 
-def _has_no_remainder(partition: Partition) -> bool:
-    return partition.chain is None or not partition.chain.has_remainder
+def _has_no_remainder(partition: PartitionReader) -> bool:
+    return not partition.has_remainder

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sidetier.archive.gaps import GapReason
+from sidetier.archive.missing_offsets import GapReason
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 class ReadingObserver(Protocol):
@@ -84,15 +84,14 @@ class ReachedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The offsets from `first` up to `end`, exclusive, are not stored.
+    """These offsets are not stored.
 
-    The partition stops at `first`: `seek` to `end` to skip them. `detail` says the same in words,
-    with the place.
+    The partition stops at their start: `seek` to their end to skip them. `detail` says the same in
+    words, with the place.
     """
 
     tp: TopicPartition
-    first: Offset
-    end: Offset
+    offsets: OffsetRange
     reason: GapReason
     detail: str
 
@@ -104,7 +103,7 @@ class Failed:
     If `error.retry` is True (the store was unavailable for longer than the storage layer retries),
     the partition tries again by itself after `ReaderSettings.failed_pause`. Otherwise it stops
     until the caller calls `seek`, also to the same offset, or `resume`. A `DamagedArchiveError` has
-    the missing offsets: `seek` to its `end` to skip them. After a BatchTooLargeError or an
+    the missing offsets: `seek` to their end to skip them. After a BatchTooLargeError or an
     UnsupportedFormatError nothing is missing: the records are stored.
     """
 

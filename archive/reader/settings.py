@@ -1,28 +1,11 @@
-"""The limits of a reader, and what it returns."""
+"""Settings of a reader."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from sidetier.archive.objects.segment import Version
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Records from `until` on are not wanted.
-
-    Attributes:
-        until: End of the wanted offsets, exclusive.
-        ends: Byte positions where the wanted part of segments ends, if known.
-    """
-
-    until: Offset
-    ends: Mapping[Version, int] = field(default_factory=dict)
-
 
 __all__ = ["IsolationLevel", "ReaderSettings"]
 

@@ -236,7 +236,7 @@ class Reading:
         elif isinstance(taken, ReachedEnd):
             self._ended(course, taken.next_offset)
         elif isinstance(taken, Gap):
-            self._gap(course, taken.first, taken.end, taken.detail)
+            self._gap(course, *taken.offsets, taken.detail)
         else:
             self._failed(course, taken)
 
@@ -285,7 +285,7 @@ class Reading:
     def _failed(self, course: Course, failed: Failed) -> None:
         error = failed.error
         if isinstance(error, DamagedArchiveError):
-            self._gap(course, error.first, error.end, str(error))
+            self._gap(course, *error.offsets, str(error))
         elif error.retry and self._request.follow:
             self._tell(f"{error}; tried again")
         else:

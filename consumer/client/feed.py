@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, Message
 
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
-from sidetier.archive.gaps import GapReason
+from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.consumer.client.delivery import DeliveryRecorder
 from sidetier.consumer.client.errors import StoreError, TieredError
@@ -30,12 +30,10 @@ def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
         board.store_ended(news.tp, news.next_offset)
     elif isinstance(news, Gap):
         below = news.reason is GapReason.BELOW_START
-        board.store_lacks(news.tp, OffsetRange(news.first, news.end), news.detail, below=below)
+        board.store_lacks(news.tp, news.offsets, news.detail, below=below)
     elif isinstance(news.error, DamagedArchiveError):
         damaged = news.error
-        board.store_lacks(
-            news.tp, OffsetRange(damaged.first, damaged.end), f"damaged: {damaged}", below=False
-        )
+        board.store_lacks(news.tp, damaged.offsets, f"damaged: {damaged}", below=False)
     elif isinstance(news.error, NoArchiveError):
         board.store_lacks(
             news.tp, OffsetRange(news.next_offset, news.next_offset), str(news.error), below=True

@@ -270,8 +270,8 @@ def archived_records(
                 match taken:
                     case Records(records=records):
                         yield records
-                    case Gap(end=behind):
-                        reader.seek(tp, behind)
+                    case Gap(offsets=missing):
+                        reader.seek(tp, missing.end)
                     case Failed(error=error) if not error.retry:
                         raise error
                     case ReachedEnd():

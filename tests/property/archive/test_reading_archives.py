@@ -48,9 +48,9 @@ def test_every_archive_is_read_as_the_model_says(
 
     gaps = [one for one in taken if isinstance(one, Gap)]
     assert offsets(taken) == shown
-    assert [offset for gap in gaps for offset in range(gap.first, gap.end)] == missing
+    assert [offset for gap in gaps for offset in range(*gap.offsets)] == missing
     for gap in gaps:
-        recorded = any(first <= gap.first < end for first, end in world.gaps)
+        recorded = any(first <= gap.offsets.start < end for first, end in world.gaps)
         assert (gap.reason is GapReason.RECORDED_GAP) == recorded
     assert isinstance(taken[-1], ReachedEnd)
     assert not ends or taken[-1].next_offset == world.end

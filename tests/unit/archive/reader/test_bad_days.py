@@ -73,7 +73,7 @@ def test_an_object_cut_short_is_told_with_the_offsets_that_are_missing(
     failed = taken[-1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, DamagedArchiveError)
-    assert (failed.next_offset, failed.error.first, failed.error.end) == (195, 195, 200)
+    assert (failed.next_offset, *failed.error.offsets) == (195, 195, 200)
     assert failed.error.key == archive.key(100)
     assert log[failed.error.position :] == encoded(batches(195, 200))
     assert archive.key(100) in str(failed.error)
@@ -92,7 +92,7 @@ def test_of_a_segment_with_a_flipped_bit_only_that_batch_is_missing(archive: Mad
     failed = taken[-1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, DamagedArchiveError)
-    assert (failed.error.first, failed.error.end, failed.error.position) == (150, 155, at)
+    assert (*failed.error.offsets, failed.error.position) == (150, 155, at)
     assert offsets(taken) == list(range(150))
     assert offsets(read_over(archive, 0)) == [*range(150), *range(155, 300)]
 
@@ -127,7 +127,7 @@ def test_a_missing_segment_is_told_as_a_gap(archive: MadeArchive, *, recorded: b
 
     gap = taken[-1]
     assert isinstance(gap, Gap)
-    assert (gap.first, gap.end) == (100, 200)
+    assert gap.offsets == (100, 200)
     assert gap.reason is (GapReason.RECORDED_GAP if recorded else GapReason.NOT_STORED)
     assert f"{URL}/{LAYOUT.partition_prefix(TP)}" in gap.detail
     assert offsets(taken) == list(range(100))
@@ -152,7 +152,7 @@ def test_offsets_below_the_start_are_told_as_out_of_range(archive: MadeArchive) 
 
     gap = taken[-1]
     assert isinstance(gap, Gap)
-    assert (gap.first, gap.end, gap.reason) == (5, 100, GapReason.BELOW_START)
+    assert (*gap.offsets, gap.reason) == (5, 100, GapReason.BELOW_START)
 
 
 def test_compaction_leaves_no_gap(archive: MadeArchive) -> None:
@@ -263,7 +263,7 @@ def test_of_the_peer_s_archive_a_gap_below_the_watermark_is_told_and_one_above_i
 
     taken = read_over(peers, 0)
 
-    assert [(one.first, one.end) for one in taken if isinstance(one, Gap)] == [(100, 200)]
+    assert [one.offsets for one in taken if isinstance(one, Gap)] == [(100, 200)]
     assert offsets(taken) == [*range(100), *range(200, 300)]
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
@@ -295,7 +295,7 @@ def test_of_the_peer_s_last_segment_what_is_cut_is_told(peers: MadeArchive, *, i
     failed = taken[-1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, DamagedArchiveError)
-    assert failed.error.first == 295
+    assert failed.error.offsets.start == 295
     assert offsets(taken) == list(range(295))
 
 
@@ -599,7 +599,7 @@ def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_gap(archive: Made
     assert offsets(taken) == list(range(100))
     gap = taken[-1]
     assert isinstance(gap, Gap)
-    assert (gap.first, gap.end) == (100, 200)
+    assert gap.offsets == (100, 200)
 
 
 def test_no_archive_says_where_it_was_looked_for() -> None:

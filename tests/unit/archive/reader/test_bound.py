@@ -2,7 +2,6 @@
 
 import pytest
 
-from sidetier.archive.extract import Extract
 from sidetier.archive.objects.segment import StoredLog, stored_logs
 from sidetier.archive.reader import (
     DamagedArchiveError,
@@ -12,8 +11,9 @@ from sidetier.archive.reader import (
     ReachedEnd,
     Records,
 )
-from sidetier.archive.reader.assembly import Scanned
-from sidetier.archive.reader.committed import Committed, Portion, Transactions
+from sidetier.archive.reader.assembly import ScannedBatches
+from sidetier.archive.reader.transactions import Batches, KnownTransactions, ReadCommitted
+from sidetier.archive.view import Extract
 from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import NEXT_OFFSET_KEY
@@ -113,8 +113,8 @@ def test_a_gap_is_told_as_far_as_it_is_wanted(store: CountingStorage, archive: M
         assert offsets(taken) == list(range(50, 100))
         gap = taken[-1]
         assert isinstance(gap, Gap)
-        assert (gap.first, gap.end) == (100, 150)
-        reader.seek(TP, gap.end)
+        assert gap.offsets == (100, 150)
+        reader.seek(TP, gap.offsets.end)
         assert take_to_end(reader) == [ReachedEnd(TP, Offset(150))]
 
 
@@ -139,7 +139,7 @@ def test_a_batch_that_cannot_be_decoded_is_told_before_what_lies_behind_it(
         failed = taken[-1]
         assert isinstance(failed, Failed)
         assert isinstance(failed.error, DamagedArchiveError)
-        assert (failed.error.first, failed.error.end) == (50, 55)
+        assert failed.error.offsets == (50, 55)
         reader.seek(TP, 55)
         assert offsets(take_to_end(reader)) == list(range(55, until or 100))
 
@@ -195,14 +195,14 @@ def test_what_lies_behind_the_bound_is_not_held() -> None:
     log.write(-1, 10, transactional=False)
     data = log.encoded
     stored = StoredLog(BaseOffset(0), ObjectSummary("0.log", len(data), "e", 0))
-    portion = Portion(stored, Scanned(data, scan_headers(data), 0), Offset(0), Offset(20))
-    transactions = Transactions()
-    assert transactions.learn(portion) is None
-    held = Committed(transactions)
+    made = Batches(stored, ScannedBatches(data, scan_headers(data), 0), Offset(0), Offset(20))
+    transactions = KnownTransactions()
+    assert transactions.learn(made) is None
+    held = ReadCommitted(transactions)
 
-    assert list(held.add(portion.below(Offset(10)))) == []
+    assert list(held.add(made.below(Offset(10)))) == []
     before = held.held_bytes
-    assert list(held.add(portion.rows(slice(1, 2)).below(Offset(10)))) == []
+    assert list(held.add(made.rows(slice(1, 2)).below(Offset(10)))) == []
 
     assert before == held.held_bytes == len(data)
     assert held.blocked_at == 0

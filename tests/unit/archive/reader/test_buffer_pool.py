@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidetier.archive.reader.memory import LEAST_ROOM, BufferPool
+from sidetier.archive.reader.memory import LEAST_BUFFER, BufferPool
 
-SIZE = 2 * LEAST_ROOM
+SIZE = 2 * LEAST_BUFFER
 
 
 def test_what_nobody_refers_to_is_handed_out_again() -> None:

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from sidetier.archive.reader import ReachedEnd, Records
-from sidetier.archive.reader.memory import LEAST_ROOM, BufferPool
+from sidetier.archive.reader.memory import LEAST_BUFFER, BufferPool
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.segments.offsets import Offset
@@ -57,9 +57,9 @@ def test_values_come_as_they_were_produced(archive: MadeArchive) -> None:
 
 def test_readers_that_follow_one_another_use_the_same_memory() -> None:
     made, buffers = MadeArchive(), SeenRooms()
-    made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_ROOM),))])
+    made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_BUFFER),))])
     made.mark(0, 1)
-    settings = ReaderSettings(first_range=2 * LEAST_ROOM)
+    settings = ReaderSettings(first_range=2 * LEAST_BUFFER)
     for _ in range(2):
         with closing(ArchiveReader(access_to(made.store), settings, buffers=buffers)) as reader:
             reader.assign(TP, 0)

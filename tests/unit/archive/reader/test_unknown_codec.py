@@ -61,7 +61,7 @@ def test_a_flipped_bit_that_names_an_unknown_codec_is_damage() -> None:
     failed = taken[-1]
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, DamagedArchiveError)
-    assert (failed.error.first, failed.error.end) == (20, 21)
+    assert failed.error.offsets == (20, 21)
 
 
 def test_an_old_message_format_is_an_error_of_its_own() -> None:

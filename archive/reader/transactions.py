@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sidetier.archive.objects.segment import StoredLog
-from sidetier.archive.reader.assembly import Scanned
+from sidetier.archive.reader.assembly import ScannedBatches
 from sidetier.archive.transaction_indexes import SegmentTransactions
 from sidetier.segments.arrow import Fate, Flags, HeaderTable, TransactionFilter, read_markers
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
@@ -24,11 +24,11 @@ from sidetier.segments.offsets import Offset
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class Batches:
     """Batches of one buffer. Their records from `first` up to `until`, exclusive, are wanted."""
 
     log: StoredLog
-    scanned: Scanned
+    scanned: ScannedBatches
     first: Offset
     until: Offset
 
@@ -43,38 +43,39 @@ class Portion:
         following = self.headers.next_offset
         return self.until if following is None else min(following, self.until)
 
-    def below(self, bound: Offset) -> "Portion":
+    def below(self, bound: Offset) -> "Batches":
         """Return the batches that begin below `bound`; of the last one only the records below
         it.
         """
         count = int(np.searchsorted(self.headers.rows["base_offset"], bound, side="left"))
         return replace(self.rows(slice(0, count)), until=min(self.until, bound))
 
-    def rows(self, chosen: slice) -> "Portion":
+    def rows(self, chosen: slice) -> "Batches":
         """Return the chosen batches."""
         scanned = self.scanned
         return replace(
-            self, scanned=Scanned(scanned.data, scanned.headers.where(chosen), scanned.position)
+            self,
+            scanned=ScannedBatches(scanned.data, scanned.headers.where(chosen), scanned.position),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class DecidedBatches:
     """Decided batches that may be returned. `keep` flags the ones whose records are visible."""
 
-    portion: Portion
+    batches: Batches
     keep: Flags
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedRow:
+class DamagedMarker:
     """The index of a batch that cannot be read, and the reason."""
 
     row: int
     error: DamagedSegmentError | UnsupportedFormatError
 
 
-class Transactions:
+class KnownTransactions:
     """The transactions of a partition that are known since it was assigned or sought.
 
     The first batch may begin below the wanted offset; it counts.
@@ -89,23 +90,23 @@ class Transactions:
         return self._filter.known_below if self._filter is not None else Offset(0)
 
     @property
-    def stable(self) -> Offset:
+    def last_stable_offset(self) -> Offset:
         """First offset of the oldest open transaction. Every batch below it is decided."""
         return self._filter.last_stable_offset if self._filter is not None else Offset(0)
 
-    def learn(self, portion: Portion) -> DamagedRow | None:
+    def learn(self, batches: Batches) -> DamagedMarker | None:
         """Process the next batches. If a marker cannot be read, process only the batches
         before it.
         """
         damaged = None
         try:
-            self._feed(portion)
+            self._feed(batches)
         except (DamagedSegmentError, UnsupportedFormatError):
-            damaged = self._first_damaged(portion)
-            self._feed(portion.rows(slice(0, damaged.row)))
+            damaged = self._first_damaged(batches)
+            self._feed(batches.rows(slice(0, damaged.row)))
         return damaged
 
-    def take_in(self, learnt: SegmentTransactions, waiting_for: Offset) -> None:
+    def learn_from_indexes(self, learnt: SegmentTransactions, waiting_for: Offset) -> None:
         """Process the transactions of a segment that is not read, from the files beside it.
 
         An open transaction that began below the offsets that were read may have records in them,
@@ -119,7 +120,7 @@ class Transactions:
             self._filter.learn(learnt.below, learnt.aborted, still_open)
 
     def shown(self, headers: HeaderTable) -> Flags:
-        """Return which batches below `stable` are visible."""
+        """Return which batches below `last_stable_offset` are visible."""
         if self._filter is None:
             return ~headers.is_control
         return np.asarray(self._filter.fates(headers) == Fate.COMMITTED)
@@ -129,72 +130,72 @@ class Transactions:
         if self._filter is not None:
             self._filter.forget_below(offset)
 
-    def _feed(self, portion: Portion) -> None:
-        headers, scanned = portion.headers, portion.scanned
+    def _feed(self, batches: Batches) -> None:
+        headers, scanned = batches.headers, batches.scanned
         if not len(headers):
             return
         if self._filter is None:
             self._filter = TransactionFilter(int(headers.rows["base_offset"][0]))
         markers = read_markers(
-            scanned.data, headers, name=portion.log.key, position=scanned.position
+            scanned.data, headers, name=batches.log.key, position=scanned.position
         )
         self._filter.feed(headers, markers)
 
-    def _first_damaged(self, portion: Portion) -> DamagedRow:
-        scanned = portion.scanned
-        for row in np.flatnonzero(portion.headers.is_control).tolist():
-            batch = portion.headers.where(slice(row, row + 1))
+    def _first_damaged(self, batches: Batches) -> DamagedMarker:
+        scanned = batches.scanned
+        for row in np.flatnonzero(batches.headers.is_control).tolist():
+            batch = batches.headers.where(slice(row, row + 1))
             try:
-                read_markers(scanned.data, batch, name=portion.log.key, position=scanned.position)
+                read_markers(scanned.data, batch, name=batches.log.key, position=scanned.position)
             except (DamagedSegmentError, UnsupportedFormatError) as error:
-                return DamagedRow(row, error)
-        raise AssertionError(f"{portion.log.key}: a marker was damaged, and none is")
+                return DamagedMarker(row, error)
+        raise AssertionError(f"{batches.log.key}: a marker was damaged, and none is")
 
 
-class Uncommitted:
+class ReadUncommitted:
     """Passes everything on at once."""
 
     held_bytes = 0
     blocked_at: Offset | None = None
 
-    def add(self, portion: Portion) -> Iterator[Cleared]:
+    def add(self, batches: Batches) -> Iterator[DecidedBatches]:
         """Yield all batches, with control batches flagged as not visible."""
-        if len(portion.headers):
-            yield Cleared(portion, ~portion.headers.is_control)
+        if len(batches.headers):
+            yield DecidedBatches(batches, ~batches.headers.is_control)
 
 
-class Committed:
+class ReadCommitted:
     """Holds batches that are not decided."""
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: KnownTransactions) -> None:
         self._transactions = transactions
-        self._held: deque[Portion] = deque()
+        self._held: deque[Batches] = deque()
 
     @property
     def held_bytes(self) -> int:
         """Size of the held buffers, in bytes."""
-        return sum(len(portion.scanned.data) for portion in self._held)
+        return sum(len(batches.scanned.data) for batches in self._held)
 
     @property
     def blocked_at(self) -> Offset | None:
         """First held offset; None if nothing is held."""
         return Offset(int(self._held[0].headers.rows["base_offset"][0])) if self._held else None
 
-    def add(self, portion: Portion) -> Iterator[Cleared]:
+    def add(self, batches: Batches) -> Iterator[DecidedBatches]:
         """Yield the batches that are decided now, in order.
 
-        The caller passes these batches to `Transactions.learn` first.
+        The caller passes these batches to `KnownTransactions.learn` first.
         """
-        if len(portion.headers):
-            self._held.append(portion)
-        stable = self._transactions.stable
+        if len(batches.headers):
+            self._held.append(batches)
+        stable = self._transactions.last_stable_offset
         while self._held:
             first = self._held.popleft()
             bases = first.headers.rows["base_offset"]
             below = int(np.searchsorted(bases, stable, side="left"))
             if below:
                 decided = first.rows(slice(0, below))
-                yield Cleared(decided, self._transactions.shown(decided.headers))
+                yield DecidedBatches(decided, self._transactions.shown(decided.headers))
             if below < len(bases):
                 self._held.appendleft(first.rows(slice(below, None)) if below else first)
                 return
