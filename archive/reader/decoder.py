@@ -105,7 +105,7 @@ class Decoder:
         waiting_for: First offset of the transaction that must be decided first.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - where reading begins and ends, and how
         self,
         segment_position: SegmentPosition,
         offset: Offset,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from sidetier.archive.reader.memory import MemoryBudget
-from sidetier.archive.reader.opening import Opening
+from sidetier.archive.reader.opening import Opener, Opening
 from sidetier.archive.reader.partition import (
     Action,
     Fetch,
@@ -170,18 +170,20 @@ class FetchThreads:
             self._ready.notify_all()
 
     def _open(self, partition: PartitionReader, action: Open | OpenElsewhere) -> None:
-        opener = partition.opener
-        answer: Opening | SidetierError
-        try:
-            if isinstance(action, OpenElsewhere):
-                answer = opener.open_elsewhere(action.stuck)
-            else:
-                answer = opener.open(action.target, action.max_age)
-        except SidetierError as error:
-            answer = error
+        answer = _answer(partition.opener, action)
         with self._work:
-            partition.opened(action.ticket, answer, opener.archive.latest, self._clock())
+            latest = partition.opener.archive.latest
+            partition.opened(action.ticket, answer, latest, self._clock())
             self._ready.notify_all()
+
+
+def _answer(opener: Opener, action: Open | OpenElsewhere) -> Opening | SidetierError:
+    try:
+        if isinstance(action, OpenElsewhere):
+            return opener.open_elsewhere(action.stuck)
+        return opener.open(action.target, action.max_age)
+    except SidetierError as error:
+        return error
 
 
 def _load(partition: PartitionReader) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.archive.locate import SegmentPosition
@@ -45,7 +45,6 @@ from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Ta
 from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.reader.time_search import FoundRecord
 from sidetier.archive.reader.transactions import KnownTransactions
-from sidetier.archive.view import ArchiveView
 from sidetier.segments.arrow import Buffer
 from sidetier.segments.errors import (
     BatchTooLargeError,
@@ -55,6 +54,9 @@ from sidetier.segments.errors import (
     SidetierError,
 )
 from sidetier.segments.offsets import Offset, TopicPartition
+
+if TYPE_CHECKING:
+    from sidetier.archive.view import ArchiveView
 
 LEAST_RANGE: Final = 64 * 1024
 MOST_UNDER_WAY: Final = 4
@@ -178,6 +180,13 @@ class DecodeRecords:
 
     decoder: Decoder
     stuck: Stuck | None
+
+    def run(self, most: int) -> DecodedRecords | BatchTooLargeError | None:
+        """Return up to `most` records, None if there are none, or the error of the next batch."""
+        try:
+            return self.decoder.next_records(most)
+        except BatchTooLargeError as error:
+            return error
 
 
 class PartitionReader:

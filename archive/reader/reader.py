@@ -7,7 +7,6 @@ from functools import partial
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
-from sidetier.archive.reader.decoder import DecodedRecords
 from sidetier.archive.reader.fetch_threads import FetchThreads
 from sidetier.archive.reader.memory import BufferPool, MemoryBudget
 from sidetier.archive.reader.opening import Bound, Opener
@@ -17,7 +16,6 @@ from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import Extract
-from sidetier.segments.errors import BatchTooLargeError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
@@ -284,11 +282,7 @@ class ArchiveReader:
     def _decode_records(
         self, partition: PartitionReader, work: DecodeRecords, most: int
     ) -> Records | None:
-        decoded: DecodedRecords | BatchTooLargeError | None
-        try:
-            decoded = work.decoder.next_records(most)
-        except BatchTooLargeError as error:
-            decoded = error
+        decoded = work.run(most)
         with self._work:
             records, may_act = partition.records_decoded(work, decoded)
             if may_act:
