@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidetier.archive.reader.settings import IsolationLevel
-from sidetier.consumer.client.settings import Settings, option_names, read_settings
-from sidetier.consumer.client.sources import Mode, Reset
+from sidetier.consumer.settings import Settings, option_names, read_settings
+from sidetier.consumer.sources import Mode, Reset
 from sidetier.segments.errors import ConfigurationError
 
 KAFKA = {"bootstrap.servers": "b:1", "group.id": "g"}

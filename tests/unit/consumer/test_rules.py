@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.client.rules import passes
+from sidetier.consumer.rules import passes
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from sidetier.config.archive_options import (
 )
 from sidetier.config.storage import StorageConfig
 from sidetier.config.units import Duration, Size
-from sidetier.consumer.client.rules import Rules
-from sidetier.consumer.client.sources import Mode, Reset
+from sidetier.consumer.rules import Rules
+from sidetier.consumer.sources import Mode, Reset
 from sidetier.segments.errors import ConfigurationError
 
 _RESETS: Final[Mapping[str, Reset]] = {

@@ -5,7 +5,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.client.sources import Mode, Reset
+from sidetier.consumer.sources import Mode, Reset
 
 FIRST_PAUSE: Final = 0.25
 """Backoff before both sources are asked again, in seconds. Doubles up to `LONGEST_PAUSE`."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
 from sidetier.archive.kafka_messages import records_of
-from sidetier.consumer.client.partition import Partition
+from sidetier.consumer.partition import Partition
 from sidetier.segments.offsets import TopicPartition
 
 

@@ -21,8 +21,8 @@ from confluent_kafka.serialization import StringDeserializer
 
 from sidetier import TieredConsumer
 from sidetier.archive.reader import Failed, Taken
-from sidetier.consumer.client.errors import GapError
-from sidetier.consumer.client.kafka_side import Callbacks
+from sidetier.consumer.errors import GapError
+from sidetier.consumer.kafka_side import Callbacks
 from sidetier.segments.errors import AccessDeniedError, StoreUnavailableError
 from sidetier.segments.offsets import Offset
 from tests.harness.tiered import OTHER, TP, Tiered, at, tiered, world_of

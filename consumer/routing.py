@@ -13,11 +13,12 @@ from confluent_kafka import KafkaError
 from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, WrappedLogger
 
-from sidetier.consumer.client.errors import GapError, NoOffsetError, StoreError, TieredError
-from sidetier.consumer.client.kafka_side import PARKED, KafkaSide, Start
-from sidetier.consumer.client.lookups import Answer, Lookups, Question
-from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.rules import (
+from sidetier.consumer.errors import GapError, NoOffsetError, StoreError, TieredError
+from sidetier.consumer.kafka_side import PARKED, KafkaSide, Start
+from sidetier.consumer.lookups import Answer, Lookups, Question
+from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.rules import (
     FIRST_PAUSE,
     SETTLED_PAUSE,
     TOLD_EVERY,
@@ -25,7 +26,7 @@ from sidetier.consumer.client.rules import (
     passes,
     pause_after,
 )
-from sidetier.consumer.client.sources import (
+from sidetier.consumer.sources import (
     Again,
     Archive,
     Ask,
@@ -37,7 +38,6 @@ from sidetier.consumer.client.sources import (
     NoReset,
     decide,
 )
-from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.segments.offsets import TopicPartition
 
 # Log of the consumer, on the application's own `logging`: a library must not write to stdout.

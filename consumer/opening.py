@@ -14,14 +14,14 @@ from sidetier.archive.access import open_archive
 from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.archive.reader.results import Taken
-from sidetier.consumer.client.delivery import DeliveryRecorder
-from sidetier.consumer.client.feed import Feed, Idle, StoreTaker
-from sidetier.consumer.client.kafka_side import Callbacks, KafkaSide
-from sidetier.consumer.client.lookups import Looker, Lookups
-from sidetier.consumer.client.routing import StoreSide
-from sidetier.consumer.client.settings import Settings
-from sidetier.consumer.client.subscription_state import SubscriptionState
+from sidetier.consumer.delivery import DeliveryRecorder
+from sidetier.consumer.feed import Feed, Idle, StoreTaker
+from sidetier.consumer.kafka_side import Callbacks, KafkaSide
+from sidetier.consumer.lookups import Looker, Lookups
 from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
+from sidetier.consumer.routing import StoreSide
+from sidetier.consumer.settings import Settings
+from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments.offsets import Offset, TopicPartition
 
 

@@ -15,8 +15,8 @@ from typing import Protocol, Self
 from confluent_kafka import KafkaError
 
 from sidetier.archive.partition_archive import ArchiveBounds
-from sidetier.consumer.client.kafka_side import AtKafka, KafkaSide
-from sidetier.consumer.client.sources import Archive
+from sidetier.consumer.kafka_side import AtKafka, KafkaSide
+from sidetier.consumer.sources import Archive
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 

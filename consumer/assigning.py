@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, TopicPartition
 
-from sidetier.consumer.client.errors import StoreError, given_twice
-from sidetier.consumer.client.group_api import Callback, GroupApi, PollLock
-from sidetier.consumer.client.kafka_side import KafkaSide, named
-from sidetier.consumer.client.opening import Sides
-from sidetier.consumer.client.sources import Mode
-from sidetier.consumer.client.subscription_state import SubscriptionState
+from sidetier.consumer.errors import StoreError, given_twice
+from sidetier.consumer.group_api import Callback, GroupApi, PollLock
+from sidetier.consumer.kafka_side import KafkaSide, named
+from sidetier.consumer.opening import Sides
+from sidetier.consumer.sources import Mode
+from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments import offsets as domain
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange

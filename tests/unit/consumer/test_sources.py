@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from sidetier.consumer.client.sources import (
+from sidetier.consumer.sources import (
     Again,
     Archive,
     Ask,

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from sidetier.consumer.client.kafka_side import KafkaSide
-from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.store_records import StoreSlice
+from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.store_records import StoreSlice
 
 
 class DeliveryRecorder:

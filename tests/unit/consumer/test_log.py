@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from sidetier.consumer.client.routing import NAME, log
+from sidetier.consumer.routing import NAME, log
 
 
 def test_it_goes_to_the_application_s_logging_and_never_to_standard_output(

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from sidetier.consumer.client.errors import not_configured
-from sidetier.consumer.client.opening import Parts
-from sidetier.consumer.client.settings import Settings
+from sidetier.consumer.errors import not_configured
+from sidetier.consumer.opening import Parts
+from sidetier.consumer.settings import Settings
 from sidetier.segments import offsets as domain
 
 _REST_SECONDS: Final = 0.002

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import confluent_kafka
 
-from sidetier.consumer.client.sources import Archive, Facts, Logical
+from sidetier.consumer.sources import Archive, Facts, Logical
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 

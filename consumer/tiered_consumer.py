@@ -7,14 +7,14 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from sidetier.consumer.client.assigning import Assigning
-from sidetier.consumer.client.deserializing import Deserializing, deserializing
-from sidetier.consumer.client.errors import TieredError
-from sidetier.consumer.client.feed import Share
-from sidetier.consumer.client.group_api import PollLock
-from sidetier.consumer.client.opening import Parts, Sides, assemble, open_sides
-from sidetier.consumer.client.settings import Settings, read_settings
-from sidetier.consumer.client.store_records import ArrowBatch, StoreSlice, batches_of
+from sidetier.consumer.assigning import Assigning
+from sidetier.consumer.deserializing import Deserializing, deserializing
+from sidetier.consumer.errors import TieredError
+from sidetier.consumer.feed import Share
+from sidetier.consumer.group_api import PollLock
+from sidetier.consumer.opening import Parts, Sides, assemble, open_sides
+from sidetier.consumer.settings import Settings, read_settings
+from sidetier.consumer.store_records import ArrowBatch, StoreSlice, batches_of
 
 _SLICE_SECONDS: Final = 0.1
 """Longest time until a poll notices `close`, or lets another thread in, in seconds."""

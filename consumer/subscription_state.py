@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.client.errors import (
+from sidetier.consumer.errors import (
     EndReachedError,
     StoreError,
     already_assigned,
     not_assigned,
 )
-from sidetier.consumer.client.kafka_side import KafkaSide, Start
-from sidetier.consumer.client.lookups import Lookups
-from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.routing import Router, StoreSide, start_now
-from sidetier.consumer.client.rules import Rules
-from sidetier.consumer.client.sources import Archive, FromKafka, Logical, Mode
+from sidetier.consumer.kafka_side import KafkaSide, Start
+from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.routing import Router, StoreSide, start_now
+from sidetier.consumer.rules import Rules
+from sidetier.consumer.sources import Archive, FromKafka, Logical, Mode
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 

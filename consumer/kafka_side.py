@@ -18,7 +18,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from sidetier.consumer.client.sources import Logical
+from sidetier.consumer.sources import Logical
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 # The application's callbacks. Their exceptions are raised after Kafka's client has returned.

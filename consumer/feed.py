@@ -15,12 +15,12 @@ from confluent_kafka import KafkaError, Message
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
 from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.consumer.client.delivery import DeliveryRecorder
-from sidetier.consumer.client.errors import StoreError, TieredError
-from sidetier.consumer.client.kafka_side import KafkaSide
-from sidetier.consumer.client.partition import Partition, Source
-from sidetier.consumer.client.store_records import StoreRecords, StoreSlice
-from sidetier.consumer.client.subscription_state import SubscriptionState
+from sidetier.consumer.delivery import DeliveryRecorder
+from sidetier.consumer.errors import StoreError, TieredError
+from sidetier.consumer.kafka_side import KafkaSide
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.store_records import StoreRecords, StoreSlice
+from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
