@@ -98,3 +98,35 @@ def already_assigned(tp: TopicPartition) -> KafkaException:
 def given_twice(tp: TopicPartition) -> KafkaException:
     """Return librdkafka's error for a partition that occurs twice in one list."""
     return KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{tp} is given twice"))
+
+
+_PASSING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._NO_OFFSET,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_CACHE,
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+
+
+def is_transient(error: KafkaError) -> bool:
+    """Whether an error of Kafka is transient. librdkafka reports such errors to `error_cb`."""
+    return error.code() in _PASSING or error.retriable()

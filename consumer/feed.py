@@ -5,63 +5,58 @@ polls, Kafka's client is called at least every 50 ms even if no partition is rea
 runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
 from sidetier.archive.missing_offsets import GapReason
-from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.consumer.delivery import DeliveryRecorder
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
 from sidetier.consumer.errors import StoreError, TieredError
 from sidetier.consumer.kafka_side import KafkaSide
+from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
-from sidetier.consumer.store_records import StoreRecords, StoreSlice
+from sidetier.consumer.store_side import StoreRecords, StoreSide, StoreSlice
 from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
-def tell(board: SubscriptionState, news: ReachedEnd | Gap | Failed) -> None:
+def report(state: SubscriptionState, event: ReachedEnd | Gap | Failed) -> None:
     """Pass an event of the archive reader to the router, which chooses the next source."""
-    if isinstance(news, ReachedEnd):
-        board.store_ended(news.tp, news.next_offset)
-    elif isinstance(news, Gap):
-        below = news.reason is GapReason.BELOW_START
-        board.store_lacks(news.tp, news.offsets, news.detail, below=below)
-    elif isinstance(news.error, DamagedArchiveError):
-        damaged = news.error
-        board.store_lacks(news.tp, damaged.offsets, f"damaged: {damaged}", below=False)
-    elif isinstance(news.error, NoArchiveError):
-        board.store_lacks(
-            news.tp, OffsetRange(news.next_offset, news.next_offset), str(news.error), below=True
+    if isinstance(event, ReachedEnd):
+        state.store_ended(event.tp, event.next_offset)
+    elif isinstance(event, Gap):
+        below = event.reason is GapReason.BELOW_START
+        state.store_missing(event.tp, event.offsets, event.detail, below=below)
+    elif isinstance(event.error, DamagedArchiveError):
+        damaged = event.error
+        state.store_missing(event.tp, damaged.offsets, f"damaged: {damaged}", below=False)
+    elif isinstance(event.error, NoArchiveError):
+        state.store_missing(
+            event.tp,
+            OffsetRange(event.next_offset, event.next_offset),
+            str(event.error),
+            below=True,
         )
     else:
-        error = StoreError(news.tp, news.next_offset, news.error)
-        board.store_failed(news.tp, news.next_offset, error)
+        error = StoreError(event.tp, event.next_offset, event.error)
+        state.store_failed(event.tp, event.next_offset, error)
 
 
 SERVE_EVERY: Final = 0.05
 """Longest time between two calls of Kafka's client while polling, in seconds."""
-AHEAD: Final = 500
+READ_AHEAD: Final = 500
 """Records taken from a source at once when the application polls for one message at a time."""
-SOON: Final = 0.02
+SHORT_WAIT: Final = 0.02
 """Longest wait on one source, in seconds, while the other one may have records."""
 
 Share = list[Message] | StoreSlice | TieredError
 """Items that are returned together: messages of Kafka, or one error message of Kafka; records of
 the store; or one error of the tiered consumer.
 """
-
-
-class StoreTaker(Protocol):
-    """The method of `ArchiveReader` that returns records; see there."""
-
-    def take(self, max_records: int, timeout: float) -> list[Taken]:
-        """Return available records and events."""
-        ...
 
 
 class Idle(Protocol):
@@ -76,11 +71,83 @@ class Idle(Protocol):
         ...
 
 
+class DeliveryRecorder:
+    """Counts returned records and stores positions. `flush` passes both on.
+
+    A position is stored only after the records before it were returned. So a consumer that is
+    killed reads uncommitted records again, and loses none.
+
+    Args:
+        kafka: None without a broker.
+        metrics: receives the sums at each `flush`.
+        stores: whether positions are stored (`enable.auto.offset.store`).
+    """
+
+    def __init__(self, kafka: KafkaSide | None, metrics: ConsumerMetrics, *, stores: bool) -> None:
+        self._kafka, self._metrics, self._stores = kafka, metrics, stores
+        self._records = {Source.KAFKA: 0, Source.STORE: 0}
+        self._bytes = {Source.KAFKA: 0, Source.STORE: 0}
+
+    def one(self, source: Source, message: Message) -> None:
+        """Count one message."""
+        self._records[source] += 1
+        self._bytes[source] += len(message)
+
+    def many(self, source: Source, messages: Sequence[Message]) -> None:
+        """Count messages, none of them an error."""
+        self._records[source] += len(messages)
+        self._bytes[source] += sum(map(len, messages))
+
+    def part(self, part: StoreSlice) -> None:
+        """Count rows of the store."""
+        self._records[Source.STORE] += part.stop - part.start
+        self._bytes[Source.STORE] += _value_bytes(part)
+
+    def flush(self, partitions: Iterable[Partition]) -> None:
+        """Update the metrics, and store the positions that have moved in librdkafka."""
+        for source, records in self._records.items():
+            if records:
+                self._metrics.handed_out(source, records, self._bytes[source])
+                self._records[source] = self._bytes[source] = 0
+        if self._kafka is None or not self._stores:
+            return
+        moved = [partition for partition in partitions if partition.dirty]
+        if moved:
+            self._store(self._kafka, moved)
+
+    def _store(self, kafka: KafkaSide, moved: Sequence[Partition]) -> None:
+        try:
+            kafka.store([_offset(partition) for partition in moved])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise  # _STATE: the assignment was lost, and another member continues
+        for partition in moved:
+            partition.dirty = False
+
+
+def _offset(partition: Partition) -> KafkaTopicPartition:
+    tp, epoch = partition.tp, partition.leader_epoch
+    position = -1 if partition.position is None else partition.position
+    if epoch is None or epoch < 0:
+        return KafkaTopicPartition(tp.topic, tp.partition, position)
+    return KafkaTopicPartition(tp.topic, tp.partition, position, leader_epoch=epoch)
+
+
+def _value_bytes(part: StoreSlice) -> int:
+    """Return the size of the values, from the start of the first to the end of the last.
+
+    A null value has no bytes in an Arrow column.
+    """
+    values = part.piece.records.column("value")
+    bounds = memoryview(values.buffers()[1]).cast("b").cast("i")
+    return int(bounds[values.offset + part.stop] - bounds[values.offset + part.start])
+
+
 class Feed:
     """Returns records of both sources, and advances the partitions' positions.
 
     Args:
-        board: the assigned partitions.
+        state: the assigned partitions.
         sides: Kafka's client, or None without a broker; and the archive reader.
         clock: monotonic clock, in seconds.
         delivery: counts returned records and stores offsets.
@@ -89,35 +156,34 @@ class Feed:
 
     def __init__(
         self,
-        board: SubscriptionState,
-        sides: tuple[KafkaSide | None, StoreTaker],
+        state: SubscriptionState,
+        sides: tuple[KafkaSide | None, StoreSide],
         clock: Callable[[], float],
         delivery: DeliveryRecorder,
         idle: Idle,
     ) -> None:
         self.idle = idle
-        self._board, self._clock, self._delivery = board, clock, delivery
+        self._state, self._clock, self._delivery = state, clock, delivery
         self._kafka, self._store = sides
-        self._held: deque[Message] = deque()
-        self._stored: deque[StoreRecords | ReachedEnd | Gap | Failed] = deque()
-        self._given_back: tuple[Message, Partition] | None = None
+        self._buffer = state.buffer
+        # The deques themselves, which a poll reaches faster; the buffer never replaces them.
+        self._held, self._stored = state.buffer.messages, state.buffer.store_items
         self._kafka_turn = True
         self._serve_at = 0.0
         self._seen = -1
         self._flows = (False, False)
-        board.drop = self.drop
 
     def next(self) -> Message | None:
         """Return the next fetched message, or None if the caller must call `gather`.
 
         The fast path of a poll: it fetches from neither source.
         """
-        if self._board.router.troubles or self._clock() >= self._serve_at:
+        if self._state.router.errors or self._clock() >= self._serve_at:
             return None
-        if self._kafka_turn and self._held and self._given_back is None:
+        if self._kafka_turn and self._held and self._buffer.given_back is None:
             return self._one_of_kafka()
         piece = self._stored[0] if self._stored else None
-        if not isinstance(piece, StoreRecords) or self._given_back is not None:
+        if not isinstance(piece, StoreRecords) or self._buffer.given_back is not None:
             return None
         message = piece.one()
         self._delivery.one(Source.STORE, message)
@@ -133,43 +199,26 @@ class Feed:
         May return an empty list before `wait` has passed, so that the caller can check whether the
         consumer is being closed.
         """
-        self._board.router.step()
-        self._bring(most)
-        shares = self._hand_out(most)
-        if not shares and wait > 0 and not self._board.router.troubles:
-            self._await(most, wait)
-            self._board.router.step()
-            shares = self._hand_out(most)
+        self._state.router.step()
+        self._fetch_available(most)
+        shares = self._next_shares(most)
+        if not shares and wait > 0 and not self._state.router.errors:
+            self._fetch_waiting(most, wait)
+            self._state.router.step()
+            shares = self._next_shares(most)
         return shares
 
     def give_back(self, message: Message) -> None:
         """Take back the last returned message. It is returned again next."""
         partition = self._of(message)
         if partition is not None:
-            self._given_back = (message, partition)
+            self._buffer.given_back = (message, partition)
             partition.position = message.offset()
 
-    def drop(self, tp: TopicPartition) -> None:
-        """Drop everything fetched of this partition that was not returned yet."""
-        self._stored = deque(item for item in self._stored if _tp(item) != tp)
-        # `behind`: Kafka's client has moved past what is dropped and must be aimed again.
-        if self._given_back is not None and self._given_back[1].tp == tp:
-            self._given_back[1].behind = True
-            self._given_back = None
-        dropped = [item for item in self._held if (item.topic(), item.partition()) == tp]
-        if not dropped:
-            return
-        self._held = deque(item for item in self._held if (item.topic(), item.partition()) != tp)
-        partition = self._board.partitions.get(tp)
-        if partition is not None and partition.source is Source.KAFKA:
-            partition.behind = True
-            if partition.position is None:
-                partition.position = dropped[0].offset()
-
-    def _bring(self, most: int) -> None:
+    def _fetch_available(self, most: int) -> None:
         """Fetch from both sources what they have, without waiting."""
         kafka_flows, store_flows = self._flowing()
-        ahead = AHEAD if most == 1 else most
+        ahead = READ_AHEAD if most == 1 else most
         now = self._clock()
         if self._kafka is None:
             self._serve_at = now + SERVE_EVERY
@@ -180,13 +229,13 @@ class Feed:
             if rows < most:
                 self._take_from_store(ahead - rows, 0.0)
 
-    def _await(self, most: int, wait: float) -> None:
+    def _fetch_waiting(self, most: int, wait: float) -> None:
         kafka_flows, store_flows = self._flowing()
-        ahead = AHEAD if most == 1 else most
-        if self._board.router.looking:
-            wait = min(wait, SOON)
+        ahead = READ_AHEAD if most == 1 else most
+        if self._state.router.looking:
+            wait = min(wait, SHORT_WAIT)
         if store_flows:
-            self._take_from_store(ahead, min(wait, SOON) if kafka_flows else wait)
+            self._take_from_store(ahead, min(wait, SHORT_WAIT) if kafka_flows else wait)
         elif self._kafka is not None:
             # `most`, not `ahead`: librdkafka waits until it has as many messages as it was asked
             # for, and a poll must return the first one at once.
@@ -195,11 +244,11 @@ class Feed:
             self.idle.wait(wait)
 
     def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
-        self._delivery.flush(self._board.partitions.values())
+        self._delivery.flush(self._state.partitions.values())
         try:
             taken = kafka.take(most, wait)
         except BaseException:
-            self._board.kafka_broke_off()
+            self._state.kafka_interrupted()
             raise
         self._held.extend(taken)
         self._serve_at = self._clock() + SERVE_EVERY
@@ -207,7 +256,7 @@ class Feed:
 
     def _take_from_store(self, most: int, wait: float) -> None:
         for taken in self._store.take(most, wait):
-            partition = self._board.partitions.get(taken.tp)
+            partition = self._state.partitions.get(taken.tp)
             if partition is None or partition.source is not Source.STORE:
                 continue
             if isinstance(taken, Records):
@@ -217,13 +266,13 @@ class Feed:
             else:
                 self._stored.append(taken)
 
-    def _hand_out(self, most: int) -> list[Share]:
-        troubles = self._board.router.troubles
-        if troubles:
-            return [troubles.pop(0)]
-        if self._given_back is not None:
-            message, partition = self._given_back
-            self._given_back = None
+    def _next_shares(self, most: int) -> list[Share]:
+        errors = self._state.router.errors
+        if errors:
+            return [errors.pop(0)]
+        if self._buffer.given_back is not None:
+            message, partition = self._buffer.given_back
+            self._buffer.given_back = None
             partition.moved(int(message.offset() or 0) + 1, message.leader_epoch())
             return [[message]]
         shares: list[Share] = []
@@ -244,7 +293,10 @@ class Feed:
                 self._held.popleft()
                 if self._accepts(message):
                     run.append(message)
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET and not self._board.resets_itself:
+            elif (
+                error.code() == KafkaError._AUTO_OFFSET_RESET
+                and not self._state.kafka_resets_offsets
+            ):
                 self._held.popleft()
                 self._refused(message)
             elif run or shares:
@@ -269,10 +321,10 @@ class Feed:
                     self._finished(piece)
                 self._delivery.part(part)
             elif shares:
-                break  # `tell` may raise, and the records gathered before it would be lost
+                break  # `report` may raise, and the records gathered before it would be lost
             else:
                 self._stored.popleft()
-                tell(self._board, piece)
+                report(self._state, piece)
         return taken
 
     def _one_of_kafka(self) -> Message | None:
@@ -299,29 +351,25 @@ class Feed:
     def _refused(self, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if topic is not None and partition is not None:
-            self._board.kafka_refused(
+            self._state.kafka_refused(
                 TopicPartition(topic, partition), -1 if offset is None else offset
             )
 
     def _finished(self, piece: StoreRecords) -> None:
         self._stored.popleft()
-        self._board.handed_out(piece.partition)
+        self._state.handed_out(piece.partition)
 
     def _of(self, message: Message) -> Partition | None:
         # A plain tuple finds the named tuple's entry, and takes half the time to create.
-        return self._board.partitions.get((message.topic(), message.partition()))  # type: ignore[call-overload,no-any-return]
+        return self._state.partitions.get((message.topic(), message.partition()))  # type: ignore[call-overload,no-any-return]
 
     def _flowing(self) -> tuple[bool, bool]:
         """Whether records may come from Kafka, and from the store."""
-        changes = self._board.router.changes
+        changes = self._state.router.changes
         if changes != self._seen:
             self._seen = changes
-            self._flows = (self._board.reads(Source.KAFKA), self._board.reads(Source.STORE))
+            self._flows = (self._state.reads(Source.KAFKA), self._state.reads(Source.STORE))
         return self._flows
-
-
-def _tp(one: StoreRecords | ReachedEnd | Gap | Failed) -> TopicPartition:
-    return one.partition.tp if isinstance(one, StoreRecords) else one.tp
 
 
 def _piece(partition: Partition, taken: Records) -> StoreRecords | None:

@@ -5,15 +5,16 @@ and a second thread would wait forever while the first one polls without a pause
 """
 
 import threading
-from collections.abc import Callable
 from typing import Any, Final, Self
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from sidetier.consumer.errors import not_configured
-from sidetier.consumer.opening import Parts
+from sidetier.consumer.feed import DeliveryRecorder, Feed
 from sidetier.consumer.settings import Settings
+from sidetier.consumer.sides import Sides
+from sidetier.consumer.subscription_state import SubscriptionState
 from sidetier.segments import offsets as domain
 
 _REST_SECONDS: Final = 0.002
@@ -72,7 +73,10 @@ class GroupApi:
     """Methods that call the inner `confluent_kafka.Consumer`."""
 
     _settings: Settings
-    _parts: Parts
+    _sides: Sides
+    _state: SubscriptionState
+    _feed: Feed
+    _delivery: DeliveryRecorder
     _poll_lock: PollLock
     _closed: bool
 
@@ -117,7 +121,7 @@ class GroupApi:
             inner.store_offsets(offsets=offsets or [])
             for offset in offsets or []:
                 tp = domain.TopicPartition(offset.topic, offset.partition)
-                partition = self._parts.board.partitions.get(tp)
+                partition = self._state.partitions.get(tp)
                 if partition is not None:
                     partition.stored = offset
 
@@ -155,7 +159,7 @@ class GroupApi:
             KafkaException: `_NOT_CONFIGURED`: there is no broker.
         """
         self._require_open()
-        kafka = self._parts.sides.kafka
+        kafka = self._sides.kafka
         if kafka is None:
             raise not_configured(
                 f"{method}() needs bootstrap.servers: this consumer reads the store alone, without "
@@ -169,7 +173,7 @@ class GroupApi:
 
     def _flush(self) -> None:
         with self._poll_lock:
-            self._parts.delivery.flush(self._parts.board.partitions.values())
+            self._delivery.flush(self._state.partitions.values())
 
 
 def _behind(message: Message) -> TopicPartition:
@@ -181,6 +185,3 @@ def _behind(message: Message) -> TopicPartition:
     if epoch is None:
         return TopicPartition(*place)
     return TopicPartition(*place, leader_epoch=epoch)
-
-
-Callback = Callable[..., None]

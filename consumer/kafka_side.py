@@ -26,6 +26,8 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 # Measured with confluent-kafka 2.16: if a callback raises inside `consume`, the client drops the
 # messages that it was about to return, and a later `close` never returns.
 
+Callback = Callable[..., None]
+
 _GUARDED: Final = ("error_cb", "on_commit", "stats_cb", "throttle_cb")
 """Without `oauth_cb`, whose exception is its answer to librdkafka."""
 
@@ -58,6 +60,63 @@ class Callbacks:
             first = self._raised[0]
             self._raised.clear()
             raise first
+
+
+class Rebalancing:
+    """Rebalance callbacks for librdkafka, which call the application's callbacks.
+
+    As in confluent-kafka, the application may change the assignment in its callback with `assign`,
+    `incremental_assign` and their counterparts. If it does not, or its callback fails, this class
+    changes the assignment.
+
+    Args:
+        consumer: passed to the application's callbacks.
+        assign: default action for new partitions.
+        revoke: default action for revoked partitions.
+        callbacks: the application's on_assign, on_revoke and on_lost.
+    """
+
+    def __init__(
+        self,
+        consumer: object,
+        assign: Callable[[list[confluent_kafka.TopicPartition]], None],
+        revoke: Callable[[list[confluent_kafka.TopicPartition]], None],
+        callbacks: tuple[Callback | None, Callback | None, Callback | None],
+    ) -> None:
+        self._consumer = consumer
+        self._assign, self._revoke = assign, revoke
+        self._on_assign, self._on_revoke, self._on_lost = callbacks
+        self._answered = False
+
+    def answered(self) -> None:
+        """Note that the application has changed the assignment."""
+        self._answered = True
+
+    def on_assign(self, _: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        """Handle partitions that the group assigns."""
+        self._ask(self._on_assign, self._assign, partitions)
+
+    def on_revoke(self, _: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        """Handle partitions that the group revokes."""
+        self._ask(self._on_revoke, self._revoke, partitions)
+
+    def on_lost(self, _: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        """Handle partitions that another member may own already; commits for them are refused."""
+        self._ask(self._on_lost or self._on_revoke, self._revoke, partitions)
+
+    def _ask(
+        self,
+        callback: Callback | None,
+        otherwise: Callable[[list[confluent_kafka.TopicPartition]], None],
+        partitions: list[confluent_kafka.TopicPartition],
+    ) -> None:
+        self._answered = False
+        try:
+            if callback is not None:
+                callback(self._consumer, partitions)
+        finally:
+            if not self._answered:
+                otherwise(partitions)
 
 
 PARKED: Final = 0

@@ -10,23 +10,16 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from confluent_kafka import KafkaError
 
 from sidetier.archive.partition_archive import ArchiveBounds
 from sidetier.consumer.kafka_side import AtKafka, KafkaSide
 from sidetier.consumer.sources import Archive
+from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
-
-
-class Looker(Protocol):
-    """The method of `ArchiveReader` that answers lookups."""
-
-    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
-        """See `ArchiveReader.bounds`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class Lookups:
     def __init__(
         self,
         kafka: KafkaSide | None,
-        store: Looker,
+        store: StoreSide,
         *,
         pool: Executor | None = None,
         threads: int = 6,
@@ -146,7 +139,7 @@ class Lookups:
         try:
             bounds = self._store.bounds(answer.question.tp)
         except SidetierError as error:
-            return replace(answer, archive=Archive(away=True), store_error=error)
+            return replace(answer, archive=Archive(unavailable=True), store_error=error)
         return replace(answer, archive=Archive(_stored(bounds)))
 
 

@@ -42,7 +42,7 @@ class Partition:
         kafka, archive, refused, gap: results of lookups, dropped when a source is chosen; see
             `Facts`.
         detail: why the offsets of the gap are missing.
-        told_nothing: the warning that the store has nothing of the partition was given.
+        warned_empty: the warning that the store has nothing of the partition was given.
         stored: offset that the application stored itself, stored again after a new assignment.
     """
 
@@ -68,7 +68,7 @@ class Partition:
     refused: bool = False
     gap: OffsetRange | None = None
     detail: str = ""
-    told_nothing: bool = False
+    warned_empty: bool = False
     stored: confluent_kafka.TopicPartition | None = None
 
     @property
@@ -81,7 +81,7 @@ class Partition:
         """Return the input of `decide`."""
         archive = self.archive
         if archive is not None and self.gap is not None:
-            archive = Archive(archive.span, archive.away, self.gap)
+            archive = Archive(archive.span, archive.unavailable, self.gap)
         return Facts(self._wanted(), self.kafka, archive, self.refused)
 
     def moved(self, position: int, leader_epoch: int | None) -> None:

@@ -6,28 +6,19 @@ answer has arrived. All methods run on the thread that holds the consumer's `Pol
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from confluent_kafka import KafkaError
 from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, WrappedLogger
 
-from sidetier.consumer.errors import GapError, NoOffsetError, StoreError, TieredError
+from sidetier.consumer.errors import GapError, NoOffsetError, StoreError, TieredError, is_transient
 from sidetier.consumer.kafka_side import PARKED, KafkaSide, Start
 from sidetier.consumer.lookups import Answer, Lookups, Question
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
-from sidetier.consumer.rules import (
-    FIRST_PAUSE,
-    SETTLED_PAUSE,
-    TOLD_EVERY,
-    Rules,
-    passes,
-    pause_after,
-)
 from sidetier.consumer.sources import (
-    Again,
     Archive,
     Ask,
     Decision,
@@ -36,9 +27,14 @@ from sidetier.consumer.sources import (
     Missing,
     Mode,
     NoReset,
+    RetryLater,
+    Rules,
     decide,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.consumer.store_side import StoreSide
+
+if TYPE_CHECKING:
+    from sidetier.segments.offsets import TopicPartition
 
 # Log of the consumer, on the application's own `logging`: a library must not write to stdout.
 #
@@ -60,36 +56,15 @@ log: Final[BoundLogger] = structlog.wrap_logger(
 )
 
 
+FIRST_PAUSE: Final = 0.25
+"""Backoff before both sources are asked again, in seconds. Doubles up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE: Final = 10.0
+SETTLED_PAUSE: Final = 60.0
+"""Seconds until a partition that stopped with a permanent error is tried again."""
+REPORT_EVERY: Final = 10
+"""A permanent error that continues is reported to the application at every tenth try."""
 _ROUNDS: Final = 4
 """Maximum rounds of lookups in one `step`. Kafka answers a lookup before the next round."""
-
-
-class StoreSide(Protocol):
-    """The methods of `ArchiveReader` that control what it reads; see there."""
-
-    def where(self, tp: TopicPartition) -> str:
-        """Return the URL and prefix where the reader looks for the partition."""
-        ...
-
-    def assign(self, tp: TopicPartition, offset: int) -> None:
-        """Read the partition from this offset on."""
-        ...
-
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Continue at another offset."""
-        ...
-
-    def unassign(self, tp: TopicPartition) -> None:
-        """Stop reading the partition."""
-        ...
-
-    def pause(self, tp: TopicPartition) -> None:
-        """Return nothing of the partition until `resume`."""
-        ...
-
-    def resume(self, tp: TopicPartition) -> None:
-        """Continue a paused partition."""
-        ...
 
 
 class Router:
@@ -97,7 +72,7 @@ class Router:
 
     Attributes:
         partitions: all assigned partitions.
-        troubles: errors for the application, oldest first.
+        errors: errors for the application, oldest first.
         changes: counter that increases when the source or the pause of any partition changes.
     """
 
@@ -111,7 +86,7 @@ class Router:
         warn: Callable[[KafkaError], None],
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
-        self.troubles: list[TieredError] = []
+        self.errors: list[TieredError] = []
         self.changes = 0
         self._rules, self._lookups, self._clock = rules, lookups, clock
         self._kafka, self._store = sides
@@ -182,7 +157,7 @@ class Router:
 
     def from_kafka(self, partition: Partition, decision: FromKafka) -> None:
         """Read the partition from Kafka once `aim` is called."""
-        self._say_reset(partition, decision.offset, decision.reset)
+        self._log_reset(partition, decision.offset, decision.reset)
         if partition.source is Source.STORE:
             self._store.unassign(partition.tp)
             self._switched(partition, Source.KAFKA, decision.offset)
@@ -227,15 +202,15 @@ class Router:
         elif isinstance(decision, Missing):
             self._missing(partition, decision, now)
         elif isinstance(decision, NoReset):
-            self.troubles.append(NoOffsetError(partition.tp, partition.position, decision.why))
+            self.errors.append(NoOffsetError(partition.tp, partition.position, decision.why))
             _later(partition, now + SETTLED_PAUSE)
-        elif isinstance(decision, Again):
+        elif isinstance(decision, RetryLater):
             partition.tries += 1
             log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
             _later(partition, now + pause_after(partition.tries))
 
     def _from_store(self, partition: Partition, decision: FromStore) -> None:
-        self._say_reset(partition, decision.offset, decision.reset)
+        self._log_reset(partition, decision.offset, decision.reset)
         if partition.consumed:
             self._switched(partition, Source.STORE, decision.offset)
         partition.settle(Source.STORE, decision.offset)
@@ -257,7 +232,7 @@ class Router:
         detail = partition.detail
         if not self._rules.skip_gaps:
             error = GapError(partition.tp, missing.first, missing.end, detail)
-            self.troubles.append(error)
+            self.errors.append(error)
             partition.ask_again()
             partition.due = now + SETTLED_PAUSE
             return
@@ -274,9 +249,9 @@ class Router:
             return
         partition.asking = False
         if answer.kafka_error is not None:
-            if not passes(answer.kafka_error):
+            if not is_transient(answer.kafka_error):
                 error = TieredError(answer.kafka_error, partition.tp, partition.position)
-                self.troubles.append(error)
+                self.errors.append(error)
             partition.tries += 1
             partition.due = now + pause_after(partition.tries)
             return
@@ -286,16 +261,16 @@ class Router:
             partition.kafka = answer.kafka
         if answer.question.store:
             partition.archive = answer.archive
-            self._say_where(partition)
+            self._warn_if_empty(partition)
         if answer.store_error is not None:
-            self.store_away(partition, StoreError(partition.tp, None, answer.store_error))
+            self.report_store_error(partition, StoreError(partition.tp, None, answer.store_error))
 
-    def _say_where(self, partition: Partition) -> None:
+    def _warn_if_empty(self, partition: Partition) -> None:
         """Warn once if the store has nothing of the partition: its URL may be wrong."""
         nothing = partition.archive == Archive()
-        if not nothing or partition.told_nothing or self._rules.mode is Mode.KAFKA_ONLY:
+        if not nothing or partition.warned_empty or self._rules.mode is Mode.KAFKA_ONLY:
             return
-        partition.told_nothing = True
+        partition.warned_empty = True
         name, place = str(partition.tp), self._store.where(partition.tp)
         log.warning("consumer.nothing_stored", partition=name, where=place)
         if self._rules.mode is Mode.TIERED_STORAGE_ONLY:
@@ -305,7 +280,7 @@ class Router:
             )
             self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
 
-    def store_away(self, partition: Partition, error: StoreError) -> None:
+    def report_store_error(self, partition: Partition, error: StoreError) -> None:
         """Report a store that does not answer or refuses.
 
         A transient error goes to `error_cb`. Any other error goes to the application at the first
@@ -313,8 +288,8 @@ class Router:
         """
         if error.passes:
             self._warn(error.error)
-        elif partition.tries <= 1 or partition.tries % TOLD_EVERY == 0:
-            self.troubles.append(error)
+        elif partition.tries <= 1 or partition.tries % REPORT_EVERY == 0:
+            self.errors.append(error)
 
     def _store_again(self, kafka: KafkaSide) -> None:
         """Store the offsets again: a new assignment in librdkafka begins without stored offsets."""
@@ -330,7 +305,7 @@ class Router:
         self._metrics.switched(to)
         log.info("consumer.switched", partition=str(partition.tp), to=to.value, offset=offset)
 
-    def _say_reset(self, partition: Partition, offset: int, why: str) -> None:
+    def _log_reset(self, partition: Partition, offset: int, why: str) -> None:
         if why:
             self._metrics.reset()
             log.warning("consumer.offset_reset", partition=str(partition.tp), to=offset, why=why)
@@ -347,3 +322,8 @@ def start_now(partition: Partition) -> Start:
 def _later(partition: Partition, due: float) -> None:
     partition.forget()
     partition.due = due
+
+
+def pause_after(tries: int) -> float:
+    """Return the backoff in seconds after this number of failed tries in a row."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 10)) if tries > 0 else 0.0

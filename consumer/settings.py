@@ -18,8 +18,7 @@ from sidetier.config.archive_options import (
 )
 from sidetier.config.storage import StorageConfig
 from sidetier.config.units import Duration, Size
-from sidetier.consumer.rules import Rules
-from sidetier.consumer.sources import Mode, Reset
+from sidetier.consumer.sources import Mode, Reset, Rules
 from sidetier.segments.errors import ConfigurationError
 
 _RESETS: Final[Mapping[str, Reset]] = {
@@ -213,7 +212,7 @@ def read_settings(configuration: Mapping[str, Any]) -> Settings:
             kafka.reset,
             skip_gaps=config.on_gap == "skip",
             patience=config.gap_patience,
-            say_end=kafka.partition_eof,
+            report_end=kafka.partition_eof,
         ),
         reader=ReaderSettings(
             isolation=IsolationLevel(kafka.isolation),

@@ -46,22 +46,43 @@ TAIL_BASE: Final = -2000
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """Settings for decisions.
+
+    Attributes:
+        mode: `tiered.storage.mode`.
+        reset: `auto.offset.reset`, applied to both sources as one log.
+        skip_gaps: skip offsets that neither source has, instead of an error.
+        patience: seconds to wait for the sidecar's upload of offsets that Kafka has deleted and the
+            archive does not have yet. After that they count as a gap.
+        report_end: return an event at the end of the archive (`enable.partition.eof`).
+    """
+
+    mode: Mode
+    reset: Reset = Reset.LATEST
+    skip_gaps: bool = False
+    patience: float = 60.0
+    report_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Archive:
     """What the store holds of a partition.
 
     Attributes:
         span: readable offsets; None where nothing is stored.
-        away: the store did not answer. `span` is None then, which does not mean an empty archive.
+        unavailable: the store did not answer. `span` is None then, which does not mean that the
+            archive is empty.
         gap: offsets within the span that cannot be read from the store.
     """
 
     span: OffsetRange | None = None
-    away: bool = False
+    unavailable: bool = False
     gap: OffsetRange | None = None
 
     def holds(self, offset: int) -> bool:
         """Whether the store can be read from this offset on."""
-        if self.away or self.span is None or offset not in self.span:
+        if self.unavailable or self.span is None or offset not in self.span:
             return False
         return self.gap is None or offset not in self.gap
 
@@ -129,7 +150,7 @@ class FromStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryLater:
     """Nothing can be read now. Ask both sides again after a backoff."""
 
     why: str
@@ -156,7 +177,7 @@ class NoReset:
     why: str
 
 
-Decision = Ask | FromKafka | FromStore | Again | Missing | NoReset
+Decision = Ask | FromKafka | FromStore | RetryLater | Missing | NoReset
 
 
 def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> Decision:
@@ -170,7 +191,7 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
     """
     wanted = facts.wanted
     if wanted is None or wanted < 0:
-        return _of_no_place(mode, reset, facts)
+        return _without_position(mode, reset, facts)
     if mode is Mode.TIERED_STORAGE_ONLY:
         return _store_only(reset, facts, wanted, broker=broker)
     if mode is Mode.KAFKA_PREFERRED:
@@ -178,7 +199,7 @@ def decide(mode: Mode, reset: Reset, facts: Facts, *, broker: bool = True) -> De
     return _store_preferred(reset, facts, wanted)
 
 
-def _of_no_place(mode: Mode, reset: Reset, facts: Facts) -> Decision:
+def _without_position(mode: Mode, reset: Reset, facts: Facts) -> Decision:
     """Decide for logical and tail offsets, and for a group without a committed offset."""
     if facts.wanted is None:
         decision = _by_reset(mode, reset, facts, "no offset is committed")
@@ -201,7 +222,7 @@ def _kafka_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
         return Ask(kafka=kafka is None, store=archive is None)
     if archive.holds(wanted):
         return FromStore(wanted, until=kafka.start if kafka.start > wanted else None)
-    return _nowhere(Mode.KAFKA_PREFERRED, reset, facts, wanted)
+    return _on_neither_side(Mode.KAFKA_PREFERRED, reset, facts, wanted)
 
 
 def _store_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
@@ -210,21 +231,21 @@ def _store_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
         return Ask(store=True)
     if archive.holds(wanted):
         return FromStore(wanted)
-    if not facts.refused and not archive.away and (kafka is None or wanted >= kafka.start):
+    if not facts.refused and not archive.unavailable and (kafka is None or wanted >= kafka.start):
         return FromKafka(wanted)
     if kafka is None:
         return Ask(kafka=True)
-    if archive.away and not facts.refused and kafka.start <= wanted:
+    if archive.unavailable and not facts.refused and kafka.start <= wanted:
         return FromKafka(wanted)
-    return _nowhere(Mode.TIERED_STORAGE_PREFERRED, reset, facts, wanted)
+    return _on_neither_side(Mode.TIERED_STORAGE_PREFERRED, reset, facts, wanted)
 
 
 def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
     archive = facts.archive
     if archive is None:
         return Ask(store=True)
-    if archive.away or archive.span is None:
-        return Again("the store does not answer, or has nothing of the partition")
+    if archive.unavailable or archive.span is None:
+        return RetryLater("the store does not answer, or has nothing of the partition")
     if archive.holds(wanted) or wanted == archive.span.end:
         return FromStore(wanted)
     if wanted < archive.span.start:
@@ -232,10 +253,10 @@ def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Dec
         return _by_reset(Mode.TIERED_STORAGE_ONLY, reset, facts, why)
     if wanted < archive.span.end:
         return _missing(facts, wanted)
-    return _beyond_the_archive(reset, facts, wanted, broker=broker)
+    return _above_the_archive(reset, facts, wanted, broker=broker)
 
 
-def _beyond_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
+def _above_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Decision:
     """Decide for an offset above the archive's end: the archive lags behind the log and will reach
     it.
 
@@ -250,15 +271,15 @@ def _beyond_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool
     return FromStore(wanted)
 
 
-def _nowhere(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Decision:
+def _on_neither_side(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Decision:
     """Decide when both sides were asked and neither can be read at `wanted`."""
     kafka, archive = facts.kafka, facts.archive
     if kafka is None or archive is None:
         return Ask(kafka=kafka is None, store=archive is None)
-    if archive.away:
-        return Again("the store does not answer, and Kafka does not have the offset")
+    if archive.unavailable:
+        return RetryLater("the store does not answer, and Kafka does not have the offset")
     if kafka.start <= wanted <= kafka.end:
-        return Again("Kafka has refused an offset that lies within its bounds")
+        return RetryLater("Kafka has refused an offset that lies within its bounds")
     stored = archive.span
     if wanted < kafka.start and (stored is None or wanted < stored.start):
         return _by_reset(mode, reset, facts, f"offset {wanted} is older than all that is kept")
@@ -267,14 +288,14 @@ def _nowhere(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Decision:
     return _missing(facts, wanted)
 
 
-def _missing(facts: Facts, wanted: int) -> Missing | Again:
+def _missing(facts: Facts, wanted: int) -> Missing | RetryLater:
     archive = facts.archive or Archive()
     starts = [archive.next_start(wanted)]
     if facts.kafka is not None and facts.kafka.start > wanted:
         starts.append(facts.kafka.start)
     ends = [start for start in starts if start is not None]
     if not ends:
-        return Again("the archive ends in a gap, and Kafka has not reached it")
+        return RetryLater("the archive ends in a gap, and Kafka has not reached it")
     behind = archive.span is not None and wanted >= archive.span.end
     return Missing(wanted, min(ends), settled=not behind)
 
@@ -293,16 +314,16 @@ def _beginning(mode: Mode, facts: Facts, why: str) -> Decision:
     asks_kafka = kafka is None and mode is not Mode.TIERED_STORAGE_ONLY
     if asks_kafka or archive is None:
         return Ask(kafka=asks_kafka, store=archive is None)
-    if archive.away:
-        return Again("the store does not answer, and may have the oldest records")
+    if archive.unavailable:
+        return RetryLater("the store does not answer, and may have the oldest records")
     if kafka is None or mode is Mode.TIERED_STORAGE_ONLY:
         if archive.span is None:
-            return Again("nothing is stored of the partition")
+            return RetryLater("nothing is stored of the partition")
         return FromStore(archive.span.start, reset=why)
-    return _older(mode, kafka, archive.span, why)
+    return _older_side(mode, kafka, archive.span, why)
 
 
-def _older(mode: Mode, kafka: OffsetRange, stored: OffsetRange | None, why: str) -> Decision:
+def _older_side(mode: Mode, kafka: OffsetRange, stored: OffsetRange | None, why: str) -> Decision:
     """Choose the side that starts earlier; if both start at the same offset, the preferred one."""
     if stored is None or kafka.start < stored.start:
         return FromKafka(kafka.start, reset=why)
@@ -321,8 +342,8 @@ def _end(mode: Mode, facts: Facts, why: str) -> Decision:
         return FromKafka(facts.kafka.end, reset=why)
     if facts.archive is None:
         return Ask(store=True)
-    if facts.archive.away or facts.archive.span is None:
-        return Again("the store does not answer, or has nothing of the partition")
+    if facts.archive.unavailable or facts.archive.span is None:
+        return RetryLater("the store does not answer, or has nothing of the partition")
     return FromStore(facts.archive.span.end, reset=why)
 
 
@@ -331,14 +352,14 @@ def _tail(mode: Mode, reset: Reset, facts: Facts) -> Decision:
     store_only = mode is Mode.TIERED_STORAGE_ONLY
     if facts.archive is None or (facts.kafka is None and not store_only):
         return Ask(kafka=not store_only and facts.kafka is None, store=facts.archive is None)
-    if facts.archive.away:
-        return Again("the store does not answer")
+    if facts.archive.unavailable:
+        return RetryLater("the store does not answer")
     spans = [span for span in (facts.kafka, facts.archive.span) if span is not None]
     if store_only:
         # The archive's span is the last of the list. Kafka may have been asked before.
         spans = spans[-1:] if facts.archive.span is not None else []
     if not spans:
-        return Again("nothing is stored of the partition")
+        return RetryLater("nothing is stored of the partition")
     back = TAIL_BASE - (facts.wanted or TAIL_BASE)
     wanted = max(min(span.start for span in spans), max(span.end for span in spans) - back)
     return decide(mode, reset, Facts(wanted, facts.kafka, facts.archive))

@@ -11,13 +11,14 @@ from sidetier.consumer.errors import (
     already_assigned,
     not_assigned,
 )
+from sidetier.consumer.fetch_buffer import FetchBuffer
 from sidetier.consumer.kafka_side import KafkaSide, Start
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
-from sidetier.consumer.routing import Router, StoreSide, start_now
-from sidetier.consumer.rules import Rules
-from sidetier.consumer.sources import Archive, FromKafka, Logical, Mode
+from sidetier.consumer.routing import Router, start_now
+from sidetier.consumer.sources import Archive, FromKafka, Logical, Mode, Rules
+from sidetier.consumer.store_side import StoreSide
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 
@@ -35,7 +36,7 @@ class SubscriptionState:
     Attributes:
         router: finds the source of each partition.
         partitions: the assigned partitions; the router's own dict.
-        drop: called with a partition of which nothing fetched earlier may be returned any more.
+        buffer: what was fetched and not returned yet.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SubscriptionState:
     ) -> None:
         self.router = Router(rules, sides, lookups, clock, metrics, warn)
         self.partitions = self.router.partitions
-        self.drop: Callable[[TopicPartition], None] = lambda _: None
+        self.buffer = FetchBuffer()
         self._rules, self._metrics = rules, metrics
         self._kafka, self._store = sides
         self._serials = itertools.count(1)
@@ -133,7 +134,7 @@ class SubscriptionState:
             return
         partition.paused = True
         self.router.changes += 1
-        self.drop(tp)
+        self.buffer.drop(tp, partition)
         if partition.source is Source.STORE and partition.position is not None:
             self._store.seek(tp, partition.position)
             self._store.pause(tp)
@@ -163,11 +164,11 @@ class SubscriptionState:
         )
 
     @property
-    def resets_itself(self) -> bool:
+    def kafka_resets_offsets(self) -> bool:
         """Whether librdkafka applies `auto.offset.reset` and the application gets its errors."""
         return self._rules.mode is Mode.KAFKA_ONLY
 
-    def kafka_broke_off(self) -> None:
+    def kafka_interrupted(self) -> None:
         """Aim all of Kafka's partitions again after a call of Kafka's client was interrupted
         (Ctrl-C).
 
@@ -176,7 +177,7 @@ class SubscriptionState:
         """
         for partition in list(self.partitions.values()):
             if partition.source is Source.KAFKA:
-                self.drop(partition.tp)
+                self.buffer.drop(partition.tp, partition)
                 self.router.again(partition)
 
     def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
@@ -212,10 +213,10 @@ class SubscriptionState:
             self._drop(tp)
             self.router.from_kafka(partition, FromKafka(next_offset))
             self.router.aim()
-        elif self._rules.say_end:
-            self.router.troubles.append(EndReachedError(tp, next_offset))
+        elif self._rules.report_end:
+            self.router.errors.append(EndReachedError(tp, next_offset))
 
-    def store_lacks(
+    def store_missing(
         self, tp: TopicPartition, gap: OffsetRange, detail: str, *, below: bool
     ) -> None:
         """Find another source for offsets that the store does not have.
@@ -238,12 +239,12 @@ class SubscriptionState:
         partition = self.partitions[tp]
         _advance(partition, next_offset)
         partition.tries += 1
-        self.router.store_away(partition, error)
+        self.router.report_store_error(partition, error)
         if error.passes and self._rules.mode is Mode.TIERED_STORAGE_ONLY:
             return  # the archive reader retries by itself
         self._lost(partition)
         if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
-            partition.archive = Archive(away=True)
+            partition.archive = Archive(unavailable=True)
 
     def handed_out(self, partition: Partition) -> None:
         """Continue at Kafka if the returned batch ends where Kafka has the rest."""
@@ -283,15 +284,15 @@ class SubscriptionState:
 
     def _lost(self, partition: Partition) -> None:
         """Find another source for a partition that the store cannot serve any more."""
-        self.drop(partition.tp)
+        self.buffer.drop(partition.tp, partition)
         self.router.leave(partition)
         partition.forget()
         self.router.look(partition)
 
     def _drop(self, tp: TopicPartition) -> None:
-        self.drop(tp)
-        troubles = self.router.troubles
-        troubles[:] = [error for error in troubles if (error.topic, error.partition) != tp]
+        self.buffer.drop(tp, self.partitions.get(tp))
+        errors = self.router.errors
+        errors[:] = [error for error in errors if (error.topic, error.partition) != tp]
 
 
 def _advance(partition: Partition, position: int) -> None:

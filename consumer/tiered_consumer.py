@@ -1,27 +1,30 @@
 """`TieredConsumer`: reads Kafka and the store as one log."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
-from sidetier.consumer.assigning import Assigning
 from sidetier.consumer.deserializing import Deserializing, deserializing
-from sidetier.consumer.errors import TieredError
-from sidetier.consumer.feed import Share
-from sidetier.consumer.group_api import PollLock
-from sidetier.consumer.opening import Parts, Sides, assemble, open_sides
+from sidetier.consumer.errors import TieredError, given_twice
+from sidetier.consumer.feed import DeliveryRecorder, Feed, Share
+from sidetier.consumer.group_api import GroupApi, PollLock
+from sidetier.consumer.kafka_side import Callback, Rebalancing, named
+from sidetier.consumer.offset_queries import OffsetQueries
 from sidetier.consumer.settings import Settings, read_settings
-from sidetier.consumer.store_records import ArrowBatch, StoreSlice, batches_of
+from sidetier.consumer.sides import Sides, open_sides
+from sidetier.consumer.store_side import ArrowBatch, StoreSlice, batches_of
+from sidetier.consumer.subscription_state import SubscriptionState
+from sidetier.segments import offsets as domain
 
 _SLICE_SECONDS: Final = 0.1
 """Longest time until a poll notices `close`, or lets another thread in, in seconds."""
 _MOST_MESSAGES: Final = 1_000_000
 
 
-class TieredConsumer(Assigning):
+class TieredConsumer(GroupApi):
     """A `confluent_kafka.Consumer` that also reads the archive.
 
     Args:
@@ -43,12 +46,23 @@ class TieredConsumer(Assigning):
         self._begin(settings, open_sides(settings), serdes)
 
     def _begin(self, settings: Settings, sides: Sides, serdes: Deserializing | None) -> None:
-        self._settings: Settings = settings
-        self._parts: Parts = assemble(settings, sides)
-        self._poll_lock: PollLock = PollLock()
+        self._settings = settings
+        self._sides = sides
+        both = (sides.kafka, sides.reader)
+        warn: Callable[[KafkaError], None] = settings.kafka.error_cb or (lambda _: None)
+        self._state = SubscriptionState(
+            settings.rules, both, sides.lookups, sides.clock, sides.metrics, warn
+        )
+        self._delivery = DeliveryRecorder(
+            sides.kafka, sides.metrics, stores=settings.kafka.auto_store
+        )
+        self._feed = Feed(self._state, both, sides.clock, self._delivery, sides.idle)
+        self._poll_lock = PollLock()
+        self._queries = OffsetQueries(settings.mode, sides, self._poll_lock)
+        self._rebalancing: Rebalancing | None = None
         self._serdes = serdes
         self._closing = threading.Event()
-        self._closed: bool = False
+        self._closed = False
         if serdes is not None and sides.kafka is not None:
             serdes.cluster_id(sides.kafka.consumer.cluster_id)
 
@@ -147,13 +161,145 @@ class TieredConsumer(Assigning):
             elif error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
 
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Callback | None = None,
+        on_revoke: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Join the group for these topics. The callbacks get this consumer as first argument.
+
+        Args:
+            topics: topic names; a name that starts with `^` is a pattern.
+            on_assign: called with assigned partitions.
+            on_revoke: called with revoked partitions.
+            on_lost: called with lost partitions; without it, `on_revoke` is called.
+
+        Raises:
+            KafkaException: librdkafka refuses, or there is no broker.
+            TypeError: a callback is not callable.
+        """
+        inner = self._inner("subscribe")
+        named_callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
+        for name, callback in named_callbacks.items():
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} expects a callable")
+        with self._poll_lock:
+            own = Rebalancing(self, self._assign_new, self._revoke, (on_assign, on_revoke, on_lost))
+            inner.subscribe(
+                topics,
+                on_assign=self._guard(own.on_assign),
+                on_revoke=self._guard(own.on_revoke),
+                on_lost=self._guard(own.on_lost),
+            )
+            self._rebalancing = own
+            self._tell_subscribed(yes=True)
+
+    def unsubscribe(self) -> None:
+        """Leave the group."""
+        inner = self._inner("unsubscribe")
+        with self._poll_lock:
+            inner.unsubscribe()
+            self._tell_subscribed(yes=False)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Replace the assignment. A partition without an offset starts at the committed offset."""
+        self._require_open()
+        with self._poll_lock:
+            self._answer()
+            self._flush()
+            self._state.assign(_starts(partitions))
+
+    def unassign(self) -> None:
+        """Remove the assignment."""
+        self._require_open()
+        with self._poll_lock:
+            self._answer()
+            self._flush()
+            self._state.clear()
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Add partitions to the assignment."""
+        self._require_open()
+        with self._poll_lock:
+            self._answer()
+            self._state.add(_starts(partitions))
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Remove partitions from the assignment."""
+        self._require_open()
+        with self._poll_lock:
+            self._answer()
+            self._flush()
+            self._state.remove(_names(partitions))
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the assigned partitions, each with the offset that it was assigned with."""
+        self._require_open()
+        with self._poll_lock:
+            return [named(tp, partition.start) for tp, partition in self._state.partitions.items()]
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Continue at `partition.offset`. OFFSET_BEGINNING and OFFSET_END refer to both sides as
+        one log.
+
+        Raises:
+            KafkaException: the partition is not assigned.
+        """
+        self._require_open()
+        with self._poll_lock:
+            self._state.seek(_name(partition), partition.offset)
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Return no records of these partitions until `resume`."""
+        self._require_open()
+        with self._poll_lock:
+            for tp in _names(partitions):
+                self._state.pause(tp)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Continue paused partitions."""
+        self._require_open()
+        with self._poll_lock:
+            for tp in _names(partitions):
+                self._state.resume(tp)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the next offsets that will be returned; OFFSET_INVALID before the first record."""
+        self._require_open()
+        with self._poll_lock:
+            return [self._position(partition) for partition in partitions]
+
+    def offsets_for_times(
+        self, partitions: list[TopicPartition], timeout: float = -1
+    ) -> list[TopicPartition]:
+        """Return the first offset at or after a timestamp, from either side.
+
+        Args:
+            partitions: with the timestamp in milliseconds as offset.
+            timeout: seconds for Kafka's answer; negative for no limit.
+        """
+        self._require_open()
+        return self._queries.for_times(partitions, timeout)
+
+    def get_watermark_offsets(
+        self,
+        partition: TopicPartition,
+        timeout: float = -1,
+        cached: bool = False,  # noqa: FBT001, FBT002 -- as confluent-kafka
+    ) -> tuple[int, int]:
+        """Return the first offset that either side can return, and the end (exclusive)."""
+        self._require_open()
+        return self._queries.watermarks(partition, timeout, cached=cached)
+
     def close(self) -> None:
         """Leave the group and stop reading.
 
         May be called twice, and from another thread: a waiting poll then ends with RuntimeError.
         """
         self._closing.set()
-        self._parts.feed.idle.set()
+        self._feed.idle.set()
         with self._poll_lock:
             if self._closed:
                 return
@@ -169,9 +315,9 @@ class TieredConsumer(Assigning):
         self.close()
 
     def _end(self) -> None:
-        sides = self._parts.sides
+        sides = self._sides
         try:
-            self._parts.delivery.flush(self._parts.board.partitions.values())
+            self._delivery.flush(self._state.partitions.values())
             sides.lookups.close()
             if sides.kafka is not None:
                 sides.kafka.consumer.close()
@@ -181,11 +327,43 @@ class TieredConsumer(Assigning):
             if self._serdes is not None:
                 self._serdes.close()
 
+    def _assign_new(self, partitions: list[TopicPartition]) -> None:
+        if self._settings.kafka.cooperative:
+            self._state.add(_starts(partitions))
+        else:
+            self._state.assign(_starts(partitions))
+
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
+        self._delivery.flush(self._state.partitions.values())
+        if self._settings.kafka.cooperative:
+            self._state.remove(_names(partitions))
+        else:
+            self._state.clear()
+
+    def _position(self, asked: TopicPartition) -> TopicPartition:
+        tp = domain.TopicPartition(asked.topic, asked.partition)
+        partition = self._state.partitions.get(tp)
+        if partition is None or not partition.consumed or partition.position is None:
+            return named(tp, OFFSET_INVALID)
+        return named(tp, partition.position)
+
+    def _guard(self, callback: Callback) -> Callback:
+        kafka = self._sides.kafka
+        return callback if kafka is None else kafka.callbacks.guard(callback)
+
+    def _answer(self) -> None:
+        if self._rebalancing is not None:
+            self._rebalancing.answered()
+
+    def _tell_subscribed(self, *, yes: bool) -> None:
+        if self._sides.kafka is not None:
+            self._sides.kafka.subscribed(yes=yes)
+
     def _next(self, timeout: float | None) -> Message | None:
         self._poll_lock.take()
         try:
             self._require_polling()
-            message = self._parts.feed.next()
+            message = self._feed.next()
         finally:
             self._poll_lock.give()
         if message is not None:
@@ -196,12 +374,12 @@ class TieredConsumer(Assigning):
 
     def _shares(self, most: int, deadline: float | None) -> list[Share]:
         """Return the next items; an empty list at the deadline."""
-        clock = self._parts.sides.clock
+        clock = self._sides.clock
         while True:
             with self._poll_lock.slice:
                 self._require_polling()
                 left = _SLICE_SECONDS if deadline is None else deadline - clock()
-                shares = self._parts.feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
+                shares = self._feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
             if shares or (deadline is not None and clock() >= deadline):
                 return shares
 
@@ -220,18 +398,18 @@ class TieredConsumer(Assigning):
             except KafkaException:
                 if not messages:
                     raise
-                self._parts.feed.give_back(message)
+                self._feed.give_back(message)
                 break
             if len(messages) == most:
                 break
             with self._poll_lock.slice:
-                message = self._parts.feed.next()
+                message = self._feed.next()
         return messages
 
     def _deadline(self, timeout: float | None) -> float | None:
         if timeout is None or timeout < 0:
             return None
-        return self._parts.sides.clock() + timeout
+        return self._sides.clock() + timeout
 
     def _require_polling(self) -> None:
         if self._closing.is_set():
@@ -257,3 +435,23 @@ def _batches(share: Share) -> Iterator[ArrowBatch]:
         yield from batches_of(share if isinstance(share, list) else [])
     elif error.code() != KafkaError._PARTITION_EOF:
         raise share if isinstance(share, TieredError) else KafkaException(error)
+
+
+def _name(partition: TopicPartition) -> domain.TopicPartition:
+    if not isinstance(partition, TopicPartition):
+        raise TypeError(f"expected TopicPartition, not {type(partition).__name__}")
+    return domain.TopicPartition(partition.topic, partition.partition)
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[domain.TopicPartition]:
+    return [_name(partition) for partition in partitions]
+
+
+def _starts(partitions: Iterable[TopicPartition]) -> Mapping[domain.TopicPartition, int]:
+    starts: dict[domain.TopicPartition, int] = {}
+    for partition in partitions:
+        tp = _name(partition)
+        if tp in starts:
+            raise given_twice(tp)
+        starts[tp] = partition.offset
+    return starts

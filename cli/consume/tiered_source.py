@@ -13,9 +13,9 @@ from sidetier.archive.reader.results import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
-from sidetier.consumer.opening import open_sides
 from sidetier.consumer.settings import read_settings
-from sidetier.consumer.store_records import batches_of
+from sidetier.consumer.sides import open_sides
+from sidetier.consumer.store_side import batches_of
 from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.errors import (
     ArchiveError,

@@ -13,8 +13,8 @@ from sidetier.consumer.deserializing import deserializing
 from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics
-from sidetier.consumer.opening import Sides
 from sidetier.consumer.settings import read_settings
+from sidetier.consumer.sides import Sides
 from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.one_log import AtOnce, FakeKafka, FakeReader, World

@@ -10,11 +10,11 @@ from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
 )
 
-from sidetier.consumer.delivery import DeliveryRecorder
+from sidetier.consumer.feed import DeliveryRecorder
 from sidetier.consumer.kafka_side import KafkaSide
 from sidetier.consumer.metrics import ConsumerMetrics
 from sidetier.consumer.partition import Partition, Source
-from sidetier.consumer.store_records import StoreRecords, messages_of
+from sidetier.consumer.store_side import StoreRecords, messages_of
 from sidetier.segments.arrow import RECORD_SCHEMA
 from sidetier.segments.offsets import TopicPartition
 

@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from sidetier.consumer.rules import passes
+from sidetier.consumer.errors import is_transient
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from sidetier.consumer.rules import passes
     ],
 )
 def test_what_a_leader_change_answers_passes(code: int) -> None:
-    assert passes(KafkaError(code))
+    assert is_transient(KafkaError(code))
 
 
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION]
 )
 def test_what_stays_until_somebody_acts_does_not(code: int) -> None:
-    assert not passes(KafkaError(code))
+    assert not is_transient(KafkaError(code))

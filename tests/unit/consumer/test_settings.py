@@ -13,7 +13,7 @@ from sidetier.segments.errors import ConfigurationError
 
 KAFKA = {"bootstrap.servers": "b:1", "group.id": "g"}
 STORE = {"tiered.storage.url": "s3://b/p", "tiered.storage.cluster.name": "c"}
-DOCUMENT = Path(__file__).parents[4] / "docs" / "consumer.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "consumer.md"
 
 
 def read(**more: Any) -> Settings:  # noqa: ANN401 -- whatever librdkafka takes

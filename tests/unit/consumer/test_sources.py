@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 
 from sidetier.consumer.sources import (
-    Again,
     Archive,
     Ask,
     Decision,
@@ -16,6 +15,7 @@ from sidetier.consumer.sources import (
     Mode,
     NoReset,
     Reset,
+    RetryLater,
     decide,
 )
 from sidetier.segments.offsets import Offset, OffsetRange
@@ -46,8 +46,8 @@ CASES: list[tuple[Mode, Facts, Decision]] = [
     (PREFERRED, Facts(30, archive=STORED), FromStore(30)),
     (PREFERRED, Facts(80, archive=STORED), FromKafka(80)),
     (PREFERRED, Facts(5, archive=STORED), FromKafka(5)),
-    (PREFERRED, Facts(5, archive=Archive(away=True)), Ask(kafka=True)),
-    (PREFERRED, Facts(70, KAFKA, Archive(away=True)), FromKafka(70)),
+    (PREFERRED, Facts(5, archive=Archive(unavailable=True)), Ask(kafka=True)),
+    (PREFERRED, Facts(70, KAFKA, Archive(unavailable=True)), FromKafka(70)),
     (ONLY, Facts(80, archive=STORED), FromStore(80)),
     (ONLY, Facts(90, archive=STORED), Ask(kafka=True)),
     (ONLY, Facts(90, KAFKA, STORED), FromStore(90)),
@@ -84,14 +84,16 @@ def test_a_gap_is_as_long_as_both_sides_lack_it() -> None:
 
 def test_an_offset_within_kafka_s_bounds_is_tried_again() -> None:
     facts = Facts(90, KAFKA, STORED, refused=True)
-    assert isinstance(decide(PREFERRED, Reset.EARLIEST, facts), Again)
+    assert isinstance(decide(PREFERRED, Reset.EARLIEST, facts), RetryLater)
 
 
 def test_nothing_is_reset_while_the_store_may_have_it() -> None:
-    facts = Facts(5, KAFKA, Archive(away=True), refused=True)
+    facts = Facts(5, KAFKA, Archive(unavailable=True), refused=True)
     for mode in (FIRST, PREFERRED):
-        assert isinstance(decide(mode, Reset.EARLIEST, facts), Again)
-    assert isinstance(decide(FIRST, Reset.EARLIEST, Facts(None, KAFKA, Archive(away=True))), Again)
+        assert isinstance(decide(mode, Reset.EARLIEST, facts), RetryLater)
+    assert isinstance(
+        decide(FIRST, Reset.EARLIEST, Facts(None, KAFKA, Archive(unavailable=True))), RetryLater
+    )
 
 
 _spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
@@ -120,7 +122,7 @@ def test_a_decision_never_skips_what_either_side_has(
     facts = Facts(wanted, kafka, Archive(stored), refused=refused)
     decision = decide(mode, reset, facts)
     assert not isinstance(decision, Ask)
-    if wanted is None or isinstance(decision, Again | NoReset):
+    if wanted is None or isinstance(decision, RetryLater | NoReset):
         return
     held = stored is not None and wanted in stored
     if isinstance(decision, Missing):

@@ -1,17 +1,106 @@
-"""Records of the store that were fetched, and the slices of them that are returned."""
+"""The store's side: what the consumer needs of the archive reader, and the records it returns."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
 from sidetier.archive.kafka_messages import records_of
+from sidetier.archive.partition_archive import ArchiveBounds
+from sidetier.archive.reader.results import Taken
 from sidetier.consumer.partition import Partition
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, TopicPartition
+
+
+class StoreSide(Protocol):
+    """The methods of `ArchiveReader` that a consumer needs; see there. No method but `take` waits
+    for the store's answer, except `bounds` and `offset_for_time`.
+    """
+
+    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
+        """Return the readable range of the archive; None if there is no archive."""
+        ...
+
+    def where(self, tp: TopicPartition) -> str:
+        """Return the URL and prefix where the reader looks for the partition."""
+        ...
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """Return the first offset with this timestamp or a later one; None for no record."""
+        ...
+
+    def assign(self, tp: TopicPartition, offset: int) -> None:
+        """Read the partition from this offset on."""
+        ...
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Continue at another offset."""
+        ...
+
+    def unassign(self, tp: TopicPartition) -> None:
+        """Stop reading the partition."""
+        ...
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Return nothing of the partition until `resume`."""
+        ...
+
+    def resume(self, tp: TopicPartition) -> None:
+        """Continue a paused partition."""
+        ...
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        """Return available records and events; wait up to `timeout` seconds for the first."""
+        ...
+
+    def close(self) -> None:
+        """End all reading."""
+        ...
+
+
+class NoStore:
+    """Reader for `KAFKA_ONLY`, in which the store is not read."""
+
+    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
+        """Return None: there is no archive."""
+        del tp, max_age
+        return None
+
+    def where(self, tp: TopicPartition) -> str:
+        """Return a placeholder; never called."""
+        return f"nowhere, for {tp}"
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """Return None: there is no archive."""
+        del tp, timestamp_ms
+        return None
+
+    def assign(self, tp: TopicPartition, offset: int) -> None:
+        """Never called."""
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Never called."""
+
+    def unassign(self, tp: TopicPartition) -> None:
+        """Ignore the call."""
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Never called."""
+
+    def resume(self, tp: TopicPartition) -> None:
+        """Never called."""
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        """Return no records."""
+        del max_records, timeout
+        return []
+
+    def close(self) -> None:
+        """Ignore the call."""
 
 
 class ArrowBatch(NamedTuple):
