@@ -265,6 +265,7 @@ class Locator:
             return self._none(stored, f"its {what} is empty")
         try:
             return self._cache.get(row, lambda: load(row))
+        # A sidecar may have emptied or replaced the index of a segment that it had found broken.
         except (ObjectNotFoundError, PreconditionFailedError):
             return self._none(stored, f"its {what} is not the one that was listed")
         except DamagedSegmentError as error:

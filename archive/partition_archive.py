@@ -197,6 +197,7 @@ class PartitionArchive:
             StorageError: As `RemoteStorage` says.
         """
         with self._guard:
+            # All callers wait here for the thread that asks the store, and then share its snapshot.
             known = self._look
             if known is not None and not thorough and self._age(known) < max_age:
                 return known
@@ -277,8 +278,11 @@ class PartitionArchive:
                 self._elsewhere.check(self.tp)
             return None
         watermark, etag = stored_watermark
+        # Each write of `offset.wm` has another nonce: with an equal etag nothing was committed.
         if old is not None and etag == old.etag:
             return old
+        # A later leader epoch may have quarantined segments that were listed, and stored others
+        # below the known end: only a whole listing shows that.
         if old is None or not continues(old.watermark, watermark):
             self._listed = self._list(watermark)
         else:
@@ -311,6 +315,8 @@ class PartitionArchive:
     def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
         if watermark.next_offset is not None:
             named = readable_names(self.store, self._archive.layout.metadata_key(self.tp))
+            # A segment above the named one is stored, but not committed: another leader may replace
+            # it.
             committed = [log for log in self._listed if log.base_offset <= watermark.base_offset]
             logs = without_orphans(committed, named, self.noted_end)
             return view_of_ours(self.where, watermark, etag, logs)

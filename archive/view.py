@@ -142,6 +142,7 @@ def view_of_ours(
     stored = [log for log in logs if log.base_offset <= watermark.base_offset < end]
     begin = watermark.start_offset
     if begin is not None:
+        # The segment that has the start offset may begin below it.
         first = bisect_right(stored, begin, key=_BASE) - 1
         stored = stored[max(first, 0) :]
     lowest = Offset(stored[0].base_offset) if stored else end
@@ -194,13 +195,15 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     first = _first_difference(old, new)
     if first is None:
         return None
+    # Pinterest's uploader stores the same records again in other objects, for example after a
+    # leader change. Its `offset.wm` has no topic id or epoch that would prove another history.
     if old.is_pinterest or new.is_pinterest:
         return Change(first)
     return Change(
         first,
-        f"{new.where}: what was stored from about offset {first} on has been set aside, or "
-        "replaced: the cluster has thrown those records away (an unclean election), and has others "
-        "there now",
+        f"{new.where}: the records from about offset {first} on were moved to quarantine or "
+        "replaced: the cluster has discarded them (an unclean election), and has others at these "
+        "offsets now",
     )
 
 
@@ -221,6 +224,7 @@ def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
         and version_by_base.get(log.base_offset, log.version if old.is_part else None)
         != log.version
     ]
+    # A Sidetier archive never becomes shorter, except by quarantine or retirement.
     if new.end < old.end and not (old.is_pinterest or new.is_pinterest):
         lost.append(new.end)
     return min(lost, default=None)

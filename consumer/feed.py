@@ -178,6 +178,7 @@ class Feed:
 
         The fast path of a poll: it fetches from neither source.
         """
+        # `gather` must run: it reports errors, and calls Kafka's client for its callbacks.
         if self._state.router.errors or self._clock() >= self._serve_at:
             return None
         if self._kafka_turn and self._held and self._buffer.given_back is None:

@@ -88,6 +88,7 @@ class GroupApi:
         """
         with self._poll_lock:
             inner = self._inner("commit")
+            # librdkafka's offset store does not have the positions since the last flush yet.
             self._flush()
             return inner.commit(*args, **kwargs)  # type: ignore[no-any-return]
 

@@ -48,6 +48,7 @@ class OffsetQueries:
         except SidetierError as error:
             raise StoreError(tp, None, error) from error
         stored = None if archive is None else OffsetRange(archive.start_offset, archive.next_offset)
+        # With `cached`, librdkafka knows an offset only after a fetch has returned it.
         if kafka is not None and min(low, high) < 0:
             return _known(low, high, stored)
         at_kafka = None if kafka is None else OffsetRange(Offset(low), Offset(high))

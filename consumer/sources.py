@@ -216,6 +216,7 @@ def _without_position(mode: Mode, reset: Reset, facts: Facts) -> Decision:
 
 def _kafka_preferred(reset: Reset, facts: Facts, wanted: int) -> Decision:
     kafka, archive = facts.kafka, facts.archive
+    # No lookup first: Kafka's answer to the fetch shows whether it has the offset.
     if not facts.refused and (kafka is None or wanted >= kafka.start):
         return FromKafka(wanted)
     if kafka is None or archive is None:
@@ -296,6 +297,8 @@ def _missing(facts: Facts, wanted: int) -> Missing | RetryLater:
     ends = [start for start in starts if start is not None]
     if not ends:
         return RetryLater("the archive ends in a gap, and Kafka has not reached it")
+    # Kafka may delete a segment that the sidecar still holds and uploads: the archive then reaches
+    # these offsets later.
     behind = archive.span is not None and wanted >= archive.span.end
     return Missing(wanted, min(ends), settled=not behind)
 

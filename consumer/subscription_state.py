@@ -62,6 +62,7 @@ class SubscriptionState:
             starts: an offset or one of `Logical` for each partition.
         """
         new = self._new(starts)
+        # Kafka's client first: if it raises, nothing has changed here.
         if self._kafka is not None:
             self._kafka.assign([self._begin(partition) for partition in new])
         self._forget(list(self.partitions))
@@ -196,6 +197,7 @@ class SubscriptionState:
             return  # the error is about a position that the partition has left since
         self._metrics.missed(Source.KAFKA)
         gap = partition.gap
+        # The gap of the store stays known: without it, the decision would return to the store.
         partition.forget()
         partition.gap = gap
         partition.tries += 1

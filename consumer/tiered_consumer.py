@@ -298,6 +298,7 @@ class TieredConsumer(GroupApi):
 
         May be called twice, and from another thread: a waiting poll then ends with RuntimeError.
         """
+        # Before the lock is taken: a poll in another thread then ends its slice and releases it.
         self._closing.set()
         self._feed.idle.set()
         with self._poll_lock:
@@ -317,6 +318,7 @@ class TieredConsumer(GroupApi):
     def _end(self) -> None:
         sides = self._sides
         try:
+            # librdkafka commits the stored offsets when it leaves the group.
             self._delivery.flush(self._state.partitions.values())
             sides.lookups.close()
             if sides.kafka is not None:
@@ -379,6 +381,7 @@ class TieredConsumer(GroupApi):
             with self._poll_lock.slice:
                 self._require_polling()
                 left = _SLICE_SECONDS if deadline is None else deadline - clock()
+                # Not longer: the lock is held meanwhile, and `close` and other threads wait for it.
                 shares = self._feed.gather(most, max(0.0, min(left, _SLICE_SECONDS)))
             if shares or (deadline is not None and clock() >= deadline):
                 return shares

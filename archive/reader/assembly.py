@@ -115,10 +115,12 @@ class Assembler:
             yield ScannedBatches(data, headers, start)
         if error is not None:
             raise error
+        # Copied, because a batch is checked and decoded from contiguous bytes.
         self._carry += memoryview(data)[end:]
         self._check_carried()
 
     def _check_carried(self) -> None:
+        # A damaged length would otherwise have the reader fetch and hold the rest of the object.
         if len(self._carry) < _LENGTH_END or self._position + self._length() <= self._size:
             return
         base = int.from_bytes(self._carry[:8])

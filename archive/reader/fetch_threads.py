@@ -122,6 +122,7 @@ class FetchThreads:
         now = self._clock()
         self._budget.divide(sum(partition.is_active(now) for partition in self._partitions))
         partitions = sorted(self._partitions, key=_load)
+        # If no partition can go on by itself, one must exceed the budget, or all wait for ever.
         is_stalled = not any(map(PartitionReader.goes_on, partitions))
         for partition in partitions:
             may_exceed = is_stalled or self._has_waited(partition, len(partitions))

@@ -174,13 +174,17 @@ class Opener:
             # Compaction has removed the last records of the segment: nothing is missing.
             snapshot = self.archive.snapshot(float("inf"))
             return self._open(snapshot, min(noted, self._view(snapshot).until(stuck.offset)))
+        # The segment may have been deleted, quarantined or replaced since it was listed.
         snapshot = self.archive.snapshot(thorough=True)
         view = self._view(snapshot)
         if stuck.offset >= view.end:
             return AtEnd(snapshot, stuck.offset)
+        # Late writers and Pinterest's uploader leave segments that overlap, so another one may have
+        # the offset.
         for log in islice(_candidates(view, stuck.offset), 1 + _MOST_CANDIDATES):
             if log.version not in stuck.tried and self._end_of(log) > stuck.offset:
                 return self._opened(snapshot, view, log, stuck.offset)
+        # A segment that is not part of the archive any more is no damage of the archive.
         if stuck.damage is None or not view.has(stuck.log):
             return self._gap(snapshot, view, stuck.offset)
         return Halted(snapshot, self._failed(stuck, view, noted))

@@ -372,6 +372,7 @@ class ArchiveReader:
         start: int,
         end: int,
     ) -> memoryview:
+        # Unused budget may stay in the pool. The lock is not needed: the number is a hint.
         buffer = self._buffers.take(end - start, self._budget.total - self._budget.used)
         condition = IfMatch(row.etag)
         count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)

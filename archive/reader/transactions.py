@@ -102,6 +102,7 @@ class KnownTransactions:
         try:
             self._feed(batches)
         except (DamagedSegmentError, UnsupportedFormatError):
+            # `read_markers` has raised before the filter got any of these batches.
             damaged = self._first_damaged(batches)
             self._feed(batches.rows(slice(0, damaged.row)))
         return damaged
@@ -134,6 +135,8 @@ class KnownTransactions:
         headers, scanned = batches.headers, batches.scanned
         if not len(headers):
             return
+        # A transaction that began below the first batch is not known to be open here: its later
+        # batches name it, and its marker decides them.
         if self._filter is None:
             self._filter = TransactionFilter(int(headers.rows["base_offset"][0]))
         markers = read_markers(
