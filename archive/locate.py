@@ -253,23 +253,23 @@ class Locator:
     def _usable(
         self,
         row: ObjectSummary | None,
-        what: str,
+        index: str,
         stored: StoredLog,
         load: Callable[[ObjectSummary], Entries],
     ) -> Entries | None:
         if row is None:
-            return self._none(stored, f"its {what} is not stored")
+            return self._none(stored, f"its {index} is not stored")
         if row.size == 0:
             if stored.size <= _SMALL_LOG:
                 return None
-            return self._none(stored, f"its {what} is empty")
+            return self._none(stored, f"its {index} is empty")
         try:
             return self._cache.get(row, lambda: load(row))
-        # A sidecar may have emptied or replaced the index of a segment that it had found broken.
         except (ObjectNotFoundError, PreconditionFailedError):
-            return self._none(stored, f"its {what} is not the one that was listed")
+            # A sidecar may have emptied the index since: an empty one fits any log.
+            return self._none(stored, f"its {index} is not the one that was listed")
         except DamagedSegmentError as error:
-            return self._none(stored, f"its {what} is damaged: {error}")
+            return self._none(stored, f"its {index} is damaged: {error}")
 
     def _none(self, stored: StoredLog, reason: str) -> Entries | None:
         with self._guard:

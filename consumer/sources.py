@@ -250,7 +250,7 @@ def _store_only(reset: Reset, facts: Facts, wanted: int, *, broker: bool) -> Dec
     if archive.holds(wanted) or wanted == archive.span.end:
         return FromStore(wanted)
     if wanted < archive.span.start:
-        why = f"offset {wanted} lies below the archive's start, {archive.span.start}"
+        why = f"offset {wanted} is below the archive's start, {archive.span.start}"
         return _by_reset(Mode.TIERED_STORAGE_ONLY, reset, facts, why)
     if wanted < archive.span.end:
         return _missing(facts, wanted)
@@ -267,7 +267,7 @@ def _above_the_archive(reset: Reset, facts: Facts, wanted: int, *, broker: bool)
     if broker and kafka is None:
         return Ask(kafka=True)
     if kafka is not None and wanted > kafka.end:
-        why = f"offset {wanted} lies beyond Kafka's end, {kafka.end}"
+        why = f"offset {wanted} is above Kafka's end, {kafka.end}"
         return _by_reset(Mode.TIERED_STORAGE_ONLY, reset, facts, why)
     return FromStore(wanted)
 
@@ -280,7 +280,7 @@ def _on_neither_side(mode: Mode, reset: Reset, facts: Facts, wanted: int) -> Dec
     if archive.unavailable:
         return RetryLater("the store does not answer, and Kafka does not have the offset")
     if kafka.start <= wanted <= kafka.end:
-        return RetryLater("Kafka has refused an offset that lies within its bounds")
+        return RetryLater("Kafka has refused an offset within its bounds")
     stored = archive.span
     if wanted < kafka.start and (stored is None or wanted < stored.start):
         return _by_reset(mode, reset, facts, f"offset {wanted} is older than all that is kept")

@@ -97,7 +97,7 @@ def test_only_growth_and_retention_change_nothing(
     change = compare(old, new)
 
     assert (change.first if change else None) == first
-    assert change is None or "set aside" in str(change.message)
+    assert change is None or "moved to quarantine" in str(change.message)
 
 
 def test_another_topic_changes_everything() -> None:

@@ -54,7 +54,7 @@ CASES: list[tuple[Mode, Facts, Decision]] = [
     (
         ONLY,
         Facts(190, KAFKA, STORED),
-        FromStore(20, reset="offset 190 lies beyond Kafka's end, 100"),
+        FromStore(20, reset="offset 190 is above Kafka's end, 100"),
     ),
     (FIRST, Facts(None, KAFKA, STORED), FromStore(20, until=60)),
     (PREFERRED, Facts(None, offsets(10, 100), STORED), FromKafka(10)),

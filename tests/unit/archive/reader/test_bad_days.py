@@ -433,7 +433,7 @@ def test_a_divergence_set_aside_below_the_position_is_told(archive: MadeArchive)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ArchiveReplacedError)
     assert failed.error.first == 200
-    assert "set aside" in str(failed.error)
+    assert "moved to quarantine" in str(failed.error)
 
 
 def test_a_divergence_set_aside_above_the_position_is_read_as_it_is_now(
