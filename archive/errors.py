@@ -13,7 +13,7 @@
 """
 
 from sidetier.segments.errors import ArchiveError, ConfigurationError, DamagedSegmentError
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, OffsetRange
 
 
 class NoArchiveError(ArchiveError):
@@ -53,13 +53,11 @@ class DamagedArchiveError(DamagedSegmentError):
     Attributes:
         key: Key of the segment's `.log`.
         position: Byte position in the `.log` where reading stopped.
-        first: First missing offset.
-        end: End of the missing offsets, exclusive. No other stored segment holds them.
+        offsets: The missing offsets. No other stored segment holds them.
     """
 
-    def __init__(self, message: str, key: str, position: int, first: Offset, end: Offset) -> None:
+    def __init__(self, message: str, key: str, position: int, offsets: OffsetRange) -> None:
         super().__init__(message)
         self.key = key
         self.position = position
-        self.first = first
-        self.end = end
+        self.offsets = offsets

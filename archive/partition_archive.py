@@ -17,7 +17,6 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import NoArchiveError
-from sidetier.archive.extract import Extract
 from sidetier.archive.objects.gaps import Gaps, recorded_gaps
 from sidetier.archive.objects.segment import StoredLog, noted_next_offset, stored_logs
 from sidetier.archive.objects.watermark import Watermark, read_watermark
@@ -27,6 +26,7 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import (
     ArchiveView,
     Change,
+    Extract,
     compare,
     continues,
     view_of_ours,
@@ -181,7 +181,7 @@ class PartitionArchive:
     def _prefix(self) -> str:
         return self._archive.layout.partition_prefix(self.tp)
 
-    def look(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
+    def snapshot(self, max_age: float = 0.0, *, thorough: bool = False) -> ArchiveSnapshot:
         """Return a snapshot of the archive that is younger than `max_age` seconds; take a new one
         if needed.
 
@@ -197,6 +197,7 @@ class PartitionArchive:
             StorageError: As `RemoteStorage` says.
         """
         with self._guard:
+            # All callers wait here for the thread that asks the store, and then share its snapshot.
             known = self._look
             if known is not None and not thorough and self._age(known) < max_age:
                 return known
@@ -211,15 +212,15 @@ class PartitionArchive:
             return self._look
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
-        """Return the readable range; None if there is no archive. Raises as `look`.
+        """Return the readable range; None if there is no archive. Raises as `snapshot`.
 
         Only a listing shows that the store has deleted segments at the start. So all objects are
         listed again when the last full listing is older than `max_age` and 60 s.
         """
         age = self._clock() - self._listed_at
-        snapshot = self.look(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
+        snapshot = self.snapshot(max_age, thorough=age > max(max_age, _LISTING_SECONDS))
         if snapshot.view is not None and snapshot.view.is_part:
-            snapshot = self.look()
+            snapshot = self.snapshot()
         view = snapshot.view
         if view is None:
             return None
@@ -277,8 +278,11 @@ class PartitionArchive:
                 self._elsewhere.check(self.tp)
             return None
         watermark, etag = stored_watermark
+        # Each write of `offset.wm` has another nonce: with an equal etag nothing was committed.
         if old is not None and etag == old.etag:
             return old
+        # A later leader epoch may have quarantined segments that were listed, and stored others
+        # below the known end: only a whole listing shows that.
         if old is None or not continues(old.watermark, watermark):
             self._listed = self._list(watermark)
         else:
@@ -311,6 +315,8 @@ class PartitionArchive:
     def _view(self, watermark: Watermark, etag: str) -> ArchiveView:
         if watermark.next_offset is not None:
             named = readable_names(self.store, self._archive.layout.metadata_key(self.tp))
+            # A segment above the named one is stored, but not committed: another leader may replace
+            # it.
             committed = [log for log in self._listed if log.base_offset <= watermark.base_offset]
             logs = without_orphans(committed, named, self.noted_end)
             return view_of_ours(self.where, watermark, etag, logs)

@@ -12,13 +12,13 @@ A lower segment that reaches further is read again after the end of the higher o
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.objects.watermark import Watermark
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import BaseOffset, Offset
 
 _BASE = attrgetter("base_offset")
 
@@ -81,6 +81,40 @@ class ArchiveView:
 
 
 @dataclass(frozen=True, slots=True)
+class Extract:
+    """Neighbouring segments of one partition, as one process has seen them, for another process.
+
+    The reader does not take its own snapshot of the archive. It reads each object in the version
+    that was seen, so it notices an object that was replaced. It takes a snapshot only if an object
+    has changed, or if it needs more than the extract holds.
+
+    Attributes:
+        topic_id: Kafka's topic id; None if it is not known.
+        is_pinterest: Whether Pinterest's uploader has filled the archive.
+        logs: The segments, by ascending base offset; at least one.
+        end: Offset up to which they are read, exclusive.
+        begins: First wanted offset, and a byte position in the first segment where the batch of
+            this offset, or a batch before it, begins.
+        ends: For segments that are wanted in part only: the byte position up to which they are
+            wanted, exclusive.
+    """
+
+    topic_id: str | None
+    is_pinterest: bool
+    logs: tuple[StoredLog, ...]
+    end: Offset
+    begins: tuple[Offset, int]
+    ends: Mapping[Version, int] = field(default_factory=dict)
+
+    def view(self, where: str) -> ArchiveView:
+        """Return the extract as a view of the archive at `where`."""
+        last = BaseOffset(self.logs[-1].base_offset)
+        watermark = Watermark(last, None if self.is_pinterest else self.end, topic_id=self.topic_id)
+        start = Offset(self.logs[0].base_offset)
+        return ArchiveView(where, watermark, "", self.logs, start, self.end, is_part=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """A change of the archive's contents from offset `first` on.
 
@@ -108,6 +142,7 @@ def view_of_ours(
     stored = [log for log in logs if log.base_offset <= watermark.base_offset < end]
     begin = watermark.start_offset
     if begin is not None:
+        # The segment that has the start offset may begin below it.
         first = bisect_right(stored, begin, key=_BASE) - 1
         stored = stored[max(first, 0) :]
     lowest = Offset(stored[0].base_offset) if stored else end
@@ -160,13 +195,15 @@ def compare(old: ArchiveView | None, new: ArchiveView | None) -> Change | None:
     first = _first_difference(old, new)
     if first is None:
         return None
+    # Pinterest's uploader stores the same records again in other objects, for example after a
+    # leader change. Its `offset.wm` has no topic id or epoch that would prove another history.
     if old.is_pinterest or new.is_pinterest:
         return Change(first)
     return Change(
         first,
-        f"{new.where}: what was stored from about offset {first} on has been set aside, or "
-        "replaced: the cluster has thrown those records away (an unclean election), and has others "
-        "there now",
+        f"{new.where}: the records from about offset {first} on were moved to quarantine or "
+        "replaced: the cluster has discarded them (an unclean election), and has others at these "
+        "offsets now",
     )
 
 
@@ -187,6 +224,7 @@ def _first_difference(old: ArchiveView, new: ArchiveView) -> Offset | None:
         and version_by_base.get(log.base_offset, log.version if old.is_part else None)
         != log.version
     ]
+    # A Sidetier archive never becomes shorter, except by quarantine or retirement.
     if new.end < old.end and not (old.is_pinterest or new.is_pinterest):
         lost.append(new.end)
     return min(lost, default=None)

@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from sidetier.consumer.client.partition import Source
+from sidetier.consumer.partition import Source
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry import catalogue, consumer_catalogue
 from sidetier.telemetry.catalogue import Metric

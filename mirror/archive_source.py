@@ -13,8 +13,8 @@ from typing import Final
 from uuid import UUID
 
 from sidetier.archive.access import ArchiveAccess, range_reader
-from sidetier.archive.gaps import first_missing
 from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.missing_offsets import first_missing
 from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
@@ -29,7 +29,7 @@ from sidetier.segments.errors import (
     UnsupportedFormatError,
 )
 from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.segments.records import decode_records
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.attempt import monotonic
@@ -135,7 +135,7 @@ class ArchiveSource:
         """
         if tp not in self._partitions:
             self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
-        view = self._partitions[tp].look(max_age).view
+        view = self._partitions[tp].snapshot(max_age).view
         wanted = topic_id or self._topic_ids.get(tp.topic)
         stored = None if view is None else view.watermark.topic_id
         if wanted is not None and stored is not None and stored != print_uuid(wanted.bytes):
@@ -245,8 +245,8 @@ class ArchiveSource:
         if following is not None:
             until = min(until, Offset(following.base_offset))
         gaps = self._partitions[tp].gaps() if offset >= view.start else []
-        missing = first_missing(offset, until, gaps, view.start)
-        return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
+        missing = first_missing(OffsetRange(offset, until), gaps, view.start)
+        return ArchiveGap(*missing.offsets, missing.detail(view.where))
 
     def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
         if not view.logs or view.is_pinterest or self._abort_open:

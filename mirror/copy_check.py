@@ -7,7 +7,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
+from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.mirror.hydrate.verify import (

@@ -119,6 +119,7 @@ def parse_batch_header(buffer: bytes | bytearray | memoryview, at: int = 0) -> B
     base, size, epoch, magic, crc, attributes, delta, *rest = _HEADER.unpack_from(buffer, at)
     if magic != MAGIC:
         check_magic(magic, size)
+    # No CRC protects these fields. A wrong length would let the walk continue at random bytes.
     if size < HEADER_BYTES - LENGTH_PREFIX_BYTES or base < 0 or delta < 0:
         raise DamagedSegmentError(
             f"no batch has base offset {base}, length {size} and last offset delta {delta}"

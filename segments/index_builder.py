@@ -66,6 +66,7 @@ class IndexBuilder:
         return RebuiltIndexes(bytes(self._index), bytes(self._timeindex))
 
     def _add_time(self, timestamp: int, offset: int) -> None:
+        # As `TimeIndex.maybeAppend`, which skips an entry that is not later than the last one.
         if timestamp > self._timestamp:
             self._timeindex += _TIMEINDEX_ENTRY.pack(timestamp, self._relative(offset))
             self._timestamp = timestamp
@@ -74,6 +75,7 @@ class IndexBuilder:
         return self._checked(offset - self._base)
 
     def _checked(self, value: int) -> int:
+        # Kafka writes the fields as signed ints, and rolls the segment before one overflows.
         if value > _INT_MAX:
             raise DamagedSegmentError(
                 f"{self._name}: the segment holds more than an index can say: an offset or a byte "
@@ -104,6 +106,8 @@ class IndexCheck:
 
     def at_batch(self, base_offset: int, position: int) -> int:
         """Check a batch that begins at or after `next_position`. Return the new `next_position`."""
+        # An entry may name any offset within the batch, because the broker adds it with the last
+        # offset of an append of several batches, and the position of the first one.
         if position != self._position or base_offset > self._base + self._offset:
             self._fits = False
         self.next_position = self._next()

@@ -117,6 +117,7 @@ def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
     if len(last_entry) != TIMEINDEX_ENTRY_BYTES or index_size % TIMEINDEX_ENTRY_BYTES:
         return None
     timestamp, relative_offset = _TIMEINDEX_ENTRY.unpack(last_entry)
+    # Only the first entry of an index can have relative offset 0.
     is_padding = relative_offset == 0 and index_size > TIMEINDEX_ENTRY_BYTES
     return None if timestamp < 0 or is_padding else int(timestamp)
 
@@ -124,6 +125,7 @@ def last_timestamp(last_entry: bytes, index_size: int) -> int | None:
 def _without_padding(data: bytes, entry_size: int, name: str) -> bytes:
     if len(data) % entry_size:
         raise DamagedSegmentError(f"{name}: {len(data)} bytes are no multiple of {entry_size}")
+    # `rstrip` also removes zeros at the end of the last entry: rounding up restores them.
     used = -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
     return data[:used]
 
@@ -146,6 +148,7 @@ def tail_of(
     """
     try:
         return _indexed_tail(read_log, log_size, index_bytes, timeindex_bytes, base)
+    # A damaged index is no damage of the segment: the broker rebuilds it at its next start.
     except (DamagedSegmentError, UnsupportedFormatError):
         return _walked_tail(read_log, log_size, base)
 
@@ -165,6 +168,7 @@ def _indexed_tail(
     if position >= log_size:
         raise DamagedSegmentError(f"the last index entry points to byte {position} of {log_size}")
     tail = _walked_tail(read_log, log_size, base, start=position, holds=offset)
+    # Batches before the last index entry may have the largest timestamp: it need not ascend.
     return SegmentTail(tail.next_offset, max(tail.max_timestamp, times.entries[-1][0]))
 
 

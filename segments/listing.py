@@ -55,6 +55,7 @@ def read_listing(names: Iterable[str]) -> PartitionListing:
         ClosedSegment(base, following, marked_for_deletion=False)
         for base, following in pairwise(order)
     ]
+    # A live file with the same base offset is the newer one: compaction has replaced the other.
     closed += _segments_marked_for_deletion(live, marked_for_deletion - live)
     return PartitionListing(tuple(sorted(closed)), order[-1] if order else None)
 

@@ -15,6 +15,7 @@ _MAX_PARTITION = 2**31 - 1
 _MAX_TOPIC_LENGTH = 249
 
 _SEGMENT_FILE = re.compile(r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.deleted)?")
+# A broker appends `.<UUID without dashes>-delete`, `-future` or `-stray` (`LocalLog`).
 _DIRECTORY = re.compile(
     r"([A-Za-z0-9._-]+)-(0|[1-9][0-9]{0,9})(?:\.[0-9a-f]{32}-(delete|future|stray))?"
 )

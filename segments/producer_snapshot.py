@@ -25,6 +25,7 @@ _VERSION: Final = 1
 _CRC_START: Final = 6
 _HEAD = struct.Struct(">hIi")
 _PRODUCER_BYTES: Final = 46
+# Only the first and the last field: producer id, and first offset of its open transaction.
 _PRODUCER = struct.Struct(">q30xq")
 
 

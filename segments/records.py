@@ -108,6 +108,7 @@ def decode_records(
 
 def _check_offsets(header: BatchHeader, records: tuple[Record, ...]) -> None:
     """Check that offsets ascend, and are within the batch."""
+    # Not necessarily dense: compaction removes records and keeps the batch's offsets.
     floor = int(header.base_offset)
     for record in records:
         if not floor <= record.offset <= header.last_offset:
@@ -135,8 +136,10 @@ def _decompressed(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes
 def _gunzip(header: BatchHeader, payload: bytes, most_bytes: int) -> bytes:
     """Decompress all members of a gzip file; never more than `most_bytes` in memory."""
     pieces, size = [], 0
+    # Java's GZIPInputStream reads concatenated members, so consumers accept such batches.
     while payload:
         member = zlib.decompressobj(wbits=_GZIP_ONLY)
+        # One byte above the limit shows a decompression bomb without decompressing it.
         pieces.append(member.decompress(payload, most_bytes - size + 1))
         size += len(pieces[-1])
         if size > most_bytes:

@@ -212,10 +212,13 @@ class BatchWalker:
         last_header = size - HEADER_BYTES
         while at <= last_header:
             base, length, new_epoch, magic, crc, flags, delta, timestamp, count = unpack(chunk, at)
+            # The CRC does not cover base offset, length and magic: brokers set them after the
+            # producer.
             if magic != MAGIC or length < _MIN_LENGTH or base < floor or delta < 0:
                 self._floor = floor
                 self._refuse_header(magic, length, base, delta, start + at)
             end = at + LENGTH_PREFIX_BYTES + length
+            # The next chunk has the rest. `_begin` keeps the header, `_consume` the CRC so far.
             if end > size:
                 break
             if crc32c(chunk[at + CRC_START : end]) != crc:
@@ -224,11 +227,15 @@ class BatchWalker:
                 self._enter_epoch(new_epoch, base)
                 epoch = new_epoch
             last = base + delta
+            # Strictly above, as `LogSegment.append`: the time index names the first batch that has
+            # the maximum, by its last offset, because a header does not tell which record has it.
             if timestamp > max_timestamp:
                 max_timestamp = self._max_timestamp = timestamp
                 self._max_timestamp_offset = last
                 if timestamp >= next_time:
                     next_time = self._at_time(base, last, timestamp)
+            # More than, not at least: `bytesSinceLastIndexEntry > indexIntervalBytes` in
+            # `LogSegment`.
             if start + at > index_behind:
                 index_behind = self._at_entry(base, last, start + at)
             floor = last + 1

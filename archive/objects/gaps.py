@@ -105,5 +105,6 @@ def shorten_gap(
 
 def _put(store: RemoteStorage, key: str, fields: dict[str, int | str]) -> None:
     body = BytesBody(json.dumps(fields, sort_keys=True).encode())
+    # The key has both offsets, so an existing object records the same gap.
     with contextlib.suppress(PreconditionFailedError):  # recorded by an earlier attempt
         store.put_object(key, body, condition=IfAbsent())

@@ -185,7 +185,7 @@ def _from_fields(base: BaseOffset, fields: dict[str, Any]) -> Watermark:
     if fields.get("next_offset") is not None:
         following = Offset(_number(fields, "next_offset"))
         if following < base or (int(following) == base and pending is None):
-            raise ValueError(f"next_offset {following} does not lie above the base offset")
+            raise ValueError(f"next_offset {following} is not above the base offset")
     return Watermark(
         base,
         following,

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from lib.log_dirs import LogDir, Shape, make_log_dir
 from lib.options import work_directory
-from sidetier.archive.indexes import TIME_ENTRY_BYTES, last_timestamp
+from sidetier.archive.locate import TIME_ENTRY_BYTES, last_timestamp
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.sandbox.cache import fetch_once
 from sidetier.segments.keys import ArchiveLayout

@@ -12,7 +12,7 @@ from typing import Any
 from lib.processes import peak_resident_bytes
 from lib.reading import resident
 from sidetier.archive.access import open_archive
-from sidetier.archive.reading import ArchiveReader, ReaderSettings, Records
+from sidetier.archive.reader import ArchiveReader, ReaderSettings, Records
 from sidetier.config.storage import StorageConfig
 from sidetier.segments.offsets import TopicPartition
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from sidetier.archive.access import ArchiveAccess, open_archive
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveReader,
     NullReadingObserver,
     ReaderSettings,

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.positions import PlaceKind, offset_of
 from sidetier.cli.consume.progress import Update
@@ -236,7 +236,7 @@ class Reading:
         elif isinstance(taken, ReachedEnd):
             self._ended(course, taken.next_offset)
         elif isinstance(taken, Gap):
-            self._gap(course, taken.first, taken.end, taken.detail)
+            self._gap(course, *taken.offsets, taken.detail)
         else:
             self._failed(course, taken)
 
@@ -285,7 +285,7 @@ class Reading:
     def _failed(self, course: Course, failed: Failed) -> None:
         error = failed.error
         if isinstance(error, DamagedArchiveError):
-            self._gap(course, error.first, error.end, str(error))
+            self._gap(course, *error.offsets, str(error))
         elif error.retry and self._request.follow:
             self._tell(f"{error}; tried again")
         else:

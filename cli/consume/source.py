@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sidetier.archive.reading.results import Taken
+from sidetier.archive.reader.results import Taken
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 

@@ -7,9 +7,9 @@ from typing import Final, NoReturn
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import Taken
-from sidetier.archive.reading.settings import IsolationLevel, ReaderSettings
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.results import Taken
+from sidetier.archive.reader.settings import IsolationLevel, ReaderSettings
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli.archive_listing import list_partitions, not_archived
 from sidetier.cli.consume.request import RecordFormat, Request

@@ -9,14 +9,14 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
-from sidetier.archive.reading.results import Failed, ReachedEnd, Records, Taken
+from sidetier.archive.reader.results import Failed, ReachedEnd, Records, Taken
 from sidetier.cli.consume.request import Request
 from sidetier.cli.stores import with_short_timeouts
 from sidetier.config.model import Config
-from sidetier.consumer.client.consumer import TieredConsumer
-from sidetier.consumer.client.opening import open_sides
-from sidetier.consumer.client.settings import read_settings
-from sidetier.consumer.client.store_records import batches_of
+from sidetier.consumer.settings import read_settings
+from sidetier.consumer.sides import open_sides
+from sidetier.consumer.store_side import batches_of
+from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.errors import (
     ArchiveError,
     ConfigurationError,

@@ -15,7 +15,7 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
-from sidetier.archive.reading import ArchiveReader
+from sidetier.archive.reader import ArchiveReader
 from sidetier.cli.consume.positions import BEGINNING, END
 from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say

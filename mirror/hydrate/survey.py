@@ -11,8 +11,8 @@ from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.objects.layout import check_note, read_note
 from sidetier.archive.objects.segment import StoredLog, noted_records
 from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.times import SegmentTimes
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.batch_scan import read_chunk, scan_batches
@@ -196,7 +196,7 @@ def _check_offsets(cut: Cut, stored: Iterable[TopicPartition]) -> None:
 def _plan_stored(
     found: PartitionArchive, archive: ArchiveAccess, cut: Cut
 ) -> tuple[PlannedPartition, Offset]:
-    view = found.look().view
+    view = found.snapshot().view
     if view is None:
         return plan_partition(found.tp, None), Offset(0)
     last_ms = None

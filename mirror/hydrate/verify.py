@@ -18,7 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.archive.reading import (
+from sidetier.archive.kafka_messages import records_of
+from sidetier.archive.reader import (
     ArchiveReader,
     Failed,
     Gap,
@@ -27,7 +28,6 @@ from sidetier.archive.reading import (
     ReaderSettings,
     Records,
 )
-from sidetier.archive.reading.kafka_messages import records_of
 from sidetier.mirror.hydrate.batch_compare import (
     EqualBatches,
     PlacedBatches,
@@ -270,8 +270,8 @@ def archived_records(
                 match taken:
                     case Records(records=records):
                         yield records
-                    case Gap(end=behind):
-                        reader.seek(tp, behind)
+                    case Gap(offsets=missing):
+                        reader.seek(tp, missing.end)
                     case Failed(error=error) if not error.retry:
                         raise error
                     case ReachedEnd():

@@ -17,10 +17,9 @@ from sidetier.archive.objects.layout import LayoutNote, read_note
 from sidetier.archive.objects.leader_epochs import read_epoch_history
 from sidetier.archive.objects.segment import StoredLog, Version
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.reading.opening import Opener
-from sidetier.archive.reading.searching import TimeSearch
+from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.time_search import Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.planning.helpers import Helpers
@@ -160,7 +159,7 @@ class Archives:
             BatchTooLargeError: a batch is larger, decompressed, than `max_batch_bytes`.
             StorageError, ArchiveError: as `PartitionArchive.look`.
         """
-        view = self.of(tp).look(float("inf")).view
+        view = self.of(tp).snapshot(float("inf")).view
         if view is not None:
             self.read_chapters(tp, view)
         search = TimeSearch(self.opener(tp), self.times(tp), self.max_batch_bytes)
@@ -196,7 +195,7 @@ class ArchiveSnapshots:
 
     def one(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
         """Return a partition's snapshot that is at most `max_age` seconds old."""
-        snapshot = self.archives.of(tp).look(max_age)
+        snapshot = self.archives.of(tp).snapshot(max_age)
         for change in snapshot.changes:
             if change.message is not None:
                 raise ArchiveReplacedError(change.message, change.first)
@@ -217,5 +216,5 @@ class ArchiveSnapshots:
         return replaced
 
     def _replaced_from(self, tp: TopicPartition) -> Offset | None:
-        changes = self.archives.of(tp).look().changes
+        changes = self.archives.of(tp).snapshot().changes
         return min((change.first for change in changes if change.message is not None), default=None)

@@ -75,7 +75,7 @@ def _assigned(
     archives: Archives, tps: Iterable[TopicPartition], helpers: ThreadPoolExecutor
 ) -> Iterator[TopicPartition]:
     wanted = list(tps)
-    snapshots = helpers.map(lambda tp: archives.of(tp).look(), wanted)
+    snapshots = helpers.map(lambda tp: archives.of(tp).snapshot(), wanted)
     for tp, snapshot in zip(wanted, snapshots, strict=True):
         if snapshot.view is None:
             raise NoSuchTopicError(f"{in_words(tp)}: {archives.of(tp).missing()}")

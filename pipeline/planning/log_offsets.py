@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from sidetier.archive.objects.segment import Version
-from sidetier.archive.reading.last_stable_offset import StableEnd, last_stable_offset, timestamp_at
+from sidetier.archive.reader.last_stable_offset import StableEnd, last_stable_offset, timestamp_at
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.archives import Archives
 from sidetier.segments.isolation import IsolationLevel

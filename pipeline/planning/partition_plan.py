@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from sidetier.archive.gaps import GapReason, first_missing
-from sidetier.archive.gaps import Missing as Unstored
 from sidetier.archive.locate import Locator, ReadRange
+from sidetier.archive.missing_offsets import GapReason, MissingOffsets, first_missing
 from sidetier.archive.objects.gaps import Gaps
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.partition_archive import PartitionArchive
-from sidetier.archive.times import SegmentTimes
+from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.spans import Span, cut, first_part, pack, without
@@ -35,7 +34,7 @@ def logs_for(view: ArchiveView, wanted: OffsetRange) -> list[StoredLog]:
 
 def missing_offsets(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
-) -> Iterator[Unstored]:
+) -> Iterator[MissingOffsets]:
     """Yield the offsets of the range, within the archive, that no segment has, by reason.
 
     Args:
@@ -55,7 +54,7 @@ def missing_offsets(
 
 def recorded_missing(
     view: ArchiveView, wanted: OffsetRange, end_of: Callable[[StoredLog], Offset], gaps: Gaps
-) -> Iterator[Unstored]:
+) -> Iterator[MissingOffsets]:
     """Yield only those missing offsets that a sidecar has recorded as a gap.
 
     Only the segments before a gap are asked for their ends. Arguments as for `missing_offsets`.
@@ -68,11 +67,11 @@ def recorded_missing(
             floor = span.end
 
 
-def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterator[Unstored]:
+def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterator[MissingOffsets]:
     while first < end:
-        missing = first_missing(first, end, gaps, start)
+        missing = first_missing(OffsetRange(first, end), gaps, start)
         yield missing
-        first = missing.end
+        first = missing.offsets.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +237,9 @@ class PartitionPlanner:
             return
         below = min(wanted.end, self.view.start)
         if wanted.start < below:
-            yield self._told(Unstored(wanted.start, below, GapReason.BELOW_START))
+            yield self._told(
+                MissingOffsets(OffsetRange(wanted.start, below), GapReason.BELOW_START)
+            )
         inside = (
             recorded_missing(self.view, wanted, self.end_of, gaps)
             if ends is None
@@ -256,9 +257,8 @@ class PartitionPlanner:
             detail = f"they lie above what is stored, which ends at {self.view.end}"
             yield Missing(self.tp, above, f"{self.view.where}: {detail}")
 
-    def _told(self, unstored: Unstored) -> Missing:
-        span = OffsetRange(unstored.first, unstored.end)
-        return Missing(self.tp, span, unstored.detail(self.view.where))
+    def _told(self, missing: MissingOffsets) -> Missing:
+        return Missing(self.tp, missing.offsets, missing.detail(self.view.where))
 
 
 def _narrowed(asked: OffsetRange, filters: Filters) -> OffsetRange:

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sidetier.archive.indexes import Entries
+from sidetier.archive.locate import Entries
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.pipeline.planning.split import IndexVersion, Piece
 from sidetier.segments.offsets import Offset, OffsetRange

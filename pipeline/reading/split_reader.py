@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.extract import Extract
 from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
-from sidetier.archive.reading.buffer_pool import BufferPool
-from sidetier.archive.reading.reader import ArchiveReader
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
-from sidetier.archive.reading.settings import ReaderSettings
+from sidetier.archive.reader.memory import BufferPool
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
+from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.view import Extract
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.helpers import Helpers
@@ -218,9 +218,9 @@ class _SplitReader:
 
     def _step_over(self, taken: Gap | Failed) -> None:
         if isinstance(taken, Gap):
-            start, end, detail = taken.first, taken.end, taken.detail
+            (start, end), detail = taken.offsets, taken.detail
         elif isinstance(taken.error, DamagedArchiveError):
-            start, end, detail = taken.error.first, taken.error.end, str(taken.error)
+            (start, end), detail = taken.error.offsets, str(taken.error)
         else:
             raise taken.error
         self._tell(start, end, detail)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sidetier.segments.arrow.arrays import Flags, Longs
+from sidetier.segments.arrow.arrays import Flags, Longs, Place
 from sidetier.segments.arrow.columns import (
     binary_column,
     fixed_column,
@@ -18,7 +18,6 @@ from sidetier.segments.arrow.columns import (
 from sidetier.segments.arrow.fields import Contents, Fields, read_fields
 from sidetier.segments.arrow.header_table import HeaderTable
 from sidetier.segments.arrow.payloads import Payload, counts_of
-from sidetier.segments.arrow.place import Place
 from sidetier.segments.arrow.record_headers import read_record_headers
 from sidetier.segments.arrow.starts import NoRecordsError, record_starts
 from sidetier.segments.headers import TimestampType

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from sidetier.segments.arrow.arrays import Buffer, Flags
+from sidetier.segments.arrow.arrays import UNNAMED, Buffer, Flags, Place
 from sidetier.segments.arrow.batch_records import (
     Wanted,
     from_headers,
@@ -16,7 +16,6 @@ from sidetier.segments.arrow.batch_records import (
 )
 from sidetier.segments.arrow.header_table import HeaderTable, scan_headers
 from sidetier.segments.arrow.payloads import PayloadReader, counts_of, cuts
-from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset
 from sidetier.segments.records import MOST_BATCH_BYTES

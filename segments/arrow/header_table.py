@@ -10,8 +10,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sidetier.segments.arrow.arrays import Buffer, Flags, Longs, bytes_of
-from sidetier.segments.arrow.place import UNNAMED, Place
+from sidetier.segments.arrow.arrays import UNNAMED, Buffer, Flags, Longs, Place, bytes_of
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import (
     HEADER_BYTES,

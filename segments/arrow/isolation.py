@@ -16,10 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sidetier.segments.arrow.arrays import Buffer, Flags, Longs
+from sidetier.segments.arrow.arrays import UNNAMED, Buffer, Flags, Longs, Place
 from sidetier.segments.arrow.decode import decode_batches
 from sidetier.segments.arrow.header_table import HeaderTable
-from sidetier.segments.arrow.place import UNNAMED, Place
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import OpenTransaction

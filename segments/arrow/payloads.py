@@ -10,11 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from sidetier.segments.arrow.arrays import Buffer, Bytes, Longs, bytes_of
+from sidetier.segments.arrow.arrays import Buffer, Bytes, Longs, Place, bytes_of
 from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
 from sidetier.segments.arrow.fields import LEAST_RECORD_BYTES
 from sidetier.segments.arrow.header_table import HeaderTable
-from sidetier.segments.arrow.place import Place
 from sidetier.segments.crc import crc32c
 from sidetier.segments.headers import CRC_START, HEADER_BYTES, Compression
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sidetier.consumer.client.consumer import TieredConsumer
+    from sidetier.consumer.tiered_consumer import TieredConsumer
 
 __version__ = "0.1.0"
 __all__ = ["TieredConsumer", "__version__"]
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> object:
     if name != "TieredConsumer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from sidetier.consumer.client.consumer import TieredConsumer  # noqa: PLC0415
+        from sidetier.consumer.tiered_consumer import TieredConsumer  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ImportError(
             f"TieredConsumer needs {error.name}: install sidetier[consumer]"

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from sidetier.archive.objects.pinterest_metadata import decode_metadata
 from sidetier.archive.objects.segment import noted_next_offset, noted_records
-from sidetier.segments.batches import SegmentFacts
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.keys import parse_gap_key
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, TopicPartition
+from sidetier.segments.walker import SegmentFacts
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import ObjectHead
 from tests.harness.batches import facts_of

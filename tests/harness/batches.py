@@ -3,11 +3,11 @@
 import struct
 from collections.abc import Callable
 
-from sidetier.segments.batches import BatchWalker, SegmentFacts
 from sidetier.segments.crc import crc32c
 from sidetier.segments.headers import CRC_START
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.walker import BatchWalker, SegmentFacts
 
 _CRC = 17
 """Position of the CRC in a batch, in bytes."""

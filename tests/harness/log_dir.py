@@ -14,12 +14,12 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from sidetier.segments.batches import BatchWalker
 from sidetier.segments.index_builder import RebuiltIndexes
 from sidetier.segments.indexes import PREALLOCATED_INDEX_BYTES, PREALLOCATED_TIMEINDEX_BYTES
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.segments.producer_snapshot import encode_snapshot
+from sidetier.segments.walker import BatchWalker
 from tests.harness.batches import make_batch, with_crc
 from tests.harness.metadata_log import zigzag
 

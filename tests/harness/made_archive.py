@@ -12,7 +12,7 @@ from typing import Any
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveReader,
     DamagedArchiveError,
     Failed,
@@ -246,10 +246,10 @@ def read_from(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]
 
 def _end_of(last: Taken) -> int:
     if isinstance(last, Gap):
-        return last.end
+        return last.offsets.end
     assert isinstance(last, Failed)
     assert isinstance(last.error, DamagedArchiveError)
-    return last.error.end
+    return last.error.offsets.end
 
 
 def read_over(archive: MadeArchive, offset: int, **settings: Any) -> list[Taken]:  # noqa: ANN401

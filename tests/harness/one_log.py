@@ -16,9 +16,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from sidetier.archive.gaps import GapReason
+from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.partition_archive import ArchiveBounds
-from sidetier.archive.reading.results import (
+from sidetier.archive.reader.results import (
     Failed,
     Gap,
     ReachedEnd,
@@ -27,7 +27,7 @@ from sidetier.archive.reading.results import (
 )
 from sidetier.segments.arrow.schema import RECORD_SCHEMA
 from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 END, BEGINNING, STORED, INVALID = -1, -2, -1000, -1001
 
@@ -453,11 +453,13 @@ class FakeReader:
         if at < log.store_start:
             reading.halted = True
             end = Offset(log.store_start)
-            return Gap(tp, Offset(at), end, GapReason.BELOW_START, "below the start")
+            return Gap(tp, OffsetRange(Offset(at), end), GapReason.BELOW_START, "below the start")
         gap = log.gap_at(at)
         if gap is not None and at < log.store_end:
             reading.halted = True
-            return Gap(tp, Offset(at), Offset(gap[1]), GapReason.NOT_STORED, "not stored")
+            return Gap(
+                tp, OffsetRange(Offset(at), Offset(gap[1])), GapReason.NOT_STORED, "not stored"
+            )
         if at >= log.store_end:
             return self._end(tp, reading)
         until = min([log.store_end, *(start for start, _ in log.gaps if start > at)])

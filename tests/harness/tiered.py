@@ -9,13 +9,13 @@ from confluent_kafka import Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from prometheus_client import CollectorRegistry
 
-from sidetier.consumer.client.consumer import TieredConsumer
-from sidetier.consumer.client.deserializing import deserializing
-from sidetier.consumer.client.kafka_side import KafkaSide
-from sidetier.consumer.client.lookups import Lookups
-from sidetier.consumer.client.opening import Sides
-from sidetier.consumer.client.settings import read_settings
+from sidetier.consumer.deserializing import deserializing
+from sidetier.consumer.kafka_side import KafkaSide
+from sidetier.consumer.lookups import Lookups
 from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.settings import read_settings
+from sidetier.consumer.sides import Sides
+from sidetier.consumer.tiered_consumer import TieredConsumer
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.one_log import AtOnce, FakeKafka, FakeReader, World
 

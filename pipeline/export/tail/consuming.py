@@ -13,7 +13,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.archive.reading.kafka_messages import UnreadableHeadersError, records_of
+from sidetier.archive.kafka_messages import UnreadableHeadersError, records_of
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.brokers import client_settings
 from sidetier.pipeline.export.tail.logs import BrokerReadError

@@ -9,10 +9,10 @@ from sidetier.archive.objects.segment import stored_logs as listed
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.orphan_segments import without_orphans
 from sidetier.archive.view import view_of_ours
-from sidetier.segments.batches import BatchWalker
 from sidetier.segments.indexes import parse_offset_index, parse_time_index
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.segments.walker import BatchWalker
 from sidetier.storage.fake import FakeStorage
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.daemons import LAYOUT, key_of, stored_logs, watermark_of

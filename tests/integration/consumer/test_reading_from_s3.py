@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.access import ArchiveAccess, open_archive
-from sidetier.archive.reading import (
+from sidetier.archive.reader import (
     ArchiveReader,
     Failed,
     IsolationLevel,

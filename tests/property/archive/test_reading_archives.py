@@ -6,12 +6,12 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.archive.reading import Gap, GapReason, IsolationLevel, ReachedEnd
+from sidetier.archive.reader import Gap, GapReason, IsolationLevel, ReachedEnd
 from sidetier.segments.offsets import Offset
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_over
 
-SETTINGS = "sidetier.archive.reading.settings.LEAST_MEMORY"
+SETTINGS = "sidetier.archive.reader.settings.LEAST_MEMORY"
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,9 +48,9 @@ def test_every_archive_is_read_as_the_model_says(
 
     gaps = [one for one in taken if isinstance(one, Gap)]
     assert offsets(taken) == shown
-    assert [offset for gap in gaps for offset in range(gap.first, gap.end)] == missing
+    assert [offset for gap in gaps for offset in range(*gap.offsets)] == missing
     for gap in gaps:
-        recorded = any(first <= gap.first < end for first, end in world.gaps)
+        recorded = any(first <= gap.offsets.start < end for first, end in world.gaps)
         assert (gap.reason is GapReason.RECORDED_GAP) == recorded
     assert isinstance(taken[-1], ReachedEnd)
     assert not ends or taken[-1].next_offset == world.end

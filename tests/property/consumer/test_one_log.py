@@ -224,7 +224,7 @@ class OneLog(RuleBasedStateMachine):
             assert not missed, f"{tp}: committed {committed} without {missed}"
 
     def partitions(self) -> list[Any]:
-        return list(self.it.consumer._parts.board.partitions.values())
+        return list(self.it.consumer._state.partitions.values())
 
     def teardown(self) -> None:
         """All is well again: each record is handed out, and the group has all of them."""

@@ -19,7 +19,7 @@ from sidetier.segments.offsets import Offset, OffsetRange
 from tests.harness.archive_world import World, build, cut, produced, store, store_companions
 from tests.harness.made_archive import TP, MadeArchive, access_to
 
-LEAST_MEMORY = "sidetier.archive.reading.settings.LEAST_MEMORY"
+LEAST_MEMORY = "sidetier.archive.reader.settings.LEAST_MEMORY"
 
 
 @dataclass(slots=True)

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.segments.batches import BatchWalker, SegmentFacts, parse_batch_header, walk_headers
 from sidetier.segments.errors import SegmentError
+from sidetier.segments.headers import parse_batch_header, walk_headers
 from sidetier.segments.indexes import (
     parse_offset_index,
     tail_of,
 )
 from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.walker import BatchWalker, SegmentFacts
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.index_lookups import lookup_position
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.archive.indexes import (
+from sidetier.archive.locate import (
     last_timestamp,
     offset_entries,
     position_behind,

@@ -3,7 +3,7 @@
 import pytest
 
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, encode_metadata
-from sidetier.archive.reading import Records
+from sidetier.archive.reader import Records
 from sidetier.segments.offsets import BaseOffset
 from tests.harness.made_archive import TP, MadeArchive, offsets, read_from
 from tests.harness.record_batches import MadeBatch, MadeRecord

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.gaps import GapReason, first_missing
+from sidetier.archive.missing_offsets import GapReason, first_missing
 from sidetier.archive.objects.segment import StoredLog
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.archive.pinterest import MOST_TAILS, readable_end
@@ -15,7 +15,7 @@ from sidetier.archive.view import (
     view_of_ours,
     view_of_pinterest,
 )
-from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset
+from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRange
 from sidetier.storage.port import ObjectSummary
 
 
@@ -97,7 +97,7 @@ def test_only_growth_and_retention_change_nothing(
     change = compare(old, new)
 
     assert (change.first if change else None) == first
-    assert change is None or "set aside" in str(change.message)
+    assert change is None or "moved to quarantine" in str(change.message)
 
 
 def test_another_topic_changes_everything() -> None:
@@ -226,8 +226,8 @@ def test_one_look_asks_for_a_bounded_number_of_ends() -> None:
 def test_a_gap_has_one_reason(
     first: int, end: int, gaps: list[tuple[int, int]], expected: tuple[int, int, GapReason]
 ) -> None:
-    recorded = [(Offset(a), Offset(b)) for a, b in gaps]
+    recorded = [OffsetRange(Offset(a), Offset(b)) for a, b in gaps]
 
-    missing = first_missing(Offset(first), Offset(end), recorded, Offset(5))
+    missing = first_missing(OffsetRange(Offset(first), Offset(end)), recorded, Offset(5))
 
-    assert (missing.first, missing.end, missing.reason) == expected
+    assert (*missing.offsets, missing.reason) == expected

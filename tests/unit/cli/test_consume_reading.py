@@ -10,8 +10,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from sidetier.archive.errors import DamagedArchiveError
-from sidetier.archive.gaps import GapReason
-from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.missing_offsets import GapReason
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
 from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind, offset_of, parse_place
@@ -49,7 +49,12 @@ def records(
 
 
 def gap(first: int, end: int) -> Gap:
-    return Gap(TP, Offset(first), Offset(end), GapReason.NOT_STORED, f"t-0: {first} to {end - 1}")
+    return Gap(
+        TP,
+        OffsetRange(Offset(first), Offset(end)),
+        GapReason.NOT_STORED,
+        f"t-0: {first} to {end - 1}",
+    )
 
 
 class FilledSource:
@@ -182,7 +187,7 @@ def test_a_gap_ends_it_with_advice() -> None:
 
 
 def test_damage_is_a_gap() -> None:
-    error = DamagedArchiveError("k: byte 7", "k", 7, Offset(5), Offset(9))
+    error = DamagedArchiveError("k: byte 7", "k", 7, OffsetRange(Offset(5), Offset(9)))
     source = FilledSource(Failed(TP, Offset(5), error), records(9, 20))
     assert Ran(source, skip_gaps=True).written == list(range(9, 20))
     assert source.done[1] == "t-0 to 9"

@@ -13,7 +13,7 @@ from sidetier.archive.objects.watermark import (
     encode_watermark,
     read_watermark,
 )
-from sidetier.archive.reading import ArchiveReader, ReachedEnd, ReaderSettings
+from sidetier.archive.reader import ArchiveReader, ReachedEnd, ReaderSettings
 from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
 from sidetier.mirror.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.segments.errors import ConfigurationError

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sidetier.archive.reading import IsolationLevel
+from sidetier.archive.reader import IsolationLevel
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.mirror.hydrate.verify import COLUMNS

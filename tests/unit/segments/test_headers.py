@@ -1,13 +1,13 @@
 import pytest
 
-from sidetier.segments.batches import (
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import (
     HEADER_BYTES,
     Compression,
     TimestampType,
     parse_batch_header,
     walk_headers,
 )
-from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.names import FileKind
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments, consumed

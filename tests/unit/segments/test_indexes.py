@@ -2,7 +2,6 @@ import struct
 
 import pytest
 
-from sidetier.segments.batches import BatchWalker
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import (
@@ -15,6 +14,7 @@ from sidetier.segments.indexes import (
 )
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.segments.walker import BatchWalker
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments
 from tests.harness.index_lookups import lookup_position, lookup_timestamp

@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.segments.batches import BatchWalker, SegmentFacts, walk_headers
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import walk_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset
+from sidetier.segments.walker import BatchWalker, SegmentFacts
 from tests.harness.batches import make_batch, pread_of
 from tests.harness.broker_segments import BrokerSegment, closed_segments, consumed
 

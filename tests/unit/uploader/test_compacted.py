@@ -7,7 +7,7 @@ import pytest
 from sidetier.archive.objects.segment import noted_next_offset, noted_records
 from sidetier.config.model import TopicsConfig
 from sidetier.leadership.port import TopicConfig
-from sidetier.segments.batches import walk_headers
+from sidetier.segments.headers import walk_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage

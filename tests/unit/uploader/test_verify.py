@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.segments.batches import walk_headers
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.errors import (
     DamagedSegmentError,
@@ -19,6 +18,7 @@ from sidetier.segments.errors import (
     UnprovenSegmentError,
     UnsupportedFormatError,
 )
+from sidetier.segments.headers import walk_headers
 from sidetier.segments.indexes import (
     PREALLOCATED_INDEX_BYTES,
     PREALLOCATED_TIMEINDEX_BYTES,

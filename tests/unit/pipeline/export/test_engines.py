@@ -101,7 +101,7 @@ def test_errors_come_back_from_executors_as_they_are(error: SidetierError) -> No
 
 
 def test_an_error_that_cannot_be_sent_comes_back_in_its_words() -> None:
-    error = DamagedArchiveError("cut short", "key", 5, Offset(1), Offset(3))
+    error = DamagedArchiveError("cut short", "key", 5, OffsetRange(Offset(1), Offset(3)))
     found = pickle.loads(_packed(error))  # noqa: S301
     assert (type(found), str(found)) == (SidetierError, "cut short")
 

@@ -106,7 +106,7 @@ def test_what_is_set_aside_under_a_round_is_planned_again(
     stop = between(lambda: stood.append(manifest_in(objects(cli)).next_offsets))
     export(cli, "--follow")
     assert not stop.left
-    assert "set aside, or replaced" in cli.err
+    assert "moved to quarantine or replaced" in cli.err
     assert "; tried again" in cli.err
     assert stood == [{}], "nothing of that round is part of the output"
     assert values(cli) == present()
@@ -120,7 +120,7 @@ def test_a_fork_below_what_was_exported_without_a_epoch_history_is_not_passed_ov
     export(cli)
     between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
     export(cli, "--follow", code=1)
-    assert "set aside, or replaced" in cli.err
+    assert "moved to quarantine or replaced" in cli.err
     assert "tried again" not in cli.err
     assert manifest_in(objects(cli)).next_offsets == {0: 40}
 
@@ -130,7 +130,7 @@ def test_without_following_it_is_an_error_and_the_next_run_goes_on(
 ) -> None:
     once_planned.append(lambda: elect_uncleanly(orders, topic_id=ID))
     export(cli, code=1)
-    assert "set aside, or replaced" in cli.err
+    assert "moved to quarantine or replaced" in cli.err
     assert "tried again" not in cli.err
     assert manifest_in(objects(cli)).pending is None, "what it began with is not gone on with"
     export(cli)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.reading import ArchiveReplacedError
+from sidetier.archive.reader import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.isolation import IsolationLevel

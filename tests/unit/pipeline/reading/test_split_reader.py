@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.archive.reading import ArchiveReplacedError
+from sidetier.archive.reader import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
 from sidetier.pipeline.planning.split import Missing
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
@@ -290,7 +290,7 @@ def test_a_fork_is_an_error(
     archive.segment(100, batches(100, 700, each=7))
     archive.mark(100, 700, leader_epoch=9)
 
-    with pytest.raises(ArchiveReplacedError, match="set aside, or replaced"):
+    with pytest.raises(ArchiveReplacedError, match="moved to quarantine or replaced"):
         read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
 
 

@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from sidetier.segments.arrow.anchors import guess_anchors
 from sidetier.segments.arrow.arrays import Bytes, Longs, bytes_of
-from sidetier.segments.arrow.starts import NoRecordsError, record_starts
+from sidetier.segments.arrow.starts import NoRecordsError, guess_anchors, record_starts
 from sidetier.segments.errors import DamagedSegmentError
 from tests.harness.arrow_reading import WAYS, decoded, longs, only
 from tests.harness.record_batches import MadeBatch, MadeRecord

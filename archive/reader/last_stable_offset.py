@@ -1,0 +1,141 @@
+"""The last stable offset of an archive: the first offset of the oldest transaction that no stored
+marker decides.
+
+The producer snapshot beside the last segment has the transactions that were open at its base
+offset. Only the segment itself has their outcome, so the headers of all its batches are read once.
+Without a snapshot (archives of Pinterest's uploader have none), the segment before is read as well.
+Then a transaction that began even earlier, and has neither continued nor ended since, is not seen;
+a reader of its records sees it, and holds them back.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.reader.assembly import Assembler
+from sidetier.archive.reader.opening import Opener
+from sidetier.archive.transaction_indexes import open_at_base
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.arrow import TransactionFilter, read_markers
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.offsets import Offset
+from sidetier.storage.port import RemoteStorage
+
+_RANGE: Final = 8 << 20
+_AHEAD: Final = 3
+_BATCH_RANGE: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StableEnd:
+    """The end of the decided part of an archive.
+
+    Attributes:
+        offset: The last stable offset: below it every transaction is committed or aborted. The
+            readable end if no transaction is open.
+        producer_id: Producer of the transaction that is open at `offset`; None if there is none.
+        newest_ms: Largest timestamp of the segments that were read, in ms; None if there is none.
+    """
+
+    offset: Offset
+    producer_id: int | None = None
+    newest_ms: int | None = None
+
+
+def last_stable_offset(opener: Opener, view: ArchiveView) -> StableEnd:
+    """Find the last stable offset of an archive.
+
+    Needs two requests, and one for every 8 MiB of the last segment.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    if not view.logs:
+        return StableEnd(view.end)
+    newest = -1
+    known, logs = _begin(opener.archive.store, view)
+    for log in logs:
+        # A reader of the damaged batches reports them; the batches before them count here.
+        with suppress(DamagedSegmentError, UnsupportedFormatError):
+            for largest in _scan(opener, log, view.until(log.base_offset), known):
+                newest = max(newest, largest)
+    oldest = known.oldest_open
+    if oldest is None or oldest.first_offset >= min(known.known_below, view.end):
+        return StableEnd(view.end)
+    return StableEnd(oldest.first_offset, oldest.producer_id, newest if newest >= 0 else None)
+
+
+def timestamp_at(opener: Opener, view: ArchiveView, offset: Offset) -> int | None:
+    """Return the timestamp, in ms, of the first record of the batch that holds an offset.
+
+    Usually needs an index and one range of 64 KiB.
+
+    Returns:
+        None if the offset is not stored or damaged, or if the batch has no timestamp.
+
+    Raises:
+        StorageError: As `RemoteStorage` says.
+    """
+    log = view.holder(offset)
+    if log is None:
+        return None
+    start = opener.locator.segment_position(opener.read, log, offset).position
+    assembler = Assembler(log.key, log.size, start)
+    with suppress(DamagedSegmentError, UnsupportedFormatError):
+        for at in range(start, log.size, _BATCH_RANGE):
+            data = opener.read(log.row, at, min(at + _BATCH_RANGE, log.size))
+            for scanned in assembler.feed(data):
+                rows = scanned.headers.rows[scanned.headers.rows["last_offset"] >= offset]
+                if len(rows):
+                    timestamp = int(rows["base_timestamp"][0])
+                    return timestamp if timestamp >= 0 else None
+    return None
+
+
+def _begin(
+    store: RemoteStorage, view: ArchiveView
+) -> tuple[TransactionFilter, tuple[StoredLog, ...]]:
+    """Return the transactions that are known at the start, and the segments to read."""
+    for count in (1, 2):
+        logs = view.logs[-count:]
+        still_open = open_at_base(store, logs[0])
+        if still_open is not None:
+            return TransactionFilter(logs[0].base_offset, still_open), logs
+    return TransactionFilter(view.logs[-2:][0].base_offset), view.logs[-2:]
+
+
+def _scan(opener: Opener, log: StoredLog, until: Offset, known: TransactionFilter) -> Iterator[int]:
+    """Pass the segment's transactions to `known`, and yield the largest timestamps of its
+    ranges.
+    """
+    assembler = Assembler(log.key, log.size, 0)
+    for data in _ranges(opener, log):
+        for scanned in assembler.feed(data):
+            headers = scanned.headers.where(scanned.headers.rows["base_offset"] < until)
+            if len(headers):
+                markers = read_markers(
+                    scanned.data, headers, name=log.key, position=scanned.position
+                )
+                known.feed(headers, markers)
+                yield int(headers.rows["max_timestamp"].max())
+            if len(headers) < len(scanned.headers):
+                return
+
+
+def _ranges(opener: Opener, log: StoredLog) -> Iterator[bytes]:
+    """Yield the whole object in ranges, and fetch some ranges ahead."""
+    starts = iter(range(0, log.size, _RANGE))
+    with ThreadPoolExecutor(_AHEAD, "archive-scan") as helpers:
+        ahead = [
+            helpers.submit(opener.read, log.row, start, min(start + _RANGE, log.size))
+            for start, _ in zip(starts, range(_AHEAD), strict=False)
+        ]
+        while ahead:
+            yield ahead.pop(0).result()
+            start = next(starts, None)
+            if start is not None:
+                end = min(start + _RANGE, log.size)
+                ahead.append(helpers.submit(opener.read, log.row, start, end))

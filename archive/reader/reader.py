@@ -1,0 +1,395 @@
+"""Read many partitions from their archives, within one memory budget."""
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.partition_archive import ArchiveBounds, PartitionArchive
+from sidetier.archive.reader.fetch_threads import FetchThreads
+from sidetier.archive.reader.memory import BufferPool, MemoryBudget
+from sidetier.archive.reader.opening import Bound, Opener
+from sidetier.archive.reader.partition import DecodeRange, DecodeRecords, PartitionReader
+from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver, Records, Taken
+from sidetier.archive.reader.settings import ReaderSettings
+from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
+from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.view import Extract
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
+from sidetier.storage.ranges import read_into
+from sidetier.storage.settings import AttemptDeadline
+
+_INDEX_PART = 8
+"""1/8 of the memory budget is for the cache of indexes."""
+_MOST_FOUND = 4
+"""Number of ranges, of at most 4 MiB each, that are kept for reads that begin at a searched
+timestamp.
+"""
+
+
+class ArchiveReader:
+    """Reads partitions from the store, ahead of the caller of `take`.
+
+    Every method may be called from any thread at any time. `take` returns each partition's records
+    in order of offsets, each offset once, from the offset that was assigned or sought.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        settings: ReaderSettings | None = None,
+        observer: ReadingObserver | None = None,
+        clock: Callable[[], float] = monotonic,
+        buffers: BufferPool | None = None,
+    ) -> None:
+        self._access = archive
+        self._settings = settings or ReaderSettings()
+        self._observer = observer or NullReadingObserver()
+        self._clock = clock
+        indexes = self._settings.memory_budget // _INDEX_PART
+        self._budget = MemoryBudget(self._settings.memory_budget - indexes)
+        self._buffers = buffers or BufferPool()
+        self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
+        self._elsewhere = SettingsCheck(archive)
+        lock = threading.RLock()
+        self._ready = threading.Condition(lock)
+        """Wakes `take`."""
+        self._work = threading.Condition(lock)
+        """Wakes the threads that make requests."""
+        self._take_lock = threading.Lock()
+        self._archives: dict[TopicPartition, PartitionArchive] = {}
+        self._partitions: dict[TopicPartition, PartitionReader] = {}
+        self._found: dict[TopicPartition, FoundRecord] = {}
+        """The range in which a timestamp's offset was found last. A read from there does not fetch
+        it again.
+        """
+        self._largest: dict[TopicPartition, Largest] = {}
+        self._closed = False
+        self._threads = FetchThreads(
+            self._settings.fetch_threads,
+            work=self._work,
+            ready=self._ready,
+            partitions=self._partitions.values(),
+            budget=self._budget,
+            observer=self._observer,
+            clock=clock,
+        )
+
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes of objects that were ever held at once."""
+        return self._budget.peak
+
+    @property
+    def held_memory(self) -> int:
+        """Bytes of objects that are held now or being fetched."""
+        with self._ready:
+            return self._budget.used
+
+    def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
+        """Return the range of offsets that can be read; None if there is no archive.
+
+        A snapshot needs one or two requests. The first one needs a listing: one request per 1,000
+        objects.
+
+        Args:
+            tp: The partition.
+            max_age: A snapshot of up to this age, in seconds, may be used.
+
+        Raises:
+            WrongPlaceError: Nothing is stored here, but something is under another number of
+                entropy bits.
+            ArchiveError: A stored object is not as it should be.
+            StorageError: As `RemoteStorage` says.
+        """
+        return self._archive(tp).bounds(max_age)
+
+    def where(self, tp: TopicPartition) -> str:
+        """Return the URL and key prefix of the partition. No request."""
+        return self._archive(tp).where
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> Offset | None:
+        """Return the offset of the first record with this timestamp or a later one, as ListOffsets
+        does.
+
+        Takes a snapshot of the archive. Then it makes one small request, once, for each segment
+        below the answer: the time index has the segment's largest timestamp. Then it reads the time
+        index, the index, and the range that must hold the record, up to 4 MiB. A read from the
+        offset fetches none of it again.
+
+        Returns:
+            None if the archive has no such record, or if there is no archive.
+
+        Raises:
+            As `bounds`; and DamagedSegmentError, BatchTooLargeError.
+        """
+        opener = self._opener(tp)
+        with self._ready:
+            known = self._largest.setdefault(tp, {})
+        times = SegmentTimes(self._locator, opener.read, known)
+        search = TimeSearch(opener, times, self._settings.max_batch_bytes)
+        record = search.first_at(timestamp_ms, self._settings.look_interval)
+        if record is None:
+            return None
+        with self._ready:
+            self._found[tp] = record
+            while len(self._found) > _MOST_FOUND:
+                del self._found[next(iter(self._found))]
+        return record.offset
+
+    def assign(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        *,
+        until: int | None = None,
+        extract: Extract | None = None,
+    ) -> None:
+        """Read a partition from this offset on. Records that were fetched of it before are dropped.
+
+        Args:
+            tp: The partition.
+            offset: First wanted offset.
+            until: End of the wanted offsets, exclusive. `take` returns `ReachedEnd` once all
+                records below are returned and all their transactions are decided; nothing more is
+                read then. Bytes above are fetched only if a transaction below is not decided.
+            extract: A part of the archive. No snapshot of the archive is taken while the extract
+                has everything that is needed.
+        """
+        if extract is not None:
+            self._hand_on(tp, extract)
+        bound = None
+        if until is not None:
+            bound = Bound(Offset(until), {} if extract is None else extract.ends)
+        opener = self._opener(tp, bound)
+        with self._ready:
+            self._forget(tp)
+            partition = PartitionReader(tp, opener, self._settings, self._budget, bound)
+            snapshot = opener.archive.latest
+            if extract is not None and snapshot is not None:
+                partition.view_extract(snapshot)
+            self._seek(partition, Offset(offset))
+            self._partitions[tp] = partition
+            self._threads.begin()
+            self._work.notify()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Continue at another offset, or at the same after a `Gap` or `Failed`.
+
+        Raises:
+            KeyError: The partition is not assigned.
+        """
+        with self._ready:
+            self._seek(self._partitions[tp], Offset(offset))
+            self._work.notify()
+
+    def unassign(self, tp: TopicPartition) -> None:
+        """Drop a partition: `take` returns nothing more of it. No error if it is not assigned."""
+        with self._ready:
+            self._forget(tp)
+            self._work.notify()
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Return nothing and fetch nothing until `resume`.
+
+        Fetched records are dropped, and the position is kept.
+
+        Raises:
+            KeyError: The partition is not assigned.
+        """
+        with self._ready:
+            self._partitions[tp].pause(self._clock())
+            self._work.notify()
+
+    def resume(self, tp: TopicPartition) -> None:
+        """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
+        with self._ready:
+            self._partitions[tp].resume(self._clock())
+            self._work.notify()
+
+    def position(self, tp: TopicPartition) -> Offset:
+        """Return the next offset that `take` will return. Raises KeyError as `pause`."""
+        with self._ready:
+            return self._partitions[tp].position
+
+    def take(self, max_records: int, timeout: float) -> list[Taken]:
+        """Return the available results of all partitions, in turn, with at most `max_records`
+        records.
+
+        Waits up to `timeout` seconds for the first result. Returns an empty list if none arrives,
+        or if `close` is called. Each partition has at most one `Records`, and nothing after its
+        `Gap` or `Failed`. One caller at a time; others wait.
+
+        Raises:
+            ValueError: `max_records` is below 1.
+        """
+        if max_records < 1:
+            raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
+        end = monotonic() + timeout
+        with self._take_lock:
+            results = self._gather(max_records)
+            while not results and self._wait(end - monotonic()):
+                results = self._gather(max_records)
+            return results
+
+    def close(self) -> None:
+        """End all reading. A waiting `take` returns. May be called twice.
+
+        Requests in progress are abandoned after 2 seconds. The stores stay open: their owner closes
+        them.
+        """
+        with self._ready:
+            self._closed = True
+            for tp in list(self._partitions):
+                self._forget(tp)
+            self._ready.notify_all()
+        self._threads.close()
+
+    def _gather(self, most: int) -> list[Taken]:
+        """Return what is available without waiting."""
+        results: list[Taken] = []
+        for partition in self._in_turn():
+            taken = self._take_from(partition, most)
+            if taken is None:
+                continue
+            results.append(taken)
+            if isinstance(taken, Records):
+                most -= taken.records.num_rows
+            if most <= 0:
+                break
+        self._served(results)
+        return results
+
+    def _take_from(self, partition: PartitionReader, most: int) -> Taken | None:
+        """Drive a partition until it has something to return; None if it has nothing for now."""
+        while True:
+            with self._work:
+                if partition.apply_answer(self._clock()):
+                    self._work.notify()
+                work = partition.next_work()
+            if isinstance(work, DecodeRecords):
+                records = self._decode_records(partition, work, most)
+                if records is not None:
+                    return records
+            elif isinstance(work, DecodeRange):
+                self._decode_range(partition, work)
+            else:
+                return work
+
+    def _decode_records(
+        self, partition: PartitionReader, work: DecodeRecords, most: int
+    ) -> Records | None:
+        decoded = work.run(most)
+        with self._work:
+            records, may_act = partition.records_decoded(work, decoded)
+            if may_act:
+                self._work.notify()
+        if records is not None:
+            self._observer.decoded(partition.tp, records.records.num_rows)
+        return records
+
+    def _decode_range(self, partition: PartitionReader, work: DecodeRange) -> None:
+        self._observer.prefetch(partition.tp, hit=not work.range.was_awaited)
+        result = work.run()
+        with self._work:
+            partition.range_decoded(work, result, self._clock())
+            self._work.notify()
+
+    def _in_turn(self) -> list[PartitionReader]:
+        """Return the partitions that have something; first the one with decoded records left
+        over.
+        """
+        with self._ready:
+            if self._threads.died is not None:
+                raise self._threads.died
+            for partition in self._partitions.values():
+                partition.end_interrupted_work(self._clock)
+            ready = [partition for partition in self._partitions.values() if partition.takeable()]
+            return sorted(ready, key=_has_no_remainder)
+
+    def _served(self, results: Iterable[Taken]) -> None:
+        """Put the served partitions last for the next time."""
+        with self._ready:
+            for result in results:
+                partition = self._partitions.pop(result.tp, None)
+                if partition is not None:
+                    self._partitions[result.tp] = partition
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until there may be a result. Return False after the timeout, or after `close`."""
+        end = monotonic() + seconds
+        with self._ready:
+            while not self._closed and not self._anything():
+                left = end - monotonic()
+                if left <= 0:
+                    return False
+                self._ready.wait(left)
+            return not self._closed
+
+    def _anything(self) -> bool:
+        """Whether a partition has something. Marks the ranges that `take` waits for."""
+        if self._threads.died is not None:
+            return True
+        partitions = self._partitions.values()
+        if any(candidate.takeable() for candidate in partitions):
+            return True
+        for partition in partitions:
+            if partition.waiting_begins():
+                self._work.notify()
+        return False
+
+    def _archive(self, tp: TopicPartition) -> PartitionArchive:
+        with self._ready:
+            if tp not in self._archives:
+                self._archives[tp] = PartitionArchive(
+                    tp, self._access, self._elsewhere, self._clock
+                )
+            return self._archives[tp]
+
+    def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
+        first, position = extract.begins
+        self._locator.found(extract.logs[0], first, position)
+        with self._ready:
+            self._archives[tp] = PartitionArchive(
+                tp, self._access, self._elsewhere, self._clock, extract
+            )
+
+    def _opener(self, tp: TopicPartition, bound: Bound | None = None) -> Opener:
+        archive = self._archive(tp)
+        deadline = self._access.provider.endpoint(tp.topic).deadline
+        read = range_reader(self._access, tp.topic)
+        fetch = partial(self._fetch, archive.store, deadline)
+        return Opener(archive, self._locator, read, fetch, bound)
+
+    def _fetch(
+        self,
+        store: RemoteStorage,
+        deadline: AttemptDeadline,
+        row: ObjectSummary,
+        start: int,
+        end: int,
+    ) -> memoryview:
+        # Unused budget may stay in the pool. The lock is not needed: the number is a hint.
+        buffer = self._buffers.take(end - start, self._budget.total - self._budget.used)
+        condition = IfMatch(row.etag)
+        count = read_into(store, row.key, start, buffer, condition=condition, deadline=deadline)
+        return buffer[:count]
+
+    def _seek(self, partition: PartitionReader, offset: Offset) -> None:
+        """Read from this offset on; begin with the range that a search for a timestamp has read, if
+        it found this offset.
+        """
+        partition.seek(offset, self._clock())
+        partition.keep(self._found.pop(partition.tp, None))
+
+    def _forget(self, tp: TopicPartition) -> None:
+        partition = self._partitions.pop(tp, None)
+        if partition is not None:
+            partition.close()
+
+
+def _has_no_remainder(partition: PartitionReader) -> bool:
+    return not partition.has_remainder

@@ -1,0 +1,383 @@
+"""Feed: fetched records and events of both sources, and the order in which they are returned.
+
+Both sources take turns, one batch each, so that neither starves the other. While the application
+polls, Kafka's client is called at least every 50 ms even if no partition is read from it: this call
+runs callbacks, rebalances, and the check of `max.poll.interval.ms`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from sidetier.archive.errors import DamagedArchiveError, NoArchiveError
+from sidetier.archive.missing_offsets import GapReason
+from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records
+from sidetier.consumer.errors import StoreError, TieredError
+from sidetier.consumer.kafka_side import KafkaSide
+from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.store_side import StoreRecords, StoreSide, StoreSlice
+from sidetier.consumer.subscription_state import SubscriptionState
+from sidetier.segments.offsets import OffsetRange, TopicPartition
+
+
+def report(state: SubscriptionState, event: ReachedEnd | Gap | Failed) -> None:
+    """Pass an event of the archive reader to the router, which chooses the next source."""
+    if isinstance(event, ReachedEnd):
+        state.store_ended(event.tp, event.next_offset)
+    elif isinstance(event, Gap):
+        below = event.reason is GapReason.BELOW_START
+        state.store_missing(event.tp, event.offsets, event.detail, below=below)
+    elif isinstance(event.error, DamagedArchiveError):
+        damaged = event.error
+        state.store_missing(event.tp, damaged.offsets, f"damaged: {damaged}", below=False)
+    elif isinstance(event.error, NoArchiveError):
+        state.store_missing(
+            event.tp,
+            OffsetRange(event.next_offset, event.next_offset),
+            str(event.error),
+            below=True,
+        )
+    else:
+        error = StoreError(event.tp, event.next_offset, event.error)
+        state.store_failed(event.tp, event.next_offset, error)
+
+
+SERVE_EVERY: Final = 0.05
+"""Longest time between two calls of Kafka's client while polling, in seconds."""
+READ_AHEAD: Final = 500
+"""Records taken from a source at once when the application polls for one message at a time."""
+SHORT_WAIT: Final = 0.02
+"""Longest wait on one source, in seconds, while the other one may have records."""
+
+Share = list[Message] | StoreSlice | TieredError
+"""Items that are returned together: messages of Kafka, or one error message of Kafka; records of
+the store; or one error of the tiered consumer.
+"""
+
+
+class Idle(Protocol):
+    """A wait for a poll that reads from neither source: a `threading.Event`, set by `close`."""
+
+    def wait(self, timeout: float) -> object:
+        """Wait until the event is set, or `timeout` seconds have passed."""
+        ...
+
+    def set(self) -> None:
+        """Wake the waiting thread."""
+        ...
+
+
+class DeliveryRecorder:
+    """Counts returned records and stores positions. `flush` passes both on.
+
+    A position is stored only after the records before it were returned. So a consumer that is
+    killed reads uncommitted records again, and loses none.
+
+    Args:
+        kafka: None without a broker.
+        metrics: receives the sums at each `flush`.
+        stores: whether positions are stored (`enable.auto.offset.store`).
+    """
+
+    def __init__(self, kafka: KafkaSide | None, metrics: ConsumerMetrics, *, stores: bool) -> None:
+        self._kafka, self._metrics, self._stores = kafka, metrics, stores
+        self._records = {Source.KAFKA: 0, Source.STORE: 0}
+        self._bytes = {Source.KAFKA: 0, Source.STORE: 0}
+
+    def one(self, source: Source, message: Message) -> None:
+        """Count one message."""
+        self._records[source] += 1
+        self._bytes[source] += len(message)
+
+    def many(self, source: Source, messages: Sequence[Message]) -> None:
+        """Count messages, none of them an error."""
+        self._records[source] += len(messages)
+        self._bytes[source] += sum(map(len, messages))
+
+    def part(self, part: StoreSlice) -> None:
+        """Count rows of the store."""
+        self._records[Source.STORE] += part.stop - part.start
+        self._bytes[Source.STORE] += _value_bytes(part)
+
+    def flush(self, partitions: Iterable[Partition]) -> None:
+        """Update the metrics, and store the positions that have moved in librdkafka."""
+        for source, records in self._records.items():
+            if records:
+                self._metrics.handed_out(source, records, self._bytes[source])
+                self._records[source] = self._bytes[source] = 0
+        if self._kafka is None or not self._stores:
+            return
+        moved = [partition for partition in partitions if partition.dirty]
+        if moved:
+            self._store(self._kafka, moved)
+
+    def _store(self, kafka: KafkaSide, moved: Sequence[Partition]) -> None:
+        try:
+            kafka.store([_offset(partition) for partition in moved])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise  # _STATE: the assignment was lost, and another member continues
+        for partition in moved:
+            partition.dirty = False
+
+
+def _offset(partition: Partition) -> KafkaTopicPartition:
+    tp, epoch = partition.tp, partition.leader_epoch
+    position = -1 if partition.position is None else partition.position
+    if epoch is None or epoch < 0:
+        return KafkaTopicPartition(tp.topic, tp.partition, position)
+    return KafkaTopicPartition(tp.topic, tp.partition, position, leader_epoch=epoch)
+
+
+def _value_bytes(part: StoreSlice) -> int:
+    """Return the size of the values, from the start of the first to the end of the last.
+
+    A null value has no bytes in an Arrow column.
+    """
+    values = part.piece.records.column("value")
+    bounds = memoryview(values.buffers()[1]).cast("b").cast("i")
+    return int(bounds[values.offset + part.stop] - bounds[values.offset + part.start])
+
+
+class Feed:
+    """Returns records of both sources, and advances the partitions' positions.
+
+    Args:
+        state: the assigned partitions.
+        sides: Kafka's client, or None without a broker; and the archive reader.
+        clock: monotonic clock, in seconds.
+        delivery: counts returned records and stores offsets.
+        idle: wait for a poll that reads from neither source.
+    """
+
+    def __init__(
+        self,
+        state: SubscriptionState,
+        sides: tuple[KafkaSide | None, StoreSide],
+        clock: Callable[[], float],
+        delivery: DeliveryRecorder,
+        idle: Idle,
+    ) -> None:
+        self.idle = idle
+        self._state, self._clock, self._delivery = state, clock, delivery
+        self._kafka, self._store = sides
+        self._buffer = state.buffer
+        # The deques themselves, which a poll reaches faster; the buffer never replaces them.
+        self._held, self._stored = state.buffer.messages, state.buffer.store_items
+        self._kafka_turn = True
+        self._serve_at = 0.0
+        self._seen = -1
+        self._flows = (False, False)
+
+    def next(self) -> Message | None:
+        """Return the next fetched message, or None if the caller must call `gather`.
+
+        The fast path of a poll: it fetches from neither source.
+        """
+        # `gather` must run: it reports errors, and calls Kafka's client for its callbacks.
+        if self._state.router.errors or self._clock() >= self._serve_at:
+            return None
+        if self._kafka_turn and self._held and self._buffer.given_back is None:
+            return self._one_of_kafka()
+        piece = self._stored[0] if self._stored else None
+        if not isinstance(piece, StoreRecords) or self._buffer.given_back is not None:
+            return None
+        message = piece.one()
+        self._delivery.one(Source.STORE, message)
+        if not piece.left:
+            self._kafka_turn = True
+            self._finished(piece)
+        return message
+
+    def gather(self, most: int, wait: float) -> list[Share]:
+        """Return at most `most` records; wait up to `wait` seconds for the first. An error comes
+        alone.
+
+        May return an empty list before `wait` has passed, so that the caller can check whether the
+        consumer is being closed.
+        """
+        self._state.router.step()
+        self._fetch_available(most)
+        shares = self._next_shares(most)
+        if not shares and wait > 0 and not self._state.router.errors:
+            self._fetch_waiting(most, wait)
+            self._state.router.step()
+            shares = self._next_shares(most)
+        return shares
+
+    def give_back(self, message: Message) -> None:
+        """Take back the last returned message. It is returned again next."""
+        partition = self._of(message)
+        if partition is not None:
+            self._buffer.given_back = (message, partition)
+            partition.position = message.offset()
+
+    def _fetch_available(self, most: int) -> None:
+        """Fetch from both sources what they have, without waiting."""
+        kafka_flows, store_flows = self._flowing()
+        ahead = READ_AHEAD if most == 1 else most
+        now = self._clock()
+        if self._kafka is None:
+            self._serve_at = now + SERVE_EVERY
+        elif kafka_flows or now >= self._serve_at:
+            self._take_from_kafka(self._kafka, max(1, ahead - len(self._held)), 0.0)
+        if store_flows:
+            rows = sum(piece.left for piece in self._stored if isinstance(piece, StoreRecords))
+            if rows < most:
+                self._take_from_store(ahead - rows, 0.0)
+
+    def _fetch_waiting(self, most: int, wait: float) -> None:
+        kafka_flows, store_flows = self._flowing()
+        ahead = READ_AHEAD if most == 1 else most
+        if self._state.router.looking:
+            wait = min(wait, SHORT_WAIT)
+        if store_flows:
+            self._take_from_store(ahead, min(wait, SHORT_WAIT) if kafka_flows else wait)
+        elif self._kafka is not None:
+            # `most`, not `ahead`: librdkafka waits until it has as many messages as it was asked
+            # for, and a poll must return the first one at once.
+            self._take_from_kafka(self._kafka, most, wait)
+        else:
+            self.idle.wait(wait)
+
+    def _take_from_kafka(self, kafka: KafkaSide, most: int, wait: float) -> None:
+        self._delivery.flush(self._state.partitions.values())
+        try:
+            taken = kafka.take(most, wait)
+        except BaseException:
+            self._state.kafka_interrupted()
+            raise
+        self._held.extend(taken)
+        self._serve_at = self._clock() + SERVE_EVERY
+        kafka.callbacks.check()
+
+    def _take_from_store(self, most: int, wait: float) -> None:
+        for taken in self._store.take(most, wait):
+            partition = self._state.partitions.get(taken.tp)
+            if partition is None or partition.source is not Source.STORE:
+                continue
+            if isinstance(taken, Records):
+                piece = _piece(partition, taken)
+                if piece is not None:
+                    self._stored.append(piece)
+            else:
+                self._stored.append(taken)
+
+    def _next_shares(self, most: int) -> list[Share]:
+        errors = self._state.router.errors
+        if errors:
+            return [errors.pop(0)]
+        if self._buffer.given_back is not None:
+            message, partition = self._buffer.given_back
+            self._buffer.given_back = None
+            partition.moved(int(message.offset() or 0) + 1, message.leader_epoch())
+            return [[message]]
+        shares: list[Share] = []
+        for _ in range(2):
+            source = self._share_of_kafka if self._kafka_turn else self._share_of_store
+            self._kafka_turn = not self._kafka_turn
+            most -= source(most, shares)
+            if most <= 0:
+                break
+        return shares
+
+    def _share_of_kafka(self, most: int, shares: list[Share]) -> int:
+        run: list[Message] = []
+        while self._held and len(run) < most:
+            message = self._held[0]
+            error = message.error()
+            if error is None:
+                self._held.popleft()
+                if self._accepts(message):
+                    run.append(message)
+            elif (
+                error.code() == KafkaError._AUTO_OFFSET_RESET
+                and not self._state.kafka_resets_offsets
+            ):
+                self._held.popleft()
+                self._refused(message)
+            elif run or shares:
+                break
+            else:
+                shares.append([self._held.popleft()])
+                return most
+        if run:
+            shares.append(run)
+            self._delivery.many(Source.KAFKA, run)
+        return len(run)
+
+    def _share_of_store(self, most: int, shares: list[Share]) -> int:
+        taken = 0
+        while self._stored and taken < most:
+            piece = self._stored[0]
+            if isinstance(piece, StoreRecords):
+                part = piece.slice(most - taken)
+                shares.append(part)
+                taken += part.stop - part.start
+                if not piece.left:
+                    self._finished(piece)
+                self._delivery.part(part)
+            elif shares:
+                break  # `report` may raise, and the records gathered before it would be lost
+            else:
+                self._stored.popleft()
+                report(self._state, piece)
+        return taken
+
+    def _one_of_kafka(self) -> Message | None:
+        while self._held and self._held[0].error() is None:
+            message = self._held.popleft()
+            if self._accepts(message):
+                self._delivery.one(Source.KAFKA, message)
+                return message
+        if not self._held:
+            self._kafka_turn = False
+        return None
+
+    def _accepts(self, message: Message) -> bool:
+        """Whether the message is the partition's next one. If so, advance the position."""
+        partition = self._of(message)
+        if partition is None or partition.source is not Source.KAFKA:
+            return False
+        offset = int(message.offset() or 0)
+        if partition.position is not None and offset < partition.position:
+            return False
+        partition.moved(offset + 1, message.leader_epoch())
+        return True
+
+    def _refused(self, message: Message) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None:
+            self._state.kafka_refused(
+                TopicPartition(topic, partition), -1 if offset is None else offset
+            )
+
+    def _finished(self, piece: StoreRecords) -> None:
+        self._stored.popleft()
+        self._state.handed_out(piece.partition)
+
+    def _of(self, message: Message) -> Partition | None:
+        # A plain tuple finds the named tuple's entry, and takes half the time to create.
+        return self._state.partitions.get((message.topic(), message.partition()))  # type: ignore[call-overload,no-any-return]
+
+    def _flowing(self) -> tuple[bool, bool]:
+        """Whether records may come from Kafka, and from the store."""
+        changes = self._state.router.changes
+        if changes != self._seen:
+            self._seen = changes
+            self._flows = (self._state.reads(Source.KAFKA), self._state.reads(Source.STORE))
+        return self._flows
+
+
+def _piece(partition: Partition, taken: Records) -> StoreRecords | None:
+    """Return the records from the partition's position on; earlier ones were returned already."""
+    records, position = taken.records, partition.position
+    if position is not None and records.column("offset")[0].as_py() < position:
+        records = records.filter(pc.greater_equal(records.column("offset"), position))
+        if records.num_rows == 0:
+            return None
+    return StoreRecords(partition, records, taken.next_offset)

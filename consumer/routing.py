@@ -1,0 +1,330 @@
+"""Router: carries out the decisions of `sources` and points each partition at its source.
+
+Nothing here waits for the store: `Lookups` asks it in the background, and `step` continues when an
+answer has arrived. All methods run on the thread that holds the consumer's `PollLock`.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from confluent_kafka import KafkaError
+from structlog.stdlib import BoundLogger
+from structlog.typing import EventDict, WrappedLogger
+
+from sidetier.consumer.errors import GapError, NoOffsetError, StoreError, TieredError, is_transient
+from sidetier.consumer.kafka_side import PARKED, KafkaSide, Start
+from sidetier.consumer.lookups import Answer, Lookups, Question
+from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.sources import (
+    Archive,
+    Ask,
+    Decision,
+    FromKafka,
+    FromStore,
+    Missing,
+    Mode,
+    NoReset,
+    RetryLater,
+    Rules,
+    decide,
+)
+from sidetier.consumer.store_side import StoreSide
+from sidetier.segments.backoff import backoff
+
+if TYPE_CHECKING:
+    from sidetier.segments.offsets import TopicPartition
+
+# Log of the consumer, on the application's own `logging`: a library must not write to stdout.
+#
+# A line is the event's name and its values, `consumer.switched partition=orders-0 to=store
+# offset=5`, from the logger `sidetier.consumer`.
+
+NAME: Final = "sidetier.consumer"
+
+
+def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    name = event.pop("event")
+    return " ".join([str(name), *(f"{key}={value}" for key, value in event.items() if value != "")])
+
+
+log: Final[BoundLogger] = structlog.wrap_logger(
+    logging.getLogger(NAME),
+    processors=[structlog.stdlib.filter_by_level, _line],
+    wrapper_class=BoundLogger,
+)
+
+
+FIRST_PAUSE: Final = 0.25
+"""Backoff before both sources are asked again, in seconds. Doubles up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE: Final = 10.0
+SETTLED_PAUSE: Final = 60.0
+"""Seconds until a partition that stopped with a permanent error is tried again."""
+REPORT_EVERY: Final = 10
+"""A permanent error that continues is reported to the application at every tenth try."""
+_ROUNDS: Final = 4
+"""Maximum rounds of lookups in one `step`. Kafka answers a lookup before the next round."""
+
+
+class Router:
+    """All assigned partitions, and for each the search for its source.
+
+    Attributes:
+        partitions: all assigned partitions.
+        errors: errors for the application, oldest first.
+        changes: counter that increases when the source or the pause of any partition changes.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        sides: tuple[KafkaSide | None, StoreSide],
+        lookups: Lookups,
+        clock: Callable[[], float],
+        metrics: ConsumerMetrics,
+        warn: Callable[[KafkaError], None],
+    ) -> None:
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.errors: list[TieredError] = []
+        self.changes = 0
+        self._rules, self._lookups, self._clock = rules, lookups, clock
+        self._kafka, self._store = sides
+        self._metrics, self._warn = metrics, warn
+        self._looking: dict[TopicPartition, Partition] = {}
+        self._aims: dict[TopicPartition, Partition] = {}
+
+    @property
+    def looking(self) -> bool:
+        """Whether the source of any partition is still unknown. Polling then waits only briefly."""
+        return bool(self._looking)
+
+    def look(self, partition: Partition) -> None:
+        """Search the partition's source, after a backoff if earlier tries failed."""
+        partition.source, partition.asking = Source.LOOKING, False
+        partition.due = self._clock() + max(0.0, pause_after(partition.tries) - FIRST_PAUSE)
+        self._looking[partition.tp] = partition
+        self.changes += 1
+
+    def leave(self, partition: Partition) -> None:
+        """Stop reading the partition from its present source."""
+        if partition.source is Source.STORE:
+            self._store.unassign(partition.tp)
+        elif partition.source is Source.KAFKA and self._kafka is not None:
+            self._kafka.hold([partition.tp])
+
+    def forget(self, partition: Partition) -> None:
+        """Remove a partition that is not assigned any more."""
+        if partition.source is Source.STORE:
+            self._store.unassign(partition.tp)
+        self._looking.pop(partition.tp, None)
+        self._aims.pop(partition.tp, None)
+        self.changes += 1
+
+    def again(self, partition: Partition) -> None:
+        """Aim Kafka's consumer at the partition's position in the next `step`.
+
+        For partitions whose position in Kafka's consumer is unknown after an interruption.
+        """
+        if partition.position is None and partition.start < 0:
+            self.look(partition)
+        else:
+            self._aims[partition.tp] = partition
+
+    def step(self) -> None:
+        """Continue the search for every partition whose source is unknown."""
+        self.aim()
+        for _ in range(_ROUNDS):
+            if not self._looking or not self._round():
+                return
+
+    def _round(self) -> bool:
+        """Decide once for each partition; return whether a lookup was started."""
+        now = self._clock()
+        for answer in self._lookups.answers():
+            self._answered(answer, now)
+        questions = []
+        for partition in list(self._looking.values()):
+            if not partition.asking and partition.due <= now:
+                question = self._find(partition, now)
+                if question is not None:
+                    partition.asking = True
+                    questions.append(question)
+        self.aim()
+        if questions:
+            self._lookups.ask(questions)
+        return bool(questions)
+
+    def from_kafka(self, partition: Partition, decision: FromKafka) -> None:
+        """Read the partition from Kafka once `aim` is called."""
+        self._log_reset(partition, decision.offset, decision.reset)
+        if partition.source is Source.STORE:
+            self._store.unassign(partition.tp)
+            self._switched(partition, Source.KAFKA, decision.offset)
+        partition.settle(Source.KAFKA, decision.offset)
+        partition.until = None
+        self._looking.pop(partition.tp, None)
+        self._aims[partition.tp] = partition
+        self.changes += 1
+
+    def aim(self, *more: Partition) -> None:
+        """Seek Kafka's consumer to the positions that it must read from."""
+        self._aims.update((partition.tp, partition) for partition in more)
+        if not self._aims or self._kafka is None:
+            return
+        aims, self._aims = self._aims, {}
+        starts = [start_now(partition) for partition in aims.values()]
+        everything = (start_now(partition) for partition in self.partitions.values())
+        if self._kafka.aim(starts, everything):
+            self._store_again(self._kafka)
+        for partition in aims.values():
+            partition.behind = False
+
+    def _find(self, partition: Partition, now: float) -> Question | None:
+        """Carry out the decision, or return the question that must be answered first."""
+        if partition.needs_committed:
+            if self._kafka is not None:
+                return Question(partition.tp, partition.serial, committed=True, store=True)
+            partition.committed_known = True
+        broker = self._kafka is not None
+        decision = decide(self._rules.mode, self._rules.reset, partition.facts(), broker=broker)
+        if isinstance(decision, Ask):
+            question = Question(partition.tp, partition.serial)
+            return question.also(kafka=decision.kafka, store=decision.store)
+        self._carry_out(partition, decision, now)
+        return None
+
+    def _carry_out(self, partition: Partition, decision: Decision, now: float) -> None:
+        if isinstance(decision, FromKafka):
+            self.from_kafka(partition, decision)
+        elif isinstance(decision, FromStore):
+            self._from_store(partition, decision)
+        elif isinstance(decision, Missing):
+            self._missing(partition, decision, now)
+        elif isinstance(decision, NoReset):
+            self.errors.append(NoOffsetError(partition.tp, partition.position, decision.why))
+            _later(partition, now + SETTLED_PAUSE)
+        elif isinstance(decision, RetryLater):
+            partition.tries += 1
+            log.debug("consumer.again", partition=str(partition.tp), why=decision.why)
+            _later(partition, now + pause_after(partition.tries))
+
+    def _from_store(self, partition: Partition, decision: FromStore) -> None:
+        self._log_reset(partition, decision.offset, decision.reset)
+        if partition.consumed:
+            self._switched(partition, Source.STORE, decision.offset)
+        partition.settle(Source.STORE, decision.offset)
+        partition.until = decision.until
+        self._looking.pop(partition.tp, None)
+        self._store.assign(partition.tp, decision.offset)
+        if partition.paused:
+            self._store.pause(partition.tp)
+        self.changes += 1
+
+    def _missing(self, partition: Partition, missing: Missing, now: float) -> None:
+        if partition.missing_since is None:
+            partition.missing_since = now
+        if not missing.settled and now - partition.missing_since < self._rules.patience:
+            partition.tries += 1
+            partition.ask_again()
+            partition.due = now + min(1.0, pause_after(partition.tries))
+            return
+        detail = partition.detail
+        if not self._rules.skip_gaps:
+            error = GapError(partition.tp, missing.first, missing.end, detail)
+            self.errors.append(error)
+            partition.ask_again()
+            partition.due = now + SETTLED_PAUSE
+            return
+        name, first, end = str(partition.tp), missing.first, missing.end
+        log.warning("consumer.gap_skipped", partition=name, first=first, end=end, detail=detail)
+        self._metrics.gap(end - first)
+        partition.position, partition.missing_since, partition.detail = end, None, ""
+        partition.dirty = partition.consumed
+        _later(partition, now)
+
+    def _answered(self, answer: Answer, now: float) -> None:
+        partition = self.partitions.get(answer.question.tp)
+        if partition is None or partition.serial != answer.question.serial:
+            return
+        partition.asking = False
+        if answer.kafka_error is not None:
+            if not is_transient(answer.kafka_error):
+                error = TieredError(answer.kafka_error, partition.tp, partition.position)
+                self.errors.append(error)
+            partition.tries += 1
+            partition.due = now + pause_after(partition.tries)
+            return
+        if answer.question.committed:
+            partition.committed_known, partition.committed = True, answer.committed
+        if answer.question.kafka:
+            partition.kafka = answer.kafka
+        if answer.question.store:
+            partition.archive = answer.archive
+            self._warn_if_empty(partition)
+        if answer.store_error is not None:
+            self.report_store_error(partition, StoreError(partition.tp, None, answer.store_error))
+
+    def _warn_if_empty(self, partition: Partition) -> None:
+        """Warn once if the store has nothing of the partition: its URL may be wrong."""
+        nothing = partition.archive == Archive()
+        if not nothing or partition.warned_empty or self._rules.mode is Mode.KAFKA_ONLY:
+            return
+        partition.warned_empty = True
+        name, place = str(partition.tp), self._store.where(partition.tp)
+        log.warning("consumer.nothing_stored", partition=name, where=place)
+        if self._rules.mode is Mode.TIERED_STORAGE_ONLY:
+            text = (
+                f"nothing of {name} is stored at {place}; it is waited for. See whether "
+                "tiered.storage.url and cluster.name, and the topic, are right"
+            )
+            self._warn(KafkaError(KafkaError._UNKNOWN_PARTITION, text))
+
+    def report_store_error(self, partition: Partition, error: StoreError) -> None:
+        """Report a store that does not answer or refuses.
+
+        A transient error goes to `error_cb`. Any other error goes to the application at the first
+        try and at every tenth.
+        """
+        if error.passes:
+            self._warn(error.error)
+        elif partition.tries <= 1 or partition.tries % REPORT_EVERY == 0:
+            self.errors.append(error)
+
+    def _store_again(self, kafka: KafkaSide) -> None:
+        """Store the offsets again: a new assignment in librdkafka begins without stored offsets."""
+        offsets = []
+        for partition in self.partitions.values():
+            partition.dirty = partition.consumed
+            if partition.stored is not None:
+                offsets.append(partition.stored)
+        if offsets:
+            kafka.store(offsets)
+
+    def _switched(self, partition: Partition, to: Source, offset: int) -> None:
+        self._metrics.switched(to)
+        log.info("consumer.switched", partition=str(partition.tp), to=to.value, offset=offset)
+
+    def _log_reset(self, partition: Partition, offset: int, why: str) -> None:
+        if why:
+            self._metrics.reset()
+            log.warning("consumer.offset_reset", partition=str(partition.tp), to=offset, why=why)
+
+
+def start_now(partition: Partition) -> Start:
+    """Return where Kafka's consumer must read the partition now."""
+    if partition.source is not Source.KAFKA:
+        return Start(partition.tp, PARKED, flowing=False)
+    at = partition.start if partition.position is None else partition.position
+    return Start(partition.tp, at, flowing=not partition.paused)
+
+
+def _later(partition: Partition, due: float) -> None:
+    partition.forget()
+    partition.due = due
+
+
+def pause_after(tries: int) -> float:
+    """Return the backoff in seconds after this number of failed tries in a row."""
+    return backoff(tries, FIRST_PAUSE, LONGEST_PAUSE)

@@ -1,0 +1,76 @@
+"""The two sides of a consumer: Kafka's client and the archive reader, opened from its settings."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import confluent_kafka
+
+from sidetier.archive.access import open_archive
+from sidetier.archive.reader.reader import ArchiveReader
+from sidetier.consumer.feed import Idle
+from sidetier.consumer.kafka_side import Callbacks, KafkaSide
+from sidetier.consumer.lookups import Lookups
+from sidetier.consumer.metrics import ConsumerMetrics, metrics_of
+from sidetier.consumer.settings import Settings
+from sidetier.consumer.store_side import NoStore, StoreSide
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Kafka's client, the archive reader, and the lookups over both.
+
+    Attributes:
+        kafka: None without a broker.
+        idle: event that a poll waits on when it reads from neither side; `close` sets it.
+        close: closes the store and the reader.
+    """
+
+    kafka: KafkaSide | None
+    reader: StoreSide
+    lookups: Lookups
+    metrics: ConsumerMetrics
+    clock: Callable[[], float]
+    idle: Idle
+    close: Callable[[], None]
+
+
+def open_sides(settings: Settings) -> Sides:
+    """Open the store and Kafka's client. Neither gets a request yet.
+
+    Raises:
+        ConfigurationError: the store's settings are wrong.
+        KafkaException: librdkafka refuses its settings.
+    """
+    metrics = metrics_of(settings.registry)
+    with ExitStack() as stack:
+        reader = _reader(settings, metrics, stack)
+        kafka = None
+        if settings.kafka.config is not None:
+            callbacks = Callbacks()
+            consumer = confluent_kafka.Consumer(callbacks.guarded(settings.kafka.config))
+            kafka = KafkaSide(consumer, cooperative=settings.kafka.cooperative, callbacks=callbacks)
+        lookups = Lookups(kafka, reader, threads=settings.reader.fetch_threads)
+        close = stack.pop_all().close
+        return Sides(kafka, reader, lookups, metrics, time.monotonic, threading.Event(), close)
+
+
+def _reader(settings: Settings, metrics: ConsumerMetrics, stack: ExitStack) -> StoreSide:
+    if settings.storage is None:
+        return NoStore()
+    stop = threading.Event()
+    archive = stack.enter_context(
+        open_archive(
+            settings.cluster,
+            settings.storage,
+            connections=2 * settings.reader.fetch_threads,  # half of them for the lookups' threads
+            observer=metrics,
+            stop=stop,
+        )
+    )
+    reader = ArchiveReader(archive, settings.reader, metrics)
+    stack.callback(reader.close)
+    stack.callback(stop.set)
+    return reader

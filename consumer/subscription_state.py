@@ -1,0 +1,303 @@
+"""Assigned partitions, changed by calls of the application and by events of both sides."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+
+from confluent_kafka import KafkaError
+
+from sidetier.consumer.errors import (
+    EndReachedError,
+    StoreError,
+    already_assigned,
+    not_assigned,
+)
+from sidetier.consumer.fetch_buffer import FetchBuffer
+from sidetier.consumer.kafka_side import KafkaSide, Start
+from sidetier.consumer.lookups import Lookups
+from sidetier.consumer.metrics import ConsumerMetrics
+from sidetier.consumer.partition import Partition, Source
+from sidetier.consumer.routing import Router, start_now
+from sidetier.consumer.sources import Archive, FromKafka, Logical, Mode, Rules
+from sidetier.consumer.store_side import StoreSide
+from sidetier.segments.offsets import OffsetRange, TopicPartition
+
+
+class SubscriptionState:
+    """The assigned partitions, each read from one side at a time.
+
+    Args:
+        rules: settings for decisions.
+        sides: Kafka's side, or None without a broker; and the archive reader.
+        lookups: looks up where each side starts and ends.
+        clock: monotonic clock, in seconds.
+        metrics: counts refusals, gaps and switches.
+        warn: called with transient errors (`error_cb`).
+
+    Attributes:
+        router: finds the source of each partition.
+        partitions: the assigned partitions; the router's own dict.
+        buffer: what was fetched and not returned yet.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        sides: tuple[KafkaSide | None, StoreSide],
+        lookups: Lookups,
+        clock: Callable[[], float],
+        metrics: ConsumerMetrics,
+        warn: Callable[[KafkaError], None] = lambda _: None,
+    ) -> None:
+        self.router = Router(rules, sides, lookups, clock, metrics, warn)
+        self.partitions = self.router.partitions
+        self.buffer = FetchBuffer()
+        self._rules, self._metrics = rules, metrics
+        self._kafka, self._store = sides
+        self._serials = itertools.count(1)
+
+    def assign(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment.
+
+        Args:
+            starts: an offset or one of `Logical` for each partition.
+        """
+        new = self._new(starts)
+        # Kafka's client first: if it raises, nothing has changed here.
+        if self._kafka is not None:
+            self._kafka.assign([self._begin(partition) for partition in new])
+        self._forget(list(self.partitions))
+        self._accept(new)
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Add to the assignment.
+
+        Raises:
+            KafkaException: `_CONFLICT`: a partition is assigned already.
+        """
+        new = self._new(starts)
+        if self._kafka is not None:
+            self._kafka.add([self._begin(partition) for partition in new])
+        for tp in starts:
+            if tp in self.partitions:
+                raise already_assigned(tp)
+        self._accept(new)
+
+    def remove(self, tps: Iterable[TopicPartition]) -> None:
+        """Remove from the assignment.
+
+        Raises:
+            KafkaException: `_STATE`: a partition is not assigned.
+        """
+        gone = list(tps)
+        if self._kafka is not None:
+            self._kafka.remove(gone)
+        for tp in gone:
+            self.partition(tp)
+        self._forget(gone)
+
+    def clear(self) -> None:
+        """End the assignment."""
+        if self._kafka is not None:
+            self._kafka.clear()
+        self._forget(list(self.partitions))
+
+    def partition(self, tp: TopicPartition) -> Partition:
+        """Return an assigned partition.
+
+        Raises:
+            KafkaException: `_STATE`: it is not assigned.
+        """
+        try:
+            return self.partitions[tp]
+        except KeyError:
+            raise not_assigned(tp) from None
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Continue at an offset, or at one of `Logical`."""
+        partition = self.partition(tp)
+        self._drop(tp)
+        self.router.leave(partition)
+        partition.move(offset, next(self._serials))
+        if self._rules.mode is Mode.KAFKA_ONLY:
+            self._begin(partition)
+            self.router.aim(partition)
+        else:
+            self.router.look(partition)
+            self.router.step()
+
+    def pause(self, tp: TopicPartition) -> None:
+        """Return nothing of the partition until `resume`.
+
+        Records fetched already are dropped, and fetched again after `resume`.
+        """
+        partition = self.partitions.get(tp)
+        if partition is None or partition.paused:
+            return
+        partition.paused = True
+        self.router.changes += 1
+        self.buffer.drop(tp, partition)
+        if partition.source is Source.STORE and partition.position is not None:
+            self._store.seek(tp, partition.position)
+            self._store.pause(tp)
+        elif partition.source is Source.KAFKA and self._kafka is not None:
+            self._kafka.hold([tp])
+
+    def resume(self, tp: TopicPartition) -> None:
+        """Continue a paused partition."""
+        partition = self.partitions.get(tp)
+        if partition is None or not partition.paused:
+            return
+        partition.paused = False
+        self.router.changes += 1
+        if partition.source is Source.STORE:
+            self._store.resume(tp)
+        elif partition.source is Source.KAFKA and self._kafka is not None:
+            if partition.behind:
+                self.router.aim(partition)
+            else:
+                self._kafka.release([tp])
+
+    def reads(self, source: Source) -> bool:
+        """Whether any partition is read from this source and not paused."""
+        return any(
+            partition.source is source and not partition.paused
+            for partition in self.partitions.values()
+        )
+
+    @property
+    def kafka_resets_offsets(self) -> bool:
+        """Whether librdkafka applies `auto.offset.reset` and the application gets its errors."""
+        return self._rules.mode is Mode.KAFKA_ONLY
+
+    def kafka_interrupted(self) -> None:
+        """Aim all of Kafka's partitions again after a call of Kafka's client was interrupted
+        (Ctrl-C).
+
+        The interrupted client drops the messages and errors that it was about to return, and its
+        positions are behind them. So each partition is read again from the next wanted offset.
+        """
+        for partition in list(self.partitions.values()):
+            if partition.source is Source.KAFKA:
+                self.buffer.drop(partition.tp, partition)
+                self.router.again(partition)
+
+    def kafka_refused(self, tp: TopicPartition, offset: int) -> None:
+        """Find another source after Kafka's error `_AUTO_OFFSET_RESET`.
+
+        Args:
+            tp: the refused partition.
+            offset: the offset that is out of range; negative if the group has no committed offset.
+        """
+        partition = self.partitions.get(tp)
+        if partition is None or partition.source is not Source.KAFKA:
+            return
+        if partition.position is None and offset >= 0:
+            partition.position = offset
+        if partition.position is not None and 0 <= offset < partition.position:
+            return  # the error is about a position that the partition has left since
+        self._metrics.missed(Source.KAFKA)
+        gap = partition.gap
+        # The gap of the store stays known: without it, the decision would return to the store.
+        partition.forget()
+        partition.gap = gap
+        partition.tries += 1
+        partition.refused = partition.position is not None
+        self.router.look(partition)
+
+    def store_ended(self, tp: TopicPartition, next_offset: int) -> None:
+        """Continue at Kafka after the archive's end.
+
+        With `TIERED_STORAGE_ONLY` the reader waits for more, and the end is reported if configured.
+        """
+        partition = self.partitions[tp]
+        _advance(partition, next_offset)
+        if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
+            self._drop(tp)
+            self.router.from_kafka(partition, FromKafka(next_offset))
+            self.router.aim()
+        elif self._rules.report_end:
+            self.router.errors.append(EndReachedError(tp, next_offset))
+
+    def store_missing(
+        self, tp: TopicPartition, gap: OffsetRange, detail: str, *, below: bool
+    ) -> None:
+        """Find another source for offsets that the store does not have.
+
+        Args:
+            tp: the partition.
+            gap: the missing offsets.
+            detail: why they are missing.
+            below: the archive's start has moved beyond them, so they are no gap inside the archive.
+        """
+        partition = self.partitions[tp]
+        self._metrics.missed(Source.STORE)
+        _advance(partition, gap.start)
+        self._lost(partition)
+        if not below:
+            partition.gap, partition.detail = gap, detail
+
+    def store_failed(self, tp: TopicPartition, next_offset: int, error: StoreError) -> None:
+        """Continue at Kafka, if it has the offset, after the store could not be read."""
+        partition = self.partitions[tp]
+        _advance(partition, next_offset)
+        partition.tries += 1
+        self.router.report_store_error(partition, error)
+        if error.passes and self._rules.mode is Mode.TIERED_STORAGE_ONLY:
+            return  # the archive reader retries by itself
+        self._lost(partition)
+        if self._rules.mode is not Mode.TIERED_STORAGE_ONLY:
+            partition.archive = Archive(unavailable=True)
+
+    def handed_out(self, partition: Partition) -> None:
+        """Continue at Kafka if the returned batch ends where Kafka has the rest."""
+        position, until = partition.position, partition.until
+        if until is not None and position is not None and position >= until:
+            self._drop(partition.tp)
+            self.router.from_kafka(partition, FromKafka(position))
+            self.router.aim()
+
+    def _new(self, starts: Mapping[TopicPartition, int]) -> list[Partition]:
+        return [Partition(tp, start, next(self._serials)) for tp, start in starts.items()]
+
+    def _begin(self, partition: Partition) -> Start:
+        """Return the partition's start in Kafka's consumer; choose Kafka as source if that needs no
+        lookup.
+
+        With `KAFKA_PREFERRED` and a start at the committed offset, librdkafka looks this offset up.
+        """
+        start, mode = partition.start, self._rules.mode
+        direct = start >= 0 or start in (Logical.STORED, Logical.INVALID)
+        if mode is Mode.KAFKA_ONLY or (mode is Mode.KAFKA_PREFERRED and direct):
+            partition.source = Source.KAFKA
+            partition.position = start if start >= 0 else None
+        return start_now(partition)
+
+    def _accept(self, new: Iterable[Partition]) -> None:
+        for partition in new:
+            self.partitions[partition.tp] = partition
+            if partition.source is Source.LOOKING:
+                self.router.look(partition)
+        self.router.changes += 1
+
+    def _forget(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            self._drop(tp)
+            self.router.forget(self.partitions.pop(tp))
+
+    def _lost(self, partition: Partition) -> None:
+        """Find another source for a partition that the store cannot serve any more."""
+        self.buffer.drop(partition.tp, partition)
+        self.router.leave(partition)
+        partition.forget()
+        self.router.look(partition)
+
+    def _drop(self, tp: TopicPartition) -> None:
+        self.buffer.drop(tp, self.partitions.get(tp))
+        errors = self.router.errors
+        errors[:] = [error for error in errors if (error.topic, error.partition) != tp]
+
+
+def _advance(partition: Partition, position: int) -> None:
+    if partition.position is None or position > partition.position:
+        partition.position = position
+        partition.dirty = partition.consumed

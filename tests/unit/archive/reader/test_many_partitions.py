@@ -1,0 +1,79 @@
+"""Many partitions in one reader: all is handed out once, in turn, within one bound of memory."""
+
+from collections.abc import Mapping
+from time import monotonic
+
+from sidetier.archive.reader import ArchiveReader, ReachedEnd, Records
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.made_archive import MadeArchive, encoded, reading
+from tests.harness.record_batches import MadeBatch, MadeRecord
+from tests.harness.waiting import wait_until
+
+KIB, MIB = 1 << 10, 1 << 20
+TPS = [TopicPartition("many", number) for number in range(200)]
+MOST = 10
+"""Records that are taken at once."""
+
+
+def log_of(first: int, end: int, size: int) -> bytes:
+    """Batches of one record each."""
+    return encoded(MadeBatch((MadeRecord(at, at, value=bytes(size)),)) for at in range(first, end))
+
+
+def read_all(reader: ArchiveReader) -> tuple[dict[TopicPartition, list[int]], int]:
+    """Every record up to each end, and how many had come when the last partition began."""
+    found: dict[TopicPartition, list[int]] = {tp: [] for tp in TPS}
+    ended: set[TopicPartition] = set()
+    come, last, deadline = 0, 0, monotonic() + 100
+    while len(ended) < len(TPS):
+        assert monotonic() < deadline, {tp: found[tp][-1:] for tp in found.keys() - ended}
+        for one in reader.take(MOST, 5):
+            assert isinstance(one, Records | ReachedEnd), one
+            if isinstance(one, ReachedEnd):
+                ended.add(one.tp)
+                continue
+            last = last if found[one.tp] else come
+            come += one.records.num_rows
+            found[one.tp] += one.records.column("offset").to_pylist()
+    return found, last
+
+
+def is_complete(found: Mapping[TopicPartition, list[int]], end: int) -> bool:
+    return all(numbers == list(range(end)) for numbers in found.values())
+
+
+def test_none_waits_until_others_have_come_to_their_ends() -> None:
+    """Two segments each, all of them fetched before the first record is taken."""
+    store, logs = FakeStorage(), [log_of(0, 4, 10), log_of(4, 8, 10)]
+    for tp in TPS:
+        archive = MadeArchive(store, tp=tp)
+        archive.segment(0, logs[0])
+        archive.segment(4, logs[1])
+        archive.mark(4, 8)
+    with reading(store) as reader:
+        for tp in TPS:
+            reader.assign(tp, 0)
+        whole = len(TPS) * sum(map(len, logs))
+        wait_until(lambda: reader.held_memory == whole, 60, "all to be fetched")
+        found, last = read_all(reader)
+    assert is_complete(found, 8)
+    assert last < 0.6 * 8 * len(TPS)
+
+
+def test_all_comes_once_within_one_bound_of_memory() -> None:
+    """A partition's share is far below one batch, and every tenth has batches above its range."""
+    store, budget = FakeStorage(), MIB
+    logs = {size: log_of(0, 2, size) for size in (30 * KIB, 200 * KIB)}
+    for tp in TPS:
+        archive = MadeArchive(store, tp=tp)
+        archive.segment(0, logs[200 * KIB if tp.partition % 10 == 0 else 30 * KIB])
+        archive.mark(0, 2)
+    with reading(store, memory_budget=budget) as reader:
+        for tp in TPS:
+            reader.assign(tp, 0)
+        found, _ = read_all(reader)
+        peak, held = reader.peak_memory, reader.held_memory
+    assert is_complete(found, 2)
+    assert peak <= 2 * budget
+    assert held == 0

@@ -1,0 +1,135 @@
+"""From where a partition is read next: decisions over what both sides hold."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from sidetier.consumer.sources import (
+    Archive,
+    Ask,
+    Decision,
+    Facts,
+    FromKafka,
+    FromStore,
+    Missing,
+    Mode,
+    NoReset,
+    Reset,
+    RetryLater,
+    decide,
+)
+from sidetier.segments.offsets import Offset, OffsetRange
+
+PREFERRED = Mode.TIERED_STORAGE_PREFERRED
+ONLY = Mode.TIERED_STORAGE_ONLY
+FIRST = Mode.KAFKA_PREFERRED
+
+
+def offsets(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
+KAFKA = offsets(60, 100)
+STORED = Archive(offsets(20, 80))
+
+CASES: list[tuple[Mode, Facts, Decision]] = [
+    (FIRST, Facts(5), FromKafka(5)),
+    (FIRST, Facts(30, refused=True), Ask(kafka=True, store=True)),
+    (FIRST, Facts(30, KAFKA, STORED, refused=True), FromStore(30, until=60)),
+    (
+        FIRST,
+        Facts(90, offsets(60, 70), Archive(offsets(20, 95)), refused=True),
+        FromStore(90),
+    ),
+    (FIRST, Facts(65, KAFKA, STORED), FromKafka(65)),
+    (PREFERRED, Facts(30), Ask(store=True)),
+    (PREFERRED, Facts(30, archive=STORED), FromStore(30)),
+    (PREFERRED, Facts(80, archive=STORED), FromKafka(80)),
+    (PREFERRED, Facts(5, archive=STORED), FromKafka(5)),
+    (PREFERRED, Facts(5, archive=Archive(unavailable=True)), Ask(kafka=True)),
+    (PREFERRED, Facts(70, KAFKA, Archive(unavailable=True)), FromKafka(70)),
+    (ONLY, Facts(80, archive=STORED), FromStore(80)),
+    (ONLY, Facts(90, archive=STORED), Ask(kafka=True)),
+    (ONLY, Facts(90, KAFKA, STORED), FromStore(90)),
+    (
+        ONLY,
+        Facts(190, KAFKA, STORED),
+        FromStore(20, reset="offset 190 is above Kafka's end, 100"),
+    ),
+    (FIRST, Facts(None, KAFKA, STORED), FromStore(20, until=60)),
+    (PREFERRED, Facts(None, offsets(10, 100), STORED), FromKafka(10)),
+    (PREFERRED, Facts(-2, KAFKA, STORED), FromStore(20)),
+    (PREFERRED, Facts(-1, KAFKA), FromKafka(100)),
+    (ONLY, Facts(-1, archive=STORED), FromStore(80)),
+]
+
+
+@pytest.mark.parametrize(("mode", "facts", "decision"), CASES)
+def test_decisions(mode: Mode, facts: Facts, decision: Decision) -> None:
+    assert decide(mode, Reset.EARLIEST, facts) == decision
+
+
+@pytest.mark.parametrize("mode", [FIRST, PREFERRED])
+def test_what_the_archive_has_not_reached_yet_is_not_settled(mode: Mode) -> None:
+    facts = Facts(50, KAFKA, Archive(offsets(20, 50)), refused=True)
+    assert decide(mode, Reset.LATEST, facts) == Missing(50, 60, settled=False)
+
+
+def test_a_gap_is_as_long_as_both_sides_lack_it() -> None:
+    archive = Archive(offsets(20, 80), gap=offsets(30, 40))
+    facts = Facts(30, offsets(35, 100), archive, refused=True)
+    assert decide(PREFERRED, Reset.LATEST, facts) == Missing(30, 35, settled=True)
+    assert decide(ONLY, Reset.LATEST, Facts(30, archive=archive)) == Missing(30, 40, settled=True)
+
+
+def test_an_offset_within_kafka_s_bounds_is_tried_again() -> None:
+    facts = Facts(90, KAFKA, STORED, refused=True)
+    assert isinstance(decide(PREFERRED, Reset.EARLIEST, facts), RetryLater)
+
+
+def test_nothing_is_reset_while_the_store_may_have_it() -> None:
+    facts = Facts(5, KAFKA, Archive(unavailable=True), refused=True)
+    for mode in (FIRST, PREFERRED):
+        assert isinstance(decide(mode, Reset.EARLIEST, facts), RetryLater)
+    assert isinstance(
+        decide(FIRST, Reset.EARLIEST, Facts(None, KAFKA, Archive(unavailable=True))), RetryLater
+    )
+
+
+_spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
+    lambda two: offsets(min(two), max(two))
+)
+_stored = st.none() | _spans.filter(lambda span: span.start < span.end)
+
+
+@given(
+    mode=st.sampled_from([FIRST, PREFERRED, ONLY]),
+    reset=st.sampled_from(Reset),
+    wanted=st.none() | st.integers(0, 60),
+    kafka=_spans,
+    stored=_stored,
+    refused=st.booleans(),
+)
+def test_a_decision_never_skips_what_either_side_has(
+    mode: Mode,
+    reset: Reset,
+    wanted: int | None,
+    kafka: OffsetRange,
+    stored: OffsetRange | None,
+    *,
+    refused: bool,
+) -> None:
+    facts = Facts(wanted, kafka, Archive(stored), refused=refused)
+    decision = decide(mode, reset, facts)
+    assert not isinstance(decision, Ask)
+    if wanted is None or isinstance(decision, RetryLater | NoReset):
+        return
+    held = stored is not None and wanted in stored
+    if isinstance(decision, Missing):
+        assert decision.first == wanted < decision.end
+        assert not held
+        assert not (mode is not ONLY and not refused and wanted in kafka)
+    elif not decision.reset:
+        assert decision.offset == wanted
+    else:
+        assert not held
