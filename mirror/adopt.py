@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from sidetier.mirror.engine import Copy, map_batch
-from sidetier.mirror.offset_map import MapChunk, Run, encode_map_record, joined
+from sidetier.mirror.copy.engine import Copy, map_batch
+from sidetier.mirror.copy.offset_map import MapChunk, Run, encode_map_record, joined
+from sidetier.mirror.copy.target import OutgoingBatch, Target
 from sidetier.mirror.partition_log import PartitionLog
-from sidetier.mirror.target import OutgoingBatch, Target
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from sidetier.mirror.batches import SourceBatch, select_batches
+from sidetier.mirror.copy.batches import SourceBatch, select_batches
 from sidetier.segments.arrow.decode import decode
 from sidetier.segments.errors import MirrorError
 from sidetier.segments.isolation import IsolationLevel

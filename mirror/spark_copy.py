@@ -23,12 +23,12 @@ from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.folders import ArchiveFolder, access_to_folders
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, resolved
-from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.attempts import Standby, run_attempt
-from sidetier.mirror.engine import Copy, Counts, Engine, Limits, summed
-from sidetier.mirror.source import KafkaSource, OnGap
-from sidetier.mirror.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Counts, Engine, Limits, summed
+from sidetier.mirror.copy.source import KafkaSource, OnGap
+from sidetier.mirror.copy.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
     from sidetier.cli.backfill.job import Amount
     from sidetier.config.model import Config
-    from sidetier.mirror.hydrate.cluster_state import RestoredKind
+    from sidetier.mirror.cluster_state.restore import RestoredKind
     from sidetier.mirror.hydrate.finish import OpenTransactionFound
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
@@ -639,8 +639,8 @@ def _restored(
     )
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
-    from sidetier.mirror.hydrate.cluster_state import restore_cluster_state  # noqa: PLC0415
-    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+    from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+    from sidetier.mirror.cluster_state.restore import restore_cluster_state  # noqa: PLC0415
 
     with open_archive(config) as archive:
         store = archive.default_store

@@ -13,9 +13,11 @@ import click
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.catalog import create_topic
-from sidetier.mirror.copy_check import ArchivedRecords, CopiedRange, check_copy
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Engine
+from sidetier.mirror.copy.offset_map import OffsetMap
+from sidetier.mirror.copy.source import GapFound, KafkaSource, OnGap
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.mirror.drill.given_cluster import (
     delete_drill,
     delete_left_over,
@@ -24,15 +26,13 @@ from sidetier.mirror.drill.given_cluster import (
     topics_of_run,
 )
 from sidetier.mirror.drill.sample import plan_of_sample
-from sidetier.mirror.engine import Copy, Engine
 from sidetier.mirror.hydrate.plan import PlannedPartition
 from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide, Digest
-from sidetier.mirror.offset_map import OffsetMap
-from sidetier.mirror.restore import KEEPS_RECORDS, RestoreNote
-from sidetier.mirror.source import GapFound, KafkaSource, OnGap
-from sidetier.mirror.target import KafkaTarget
-from sidetier.mirror.topics import Lineage, MirrorNames
-from sidetier.mirror.translate import read_offset_map
+from sidetier.mirror.offsets.translate import read_offset_map
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CopiedRange, check_copy
+from sidetier.mirror.restore.plan import KEEPS_RECORDS, RestoreNote
+from sidetier.mirror.topics.catalog import create_topic
+from sidetier.mirror.topics.rules import Lineage, MirrorNames
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
-from sidetier.mirror.catalog import Planned
-from sidetier.mirror.engine import Counts, Engine, Limits
+from sidetier.mirror.copy.engine import Counts, Engine, Limits
 from sidetier.mirror.metrics import MirrorCollector
-from sidetier.mirror.offset_sync import OffsetSync
-from sidetier.mirror.translate import Outcome, TranslatedGroup, TranslatedOffset
+from sidetier.mirror.offsets.offset_sync import OffsetSync
+from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
+from sidetier.mirror.topics.catalog import Planned
 
 _LINE_SECONDS = 1.0
 

@@ -37,14 +37,16 @@ from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.cluster import as_texts
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
-from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
-from sidetier.mirror.engine import Copy, Engine
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Engine
+from sidetier.mirror.copy.offset_map import OffsetMap
+from sidetier.mirror.copy.source import KafkaSource, OnGap
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.mirror.hydrate.survey import archived_partitions
 from sidetier.mirror.hydrate.verify import BrokerSide
-from sidetier.mirror.offset_map import OffsetMap
-from sidetier.mirror.restore import (
+from sidetier.mirror.offsets.translate import read_offset_map
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
+from sidetier.mirror.restore.plan import (
     ArchivedTopics,
     PartitionRestore,
     RestoreNote,
@@ -56,7 +58,6 @@ from sidetier.mirror.restore import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.source import KafkaSource, OnGap
 from sidetier.mirror.spark_copy import (
     PartitionTask,
     SparkCopy,
@@ -64,9 +65,8 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     rivals_of_one_process,
 )
-from sidetier.mirror.target import KafkaTarget
-from sidetier.mirror.topics import MirrorNames, TopicRules, decode_lineage
-from sidetier.mirror.translate import read_offset_map
+from sidetier.mirror.topics.catalog import Catalog, CatalogOptions, Planned, topic_settings
+from sidetier.mirror.topics.rules import MirrorNames, TopicRules, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from sidetier.cli import exits
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.output import Cell, Table
-from sidetier.mirror.copy_check import CheckedCopy
-from sidetier.mirror.restore import PartitionRestore
+from sidetier.mirror.restore.copy_check import CheckedCopy
+from sidetier.mirror.restore.plan import PartitionRestore
 from sidetier.segments.offsets import TopicPartition
 
 _KAFKA_CONFIGS = "kafka-configs.sh --alter --entity-type topics --entity-name"

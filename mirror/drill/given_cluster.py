@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from sidetier.mirror.restore import decode_note
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.restore.plan import decode_note
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster, TopicMetadata
 from sidetier.wire.requests import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster

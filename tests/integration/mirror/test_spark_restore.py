@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sidetier.mirror.target import KafkaTarget
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.errors import KafkaApiError, ProducerFencedError

@@ -13,8 +13,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from sidetier.mirror.catalog import topic_settings
-from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.topics.catalog import topic_settings
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import AclBinding
 from sidetier.wire.cluster import Cluster

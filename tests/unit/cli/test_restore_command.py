@@ -12,11 +12,11 @@ from sidetier.cli.mirror.on_spark import verdict
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
-from sidetier.mirror.copy_check import CheckedCopy
-from sidetier.mirror.engine import Counts
-from sidetier.mirror.restore import PartitionRestore, RestoreNote
-from sidetier.mirror.source import GapFound
-from sidetier.mirror.topics import Lineage
+from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.copy.source import GapFound
+from sidetier.mirror.restore.copy_check import CheckedCopy
+from sidetier.mirror.restore.plan import PartitionRestore, RestoreNote
+from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sidetier.mirror.acls import INTERVAL_SECONDS, AclCopier, acls_of_copies
+from sidetier.mirror.topics.acls import INTERVAL_SECONDS, AclCopier, acls_of_copies
 from sidetier.segments.cluster_state import AclBinding, AclBindings
 from sidetier.segments.errors import ConfigurationError
 

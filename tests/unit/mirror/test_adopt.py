@@ -14,8 +14,8 @@ from sidetier.mirror.adopt import (
     progress_to_write,
     write_progress,
 )
-from sidetier.mirror.engine import Copy
-from sidetier.mirror.offset_map import Run
+from sidetier.mirror.copy.engine import Copy
+from sidetier.mirror.copy.offset_map import Run
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record

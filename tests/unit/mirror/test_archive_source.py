@@ -5,11 +5,16 @@ from uuid import UUID
 
 import pytest
 
-from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
-from sidetier.mirror.batches import select_batches
-from sidetier.mirror.engine import Copy, Engine, Limits
-from sidetier.mirror.reencode import reencode
-from sidetier.mirror.source import KafkaSource, OnGap
+from sidetier.mirror.copy.archive_source import (
+    ArchivedBatches,
+    ArchiveEnd,
+    ArchiveGap,
+    ArchiveSource,
+)
+from sidetier.mirror.copy.batches import select_batches
+from sidetier.mirror.copy.engine import Copy, Engine, Limits
+from sidetier.mirror.copy.reencode import reencode
+from sidetier.mirror.copy.source import KafkaSource, OnGap
 from sidetier.segments.errors import ConfigurationError, MirrorError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sidetier.mirror.hydrate.cluster_state import (
+from sidetier.mirror.cluster_state.restore import (
     LogRange,
     RestoredKind,
     restore_acls,

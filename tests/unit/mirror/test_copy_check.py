@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from sidetier.archive.reading import IsolationLevel
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.mirror.hydrate.verify import COLUMNS
-from sidetier.mirror.offset_map import OffsetMap, Run
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches

@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
-from sidetier.mirror.engine import Copy, Engine, Limits
-from sidetier.mirror.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
-from sidetier.mirror.target import OutgoingBatch
+from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.copy.engine import Copy, Engine, Limits
+from sidetier.mirror.copy.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.target import OutgoingBatch
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     KafkaApiError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.mirror.offset_map import (
+from sidetier.mirror.copy.offset_map import (
     CHUNK_RUNS,
     MapChunk,
     MapRecord,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidetier.mirror.offset_map import (
+from sidetier.mirror.copy.offset_map import (
     MapChunk,
     MapRecord,
     OffsetMap,
@@ -17,10 +17,10 @@ from sidetier.mirror.offset_map import (
     encode_map_record,
     most_chunks,
 )
-from sidetier.mirror.offset_sync import LAST_PAUSES, STORE_SECONDS, OffsetSync
-from sidetier.mirror.stored_map import MapStore, StoredMap
-from sidetier.mirror.topics import Lineage
-from sidetier.mirror.translate import OffsetMapReader
+from sidetier.mirror.offsets.offset_sync import LAST_PAUSES, STORE_SECONDS, OffsetSync
+from sidetier.mirror.offsets.stored_map import MapStore, StoredMap
+from sidetier.mirror.offsets.translate import OffsetMapReader
+from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.errors import BrokerUnavailableError, StoreTimeoutError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition

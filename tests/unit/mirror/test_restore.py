@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.mirror.catalog import Planned, SourceTopic
-from sidetier.mirror.restore import (
+from sidetier.mirror.restore.plan import (
     KEEPS_RECORDS,
     PartitionRestore,
     RestoreNote,
@@ -18,7 +17,8 @@ from sidetier.mirror.restore import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.topics import NOT_COPIED, Lineage, decode_lineage
+from sidetier.mirror.topics.catalog import Planned, SourceTopic
+from sidetier.mirror.topics.rules import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset

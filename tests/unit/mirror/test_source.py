@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.source import KafkaSource, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.source import KafkaSource, SourceEvent, TopicRecreated
 from sidetier.segments.errors import SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster

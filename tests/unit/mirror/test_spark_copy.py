@@ -8,8 +8,8 @@ import pytest
 
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, SecretRef, resolved
-from sidetier.mirror.engine import Copy, Counts, Limits, PartitionLag, summed
-from sidetier.mirror.source import GapFound
+from sidetier.mirror.copy.engine import Copy, Counts, Limits, PartitionLag, summed
+from sidetier.mirror.copy.source import GapFound
 from sidetier.mirror.spark_copy import (
     PartitionTask,
     SparkCopy,
@@ -18,7 +18,7 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     unfinished,
 )
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import MirrorError, SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import Membership

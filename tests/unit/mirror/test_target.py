@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.target import KafkaTarget, OutgoingBatch
+from sidetier.mirror.copy.target import KafkaTarget, OutgoingBatch
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,

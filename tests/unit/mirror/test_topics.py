@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidetier.mirror.topics import (
+from sidetier.mirror.topics.rules import (
     Lineage,
     MirrorNames,
     TopicRules,

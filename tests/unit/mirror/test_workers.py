@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.topics import TopicRules, compiled
-from sidetier.mirror.workers import KafkaWorkerGroup, Share, decode_share, group_kind
+from sidetier.mirror.copy.workers import KafkaWorkerGroup, Share, decode_share, group_kind
+from sidetier.mirror.topics.rules import TopicRules, compiled
 from sidetier.segments.errors import (
     ConfigurationError,
     KafkaApiError,

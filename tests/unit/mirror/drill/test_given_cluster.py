@@ -12,8 +12,8 @@ from sidetier.mirror.drill.given_cluster import (
     new_run,
     topic_of,
 )
-from sidetier.mirror.restore import RestoreNote
-from sidetier.mirror.topics import Lineage, TopicRules, compiled
+from sidetier.mirror.restore.plan import RestoreNote
+from sidetier.mirror.topics.rules import Lineage, TopicRules, compiled
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import TopicMetadata
 from sidetier.wire.requests import CommittedOffset

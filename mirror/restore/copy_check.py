@@ -9,6 +9,7 @@ import pyarrow as pa
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
+from sidetier.mirror.copy.offset_map import OffsetMap
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.mirror.hydrate.verify import (
     COLUMNS,
@@ -17,7 +18,6 @@ from sidetier.mirror.hydrate.verify import (
     archived_records,
     hidden_spans,
 )
-from sidetier.mirror.offset_map import OffsetMap
 from sidetier.segments.offsets import Offset, TopicPartition
 
 

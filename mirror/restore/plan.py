@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.mirror.catalog import Planned, SourceTopic
-from sidetier.mirror.topics import Lineage, decode_lineage
+from sidetier.mirror.topics.catalog import Planned, SourceTopic
+from sidetier.mirror.topics.rules import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from sidetier.mirror.groups import CommittedGroups, Groups
-from sidetier.mirror.offset_map import (
+from sidetier.mirror.copy.offset_map import (
     MapChunk,
     MapRecord,
     OffsetMap,
@@ -15,9 +14,10 @@ from sidetier.mirror.offset_map import (
     most_chunks,
     shorter_map,
 )
+from sidetier.mirror.offsets.groups import CommittedGroups, Groups
+from sidetier.mirror.offsets.stored_map import StoredMap
 from sidetier.mirror.partition_log import ClusterLog, PartitionLog
-from sidetier.mirror.stored_map import StoredMap
-from sidetier.mirror.topics import decode_lineage
+from sidetier.mirror.topics.rules import decode_lineage
 from sidetier.segments.errors import MirrorError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 
 from sidetier.leadership.cluster import End, admin_client, ask_offsets
 from sidetier.leadership.cluster_state import KafkaClusterState
-from sidetier.mirror.hydrate.cluster_state import LogRange
+from sidetier.mirror.cluster_state.restore import LogRange
 from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,

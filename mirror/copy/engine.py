@@ -10,11 +10,11 @@ from uuid import UUID
 
 import structlog
 
-from sidetier.mirror.batches import SourceBatch
-from sidetier.mirror.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
-from sidetier.mirror.reencode import build_batch, encode_record, reencode
-from sidetier.mirror.source import Fetched, GapFound, Source, SourceEvent, TopicRecreated
-from sidetier.mirror.target import (
+from sidetier.mirror.copy.batches import SourceBatch
+from sidetier.mirror.copy.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
+from sidetier.mirror.copy.reencode import build_batch, encode_record, reencode
+from sidetier.mirror.copy.source import Fetched, GapFound, Source, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.target import (
     ABORTABLE,
     MEMBERSHIP_LOST,
     OutgoingBatch,

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import structlog
 
-from sidetier.mirror.acls import AclCopier
-from sidetier.mirror.engine import Copy
-from sidetier.mirror.topics import (
+from sidetier.mirror.copy.engine import Copy
+from sidetier.mirror.topics.acls import AclCopier
+from sidetier.mirror.topics.rules import (
     GROUP_PREFIX,
     NOT_COPIED,
     TIMESTAMP_TYPE,

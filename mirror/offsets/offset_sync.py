@@ -16,10 +16,10 @@ from typing import Final
 
 import structlog
 
-from sidetier.mirror.groups import Groups
-from sidetier.mirror.offset_map import MapRecord
-from sidetier.mirror.stored_map import MAX_RUNS, MapStore, StoredMap
-from sidetier.mirror.translate import (
+from sidetier.mirror.copy.offset_map import MapRecord
+from sidetier.mirror.offsets.groups import Groups
+from sidetier.mirror.offsets.stored_map import MAX_RUNS, MapStore, StoredMap
+from sidetier.mirror.offsets.translate import (
     GroupTranslator,
     MirroredPartition,
     OffsetMapReader,

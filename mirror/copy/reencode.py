@@ -12,7 +12,7 @@ from typing import Final
 import cramjam
 import numpy as np
 
-from sidetier.mirror.batches import SourceBatch
+from sidetier.mirror.copy.batches import SourceBatch
 from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
 from sidetier.segments.crc import crc32c
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError

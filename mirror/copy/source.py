@@ -18,8 +18,13 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
-from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.copy.archive_source import (
+    ArchivedBatches,
+    ArchiveEnd,
+    ArchiveGap,
+    ArchiveSource,
+)
+from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,

@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.mirror.offset_map import OffsetMap, Run
+from sidetier.mirror.copy.offset_map import OffsetMap, Run
 from sidetier.segments.errors import (
     MalformedObjectError,
     ObjectNotFoundError,

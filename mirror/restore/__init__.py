@@ -1,0 +1,1 @@
+"""Restores of archived records into topics: what is copied where, and the check of the copy."""
