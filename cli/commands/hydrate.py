@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sidetier.cli.backfill.job import Amount
     from sidetier.config.model import Config
     from sidetier.mirror.cluster_state.restore import RestoredKind
-    from sidetier.mirror.hydrate.finish import OpenTransactionFound
+    from sidetier.mirror.hydrate.finish import OpenTransaction
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
     from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin
@@ -598,7 +598,7 @@ def _placed_topics(plan: "HydratePlan", admin: "TopicAdmin") -> "dict[str, Descr
     existing = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
     finish.check_topics(plan, existing)
     finish.check_placed(
-        plan, admin.ends(partition.topic_partition for partition in plan.partitions)
+        plan, admin.log_ranges(partition.topic_partition for partition in plan.partitions)
     )
     return existing
 
@@ -730,7 +730,7 @@ def _with_factor(plan: "HydratePlan", factor: int | None) -> "HydratePlan":
     return replace(plan, topics=topics)
 
 
-def _open_rows(found: "Sequence[OpenTransactionFound]") -> list[tuple[str, int, int]]:
+def _open_rows(found: "Sequence[OpenTransaction]") -> list[tuple[str, int, int]]:
     return [
         (
             str(transaction.partition),

@@ -23,7 +23,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from sidetier.mirror.adopt import AdoptedPartition, CommittedAs
     from sidetier.mirror.offsets.groups import Groups
-    from sidetier.mirror.topics.catalog import Planned
+    from sidetier.mirror.topics.catalog import PlannedCopy
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
 
@@ -209,7 +209,7 @@ def require_no_workers(target: "Cluster", group: str) -> None:
 
 
 def copies_of(
-    planned: "Sequence[Planned]", offsets: "Mapping[TopicPartition, Offset]", group: str
+    planned: "Sequence[PlannedCopy]", offsets: "Mapping[TopicPartition, Offset]", group: str
 ) -> "list[tuple[Any, Offset]]":
     """Return the copy of each partition with an offset that the old mirror committed, and that
     offset.

@@ -65,7 +65,7 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     rivals_of_one_process,
 )
-from sidetier.mirror.topics.catalog import Catalog, CatalogOptions, Planned, topic_settings
+from sidetier.mirror.topics.catalog import Catalog, CatalogOptions, PlannedCopy
 from sidetier.mirror.topics.rules import MirrorNames, TopicRules, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
@@ -81,6 +81,7 @@ from sidetier.wire.requests import (
     list_offsets,
 )
 from sidetier.wire.settings import ClientSettings
+from sidetier.wire.topics import topic_settings
 
 _CONNECTIONS = 16
 
@@ -451,7 +452,7 @@ class _Session:
 
     def _partitions(
         self,
-        targets: Mapping[str, Planned],
+        targets: Mapping[str, PlannedCopy],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> list[PartitionRestore]:
         archive = ArchiveSource(self.source)

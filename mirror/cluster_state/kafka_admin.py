@@ -17,7 +17,6 @@ from confluent_kafka.admin import (
 
 from sidetier.leadership.cluster import End, admin_client, ask_offsets
 from sidetier.leadership.cluster_state import KafkaClusterState
-from sidetier.mirror.cluster_state.restore import LogRange
 from sidetier.segments.cluster_state import (
     AclBinding,
     AclBindings,
@@ -31,7 +30,7 @@ from sidetier.segments.cluster_state import (
     SnapshotKind,
 )
 from sidetier.segments.errors import BrokerError, KafkaApiError, LeadershipUnavailableError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Cluster, Controller
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import CommittedOffset as WireOffset
@@ -147,27 +146,27 @@ class KafkaClusterAdmin:
                 refused[known[requested]] = error.args[0].str()
         return refused
 
-    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
         """See the port."""
         topics = self._asked(lambda: self._client.list_topics(timeout=self._timeout)).topics
         wanted = [
             tp for tp in tps if tp.topic in topics and tp.partition in topics[tp.topic].partitions
         ]
-        ranges: dict[TopicPartition, LogRange] = {}
+        ranges: dict[TopicPartition, OffsetRange] = {}
         for first in range(0, len(wanted), _PARTITIONS_AT_ONCE):
             part = wanted[first : first + _PARTITIONS_AT_ONCE]
             starts, ends = self._offsets(part, End.START), self._offsets(part, End.LATEST)
             ranges |= {
-                tp: LogRange(starts[tp], ends[tp]) for tp in part if tp in starts and tp in ends
+                tp: OffsetRange(starts[tp], ends[tp]) for tp in part if tp in starts and tp in ends
             }
         return ranges
 
-    def _offsets(self, tps: list[TopicPartition], end: End) -> dict[TopicPartition, int]:
+    def _offsets(self, tps: list[TopicPartition], end: End) -> dict[TopicPartition, Offset]:
         answers = self._asked(lambda: ask_offsets(self._client, tps, end, self._timeout))
-        offsets: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, Offset] = {}
         for tp, answer in answers.items():
             if not isinstance(answer, KafkaException):
-                offsets[tp] = int(answer.offset)
+                offsets[tp] = Offset(answer.offset)
             elif answer.args[0].code() not in _MISSING:
                 raise LeadershipUnavailableError(f"{tp} tells no offsets: {answer}")
         return offsets

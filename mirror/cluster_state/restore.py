@@ -21,25 +21,9 @@ from sidetier.segments.cluster_state import (
     ScramUsers,
     SnapshotKind,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 _BY_HAND: Final = "kafka-configs.sh --alter --entity-type brokers"
-
-
-@dataclass(frozen=True, slots=True)
-class LogRange:
-    """The log of a partition on the new cluster: log start offset and high watermark."""
-
-    start: int
-    end: int
-
-    def clamp(self, offset: int) -> int:
-        """Return the offset, moved into the log.
-
-        Kafka accepts commits outside of the log; consumers then start according to
-        `auto.offset.reset`.
-        """
-        return min(max(offset, self.start), self.end)
 
 
 class ClusterAdmin(Protocol):
@@ -57,8 +41,8 @@ class ClusterAdmin(Protocol):
         """Return the committed offsets of the cluster's consumer groups."""
         ...
 
-    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
-        """Return the log ranges of the partitions that exist."""
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
+        """Return log start offset and high watermark of the partitions that exist."""
         ...
 
     def commit(
@@ -168,7 +152,7 @@ def restore_group_offsets(
             log = logs.get(tp)
             if log is None:
                 result.skipped.append(f"group {group}: {tp} does not exist on this cluster")
-            elif known is not None and known.offset == log.clamp(committed.offset):
+            elif known is not None and known.offset == _clamped(committed.offset, log):
                 result.unchanged += 1
             elif known is not None and not overwrite:
                 result.skipped.append(
@@ -184,24 +168,33 @@ def restore_group_offsets(
 def _commit(
     group: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
-    logs: Mapping[TopicPartition, LogRange],
+    logs: Mapping[TopicPartition, OffsetRange],
     result: RestoredKind,
     admin: ClusterAdmin | None,
 ) -> None:
     clamped = {
-        tp: CommittedOffset(logs[tp].clamp(committed.offset), committed.metadata)
+        tp: CommittedOffset(_clamped(committed.offset, logs[tp]), committed.metadata)
         for tp, committed in offsets.items()
     }
     refused = {} if admin is None or not clamped else admin.commit(group, clamped)
     for tp, committed in clamped.items():
         line = f"group {group}: {tp} at {committed.offset}"
-        stored, log = offsets[tp].offset, logs[tp]
+        stored = offsets[tp].offset
         if committed.offset != stored:
-            line += f" ({stored} is outside of the log, [{log.start}, {log.end}))"
+            line += f" ({stored} is outside of the log, {logs[tp]})"
         if tp in refused:
             result.skipped.append(f"{line} is refused: {refused[tp]}")
         else:
             result.changed.append(line)
+
+
+def _clamped(offset: int, log: OffsetRange) -> int:
+    """Return the offset, moved into the log.
+
+    Kafka accepts commits outside of the log; consumers then start according to
+    `auto.offset.reset`.
+    """
+    return min(max(offset, log.start), log.end)
 
 
 def _by_partition(

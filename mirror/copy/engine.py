@@ -10,10 +10,9 @@ from uuid import UUID
 
 import structlog
 
-from sidetier.mirror.copy.batches import SourceBatch
+from sidetier.mirror.copy.batches import SourceBatch, build_batch, encode_record, reencode
 from sidetier.mirror.copy.offset_map import MapRecord, OffsetMapWriter, Run, runs_of
-from sidetier.mirror.copy.reencode import build_batch, encode_record, reencode
-from sidetier.mirror.copy.source import Fetched, GapFound, Source, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.source import Fetched, Source, SourceEvent, SourceGap, TopicRecreated
 from sidetier.mirror.copy.target import (
     ABORTABLE,
     MEMBERSHIP_LOST,
@@ -106,7 +105,7 @@ class Counts:
     reencoded_batches: int = 0
     transactions: int = 0
     aborts: int = 0
-    gaps: list[GapFound] = field(default_factory=list)
+    gaps: list[SourceGap] = field(default_factory=list)
     transaction_seconds: float = 0.0
     """Total of all committed transactions, from their first batch to the answer of EndTxn."""
     commit_seconds: float = 0.0
@@ -404,7 +403,7 @@ class Engine:
         self.counts.reencoded_batches += 1
         return OutgoingBatch(target, memoryview(other.data), other.source_offsets)
 
-    def _step_over(self, gap: GapFound) -> None:
+    def _step_over(self, gap: SourceGap) -> None:
         log.error(
             "mirror.gap", partition=str(gap.tp), start=gap.start, end=gap.end, detail=gap.detail
         )

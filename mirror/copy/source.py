@@ -19,7 +19,6 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.copy.archive_source import (
-    ArchivedBatches,
     ArchiveEnd,
     ArchiveGap,
     ArchiveSource,
@@ -52,7 +51,7 @@ _LOOK_SECONDS: Final = 1.0
 """Maximum age of an archive snapshot, in seconds."""
 _PATIENCE_SECONDS: Final = 60.0
 """Seconds for which brokers may fail before the mirror ends."""
-_MOVED: Final = frozenset(
+_NOT_LEADING: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
         ErrorCode.fenced_leader_epoch,
@@ -64,8 +63,7 @@ _MOVED: Final = frozenset(
         ErrorCode.unknown_server_error,
     }
 )
-
-
+"""Errors after which another broker may lead the partition."""
 _UNKNOWN_TOPIC: Final = frozenset(
     {
         ErrorCode.inconsistent_topic_id,
@@ -77,7 +75,7 @@ NO_IDS: Final[Mapping[str, UUID]] = MappingProxyType({})
 
 
 class OnGap(StrEnum):
-    """What the mirror does when neither the brokers nor the archive have a record."""
+    """Reaction of the mirror when neither the brokers nor the archive have a record."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -105,7 +103,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class GapFound:
+class SourceGap:
     """Neither the brokers nor the archive have the offsets [`start`, `end`)."""
 
     tp: TopicPartition
@@ -121,7 +119,7 @@ class TopicRecreated:
     topic: str
 
 
-SourceEvent = Fetched | GapFound | TopicRecreated
+SourceEvent = Fetched | SourceGap | TopicRecreated
 
 
 class Source(Protocol):
@@ -178,11 +176,23 @@ class _Partition:
     def is_done(self) -> bool:
         return self.position >= self.until
 
+    def advance(self, position: Offset) -> None:
+        """Set the position, and read the brokers again once their log start is reached."""
+        self.position = position
+        if self.from_archive and self.log_start and position >= self.log_start:
+            self.from_archive = False
+
 
 @dataclass(slots=True)
 class _State:
-    """State that the threads share, guarded by `changed`."""
+    """State that the threads share, guarded by `changed`.
 
+    Each `assign` begins a new generation. Results of requests of an earlier generation are dropped,
+    because they belong to other positions.
+    """
+
+    on_gap: OnGap
+    buffer_bytes: int
     changed: threading.Condition = field(default_factory=threading.Condition)
     partitions: dict[TopicPartition, _Partition] = field(default_factory=dict)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
@@ -191,6 +201,59 @@ class _State:
     buffered: int = 0
     failure: BaseException | None = None
     is_closed: bool = False
+
+    def may_read(self) -> bool:
+        """Wait for space in the buffer; return False once closed."""
+        with self.changed:
+            while self.buffered >= self.buffer_bytes and not self.is_closed:
+                self.changed.wait(_LOOK_SECONDS)
+            return not self.is_closed
+
+    def pause(self) -> None:
+        """Wait a moment, or until something changes."""
+        with self.changed:
+            if not self.is_closed:
+                self.changed.wait(_WAIT_SECONDS)
+
+    def fail(self, error: BaseException) -> None:
+        """End reading; `poll` raises the error after the queued events."""
+        with self.changed:
+            self.failure = error
+            self.changed.notify_all()
+
+    def put(self, generation: int, fetched: Fetched) -> bool:
+        """Queue the result of a read; return False if it has nothing new."""
+        with self.changed:
+            if generation != self.generation:
+                return True
+            partition = self.partitions[fetched.tp]
+            position = fetched.selection.next_offset
+            is_new = position > partition.position or fetched.end != partition.end
+            partition.end = fetched.end
+            partition.advance(position)
+            if is_new:
+                self.queue.append(fetched)
+                self.buffered += fetched.size
+                self.changed.notify_all()
+            return is_new
+
+    def put_gap(self, generation: int, gap: SourceGap) -> None:
+        """Queue a gap and skip it.
+
+        Raises:
+            MirrorError: A gap ends reading. `poll` still returns the events before it.
+        """
+        with self.changed:
+            if generation != self.generation:
+                return
+            if self.on_gap is OnGap.STOP:
+                raise MirrorError(
+                    f"{gap.detail}. Nothing behind is copied; with --on-gap skip the mirror goes "
+                    f"on behind it, at offset {gap.end}"
+                )
+            self.partitions[gap.tp].advance(gap.end)
+            self.queue.append(gap)
+            self.changed.notify_all()
 
 
 class KafkaSource:
@@ -217,10 +280,8 @@ class KafkaSource:
         self._make_cluster = cluster
         self._archive = archive
         self._until = until or {}
-        self._on_gap = on_gap
-        self._buffer_bytes = buffer_bytes
         self._clock = clock
-        self._state = _State()
+        self._state = _State(on_gap, buffer_bytes)
         self._threads: list[threading.Thread] = []
 
     def assign(
@@ -298,42 +359,24 @@ class KafkaSource:
                     cluster, self._state, self._clock, has_archive=self._archive is not None
                 )
                 try:
-                    while self._may_read():
-                        fetcher.step(self._on_gap)
+                    while self._state.may_read():
+                        fetcher.step()
                 finally:
                     fetcher.close()
         except BaseException as error:  # noqa: BLE001 -- `poll` raises it in the caller's thread
-            self._fail(error)
+            self._state.fail(error)
 
     def _read_all(self) -> None:
         assert self._archive is not None  # noqa: S101 -- `_start` checks it
         try:
-            while self._may_read():
-                if not self._read_some(self._archive):
-                    self._pause()
+            while self._state.may_read():
+                if not self._read_archived(self._archive):
+                    self._state.pause()
         except BaseException as error:  # noqa: BLE001 -- `poll` raises it in the caller's thread
-            self._fail(error)
+            self._state.fail(error)
 
-    def _may_read(self) -> bool:
-        """Wait for space in the buffer; return False once closed."""
-        state = self._state
-        with state.changed:
-            while state.buffered >= self._buffer_bytes and not state.is_closed:
-                state.changed.wait(_LOOK_SECONDS)
-            return not state.is_closed
-
-    def _pause(self) -> None:
-        with self._state.changed:
-            if not self._state.is_closed:
-                self._state.changed.wait(_WAIT_SECONDS)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._state.changed:
-            self._state.failure = error
-            self._state.changed.notify_all()
-
-    def _read_some(self, archive: ArchiveSource) -> bool:
-        """Read a part of each partition that is read from the archive; False if there is none."""
+    def _read_archived(self, archive: ArchiveSource) -> bool:
+        """Read a part of each partition that is read from the archive; False if nothing is new."""
         state = self._state
         with state.changed:
             generation = state.generation
@@ -344,64 +387,58 @@ class KafkaSource:
             ]
         has_new = False
         for partition in from_archive:
-            if not self._may_read():
+            if not self._state.may_read():
                 return True
-            has_new |= self._read_one(archive, partition, generation)
+            has_new |= self._read_partition(archive, partition, generation)
         return has_new
 
-    def _read_one(self, archive: ArchiveSource, one: _Partition, generation: int) -> bool:
-        read = archive.read(one.tp, one.position, _LOOK_SECONDS)
-        if isinstance(read, ArchiveEnd):
-            return self._at_archive_end(one, read, generation)
-        if isinstance(read, ArchiveGap):
-            end = min(read.end, one.until)
-            if self._make_cluster is not None and one.log_start > one.position:
-                end = Offset(min(end, one.log_start))
-            return _gap(
-                self._state,
-                generation,
-                GapFound(one.tp, one.position, end, read.detail),
-                self._on_gap,
-            )
-        return self._hand_out(one, read, archive, generation)
-
-    def _hand_out(
-        self, one: _Partition, read: ArchivedBatches, archive: ArchiveSource, generation: int
+    def _read_partition(
+        self, archive: ArchiveSource, partition: _Partition, generation: int
     ) -> bool:
-        until = min(one.until, read.end)
-        selection = select_batches(read.data, one.position, read.aborted, until=until)
-        if not read.data:
+        """Read the next part of a partition; return whether anything is new."""
+        tp, position = partition.tp, partition.position
+        read = archive.read(tp, position, _LOOK_SECONDS)
+        if isinstance(read, ArchiveEnd):
+            self._handle_archive_end(partition, read, generation)
+            return True
+        if isinstance(read, ArchiveGap):
+            end = min(read.end, partition.until)
+            if self._make_cluster is not None and partition.log_start > position:
+                # The brokers have the records from their log start on.
+                end = Offset(min(end, partition.log_start))
+            self._state.put_gap(generation, SourceGap(tp, position, end, read.detail))
+            return True
+        until = min(partition.until, read.end)
+        if read.data:
+            selection = select_batches(read.data, position, read.aborted, until=until)
+        else:  # compaction has removed the last records of a segment
             selection = Selection((), until, 0)
-        end = archive.stable_end(one.tp, _LOOK_SECONDS) or until
-        fetched = Fetched(one.tp, one.position, selection, len(read.data), end, from_archive=True)
-        return _put(self._state, generation, fetched)
+        end = archive.stable_end(tp, _LOOK_SECONDS) or until
+        fetched = Fetched(tp, position, selection, len(read.data), end, from_archive=True)
+        return self._state.put(generation, fetched)
 
-    def _at_archive_end(self, one: _Partition, read: ArchiveEnd, generation: int) -> bool:
+    def _handle_archive_end(self, partition: _Partition, read: ArchiveEnd, generation: int) -> None:
+        """Continue with the brokers; report a gap if neither side has the next offset."""
+        tp, position = partition.tp, partition.position
         if self._make_cluster is None:
-            detail = f"{one.tp}: the archive ends at offset {read.offset}, or holds no record of it"
-            return _gap(
-                self._state,
-                generation,
-                GapFound(one.tp, one.position, one.until, detail),
-                self._on_gap,
-            )
-        if one.position < one.log_start:
+            detail = f"{tp}: the archive ends at offset {read.offset}, or holds no record of it"
+            self._state.put_gap(generation, SourceGap(tp, position, partition.until, detail))
+            return
+        if position < partition.log_start:
             detail = (
-                f"{one.tp}: offsets [{one.position}, {one.log_start}) are deleted on the "
+                f"{tp}: offsets [{position}, {partition.log_start}) are deleted on the "
                 f"brokers, and the archive can be read up to {read.offset} only"
             )
-            gap = GapFound(one.tp, one.position, Offset(one.log_start), detail)
-            if not _gap(self._state, generation, gap, self._on_gap):
-                return False
+            gap = SourceGap(tp, position, Offset(partition.log_start), detail)
+            self._state.put_gap(generation, gap)
         with self._state.changed:
             if generation == self._state.generation:
-                self._state.partitions[one.tp].from_archive = False
-        return True
+                self._state.partitions[tp].from_archive = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The content of a Fetch request. Its answer is decoded with the same topic ids."""
+class _FetchRequest:
+    """The content of a Fetch request. Its response is decoded with the same topic ids."""
 
     generation: int
     positions: Mapping[TopicPartition, Offset]
@@ -419,14 +456,14 @@ class _Fetcher:
         self._has_archive = has_archive
         self._clock = clock
         self._connections: dict[BrokerId, Connection] = {}
-        self._asked: dict[BrokerId, _Asked] = {}
+        self._in_flight: dict[BrokerId, _FetchRequest] = {}
         self._failing_since: float | None = None
 
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
 
-    def step(self, on_gap: OnGap) -> None:
+    def step(self) -> None:
         """Send the requests that can be sent, and receive the answers that have arrived.
 
         Raises:
@@ -434,15 +471,16 @@ class _Fetcher:
         """
         try:
             self._send()
-            if not self._asked:
-                self._wait()
+            if not self._in_flight:
+                self._state.pause()
                 return
-            self._receive(on_gap)
+            self._receive()
             self._failing_since = None
         except BrokerError as error:
-            self._bear(error)
+            self._handle_failure(error)
 
-    def _bear(self, error: BrokerError) -> None:
+    def _handle_failure(self, error: BrokerError) -> None:
+        """Drop all connections and try again, unless the brokers have failed for too long."""
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
@@ -454,14 +492,9 @@ class _Fetcher:
             ) from error
         self.close()
         self._connections.clear()
-        self._asked.clear()
+        self._in_flight.clear()
         self._cluster.forget_leaders(list(self._state.partitions))
-        self._wait()
-
-    def _wait(self) -> None:
-        with self._state.changed:
-            if not self._state.is_closed:
-                self._state.changed.wait(_WAIT_SECONDS)
+        self._state.pause()
 
     def _send(self) -> None:
         with self._state.changed:
@@ -472,9 +505,9 @@ class _Fetcher:
                 if not (partition.from_archive or partition.is_done or partition.is_recreated)
             }
             topic_ids = self._state.topic_ids
-        busy = {tp for request in self._asked.values() for tp in request.positions}
+        busy = {tp for request in self._in_flight.values() for tp in request.positions}
         for broker, led in self._cluster.leaders([tp for tp in wanted if tp not in busy]).items():
-            if broker in self._asked:
+            if broker in self._in_flight:
                 continue
             starved = [tp for tp in led if wanted[tp][1]]
             to_fetch = starved[:1] or led
@@ -488,44 +521,46 @@ class _Fetcher:
                 max_bytes=_FETCH_BYTES,
             )
             positions = {tp: wanted[tp][0] for tp in to_fetch}
-            self._asked[broker] = _Asked(generation, positions, topic_ids)
+            self._in_flight[broker] = _FetchRequest(generation, positions, topic_ids)
 
     def _connection(self, broker: BrokerId) -> Connection:
         if broker not in self._connections:
             self._connections[broker] = self._cluster.connect(broker)
         return self._connections[broker]
 
-    def _receive(self, on_gap: OnGap) -> None:
-        by_descriptor = {self._connections[broker].fileno(): broker for broker in self._asked}
+    def _receive(self) -> None:
+        by_descriptor = {self._connections[broker].fileno(): broker for broker in self._in_flight}
         ready, _, _ = select.select(list(by_descriptor), [], [], _LOOK_SECONDS)
         if not ready:
             # A dead broker does not answer: the deadline of the oldest request ends the wait.
             ready = list(by_descriptor)[:1]
         for descriptor in ready:
             broker = by_descriptor[descriptor]
-            request = self._asked.pop(broker)
+            request = self._in_flight.pop(broker)
             fetched = []
             try:
                 for answer in receive_fetched(self._connections[broker], request.topic_ids):
-                    part = self._fetched(answer, request, on_gap)
+                    part = self._fetched(answer, request)
                     if part is not None:
                         fetched.append(part)
             finally:
-                with self._state.changed:  # together, so that the engine sends them together
+                # Queued under one lock, so that the engine takes them in one poll and sends them in
+                # one Produce request.
+                with self._state.changed:
                     for part in fetched:
-                        _put(self._state, request.generation, part)
+                        self._state.put(request.generation, part)
 
-    def _fetched(self, answer: FetchedPartition, asked: _Asked, on_gap: OnGap) -> Fetched | None:
-        tp, generation = answer.partition, asked.generation
-        offset = asked.positions[tp]
+    def _fetched(self, answer: FetchedPartition, request: _FetchRequest) -> Fetched | None:
+        tp, generation = answer.partition, request.generation
+        offset = request.positions[tp]
         if answer.error_code == ErrorCode.offset_out_of_range:
-            self._out_of_range(tp, offset, generation, on_gap)
+            self._handle_out_of_range(tp, offset, generation)
             return None
-        if answer.error_code in _UNKNOWN_TOPIC and self._is_recreated(tp, asked):
+        if answer.error_code in _UNKNOWN_TOPIC and self._is_recreated(tp, request):
             return None
-        if answer.error_code in _MOVED | _UNKNOWN_TOPIC:
+        if answer.error_code in _NOT_LEADING | _UNKNOWN_TOPIC:
             self._cluster.forget_leaders([tp])
-            raise _moved(tp, answer.error_code)
+            raise _retriable(tp, answer.error_code)
         if answer.error_code:
             raise api_error(
                 f"the source's brokers refuse Fetch of {tp}",
@@ -545,23 +580,22 @@ class _Fetcher:
                 partition.is_starved = selection.next_offset == offset < end
         return fetched
 
-    def _is_recreated(self, tp: TopicPartition, asked: _Asked) -> bool:
+    def _is_recreated(self, tp: TopicPartition, request: _FetchRequest) -> bool:
         """Whether the topic has another id now. If so, report it and stop reading the topic."""
         described = self._cluster.metadata([tp.topic]).topics.get(tp.topic)
-        wanted = asked.topic_ids.get(tp.topic)
+        wanted = request.topic_ids.get(tp.topic)
         if described is None or wanted is None or described.topic_id in (None, wanted):
             return False
         state = self._state
         with state.changed:
-            if asked.generation == state.generation:
+            if request.generation == state.generation:
                 state.partitions[tp].is_recreated = True
                 state.queue.append(TopicRecreated(tp.topic))
                 state.changed.notify_all()
         return True
 
-    def _out_of_range(
-        self, tp: TopicPartition, offset: Offset, generation: int, on_gap: OnGap
-    ) -> None:
+    def _handle_out_of_range(self, tp: TopicPartition, offset: Offset, generation: int) -> None:
+        """Read the partition from the archive, or report a gap, if its offset is deleted."""
         start = list_offsets(self._cluster, {tp: EARLIEST})[tp].offset
         end = list_offsets(self._cluster, {tp: LATEST})[tp].offset
         if offset > end:
@@ -571,7 +605,7 @@ class _Fetcher:
                 "it under another name (--rename), or delete its copy and the mirror's progress"
             )
         if offset >= start:
-            return
+            return  # the log has the offset by now, for example after an election: fetch again
         if self._has_archive:
             with self._state.changed:
                 if generation == self._state.generation:
@@ -583,53 +617,10 @@ class _Fetcher:
             f"{tp}: offsets [{offset}, {start}) are deleted on the brokers, and no archive of "
             "them is configured"
         )
-        _gap(self._state, generation, GapFound(tp, offset, start, detail), on_gap)
+        self._state.put_gap(generation, SourceGap(tp, offset, start, detail))
 
 
-def _moved(tp: TopicPartition, code: int) -> KafkaApiError:
+def _retriable(tp: TopicPartition, code: int) -> KafkaApiError:
+    """Return the error as one that may pass: an election, or a topic that a broker learns late."""
     error = api_error(f"the source's brokers refuse Fetch of {tp}", code)
     return KafkaApiError(str(error), code=error.code, name=error.name, retry=True)
-
-
-def _put(state: _State, generation: int, fetched: Fetched) -> bool:
-    """Queue what was read, unless `assign` was called since; return False if nothing is new."""
-    with state.changed:
-        if generation != state.generation:
-            return True
-        partition = state.partitions[fetched.tp]
-        is_new = fetched.selection.next_offset > partition.position or fetched.end != partition.end
-        partition.position, partition.end = fetched.selection.next_offset, fetched.end
-        if (
-            partition.from_archive
-            and partition.log_start
-            and partition.position >= partition.log_start
-        ):
-            partition.from_archive = False
-        if is_new:
-            state.queue.append(fetched)
-            state.buffered += fetched.size
-            state.changed.notify_all()
-        return is_new
-
-
-def _gap(state: _State, generation: int, gap: GapFound, on_gap: OnGap) -> bool:
-    """Report a gap and skip it, or end reading after the records that were read before it."""
-    with state.changed:
-        if generation != state.generation:
-            return True
-        if on_gap is OnGap.STOP:
-            raise MirrorError(
-                f"{gap.detail}. Nothing behind is copied; with --on-gap skip the mirror goes on "
-                f"behind it, at offset {gap.end}"
-            )
-        partition = state.partitions[gap.tp]
-        partition.position = gap.end
-        if (
-            partition.from_archive
-            and partition.log_start
-            and partition.position >= partition.log_start
-        ):
-            partition.from_archive = False
-        state.queue.append(gap)
-        state.changed.notify_all()
-        return True

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
-    OffsetPair,
     PlannedPartition,
     PlannedTopic,
+    gaps_between,
     new_plan_id,
 )
-from sidetier.mirror.hydrate.verify import Digest
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
@@ -112,13 +112,8 @@ def part_of(whole: PlannedPartition, first: int, count: int) -> PlannedPartition
     start = max(whole.start, segments[0].base_offset)
     end = behind[0].base_offset if behind else whole.end
     return replace(
-        whole, start=start, end=end, segments=segments, gaps=_within(whole.gaps, start, end)
+        whole, start=start, end=end, segments=segments, gaps=gaps_between(whole.gaps, start, end)
     )
-
-
-def _within(gaps: Iterable[OffsetPair], start: int, end: int) -> tuple[OffsetPair, ...]:
-    clipped = ((max(first, start), min(behind, end)) for first, behind in gaps)
-    return tuple((first, behind) for first, behind in clipped if first < behind)
 
 
 def plan_of_sample(cluster: str, sample: Sequence[PlannedPartition]) -> HydratePlan:

@@ -10,7 +10,7 @@ from typing import Final
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
 from sidetier.mirror.hydrate.topics import DescribedTopic
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.segments.offsets import BrokerId, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Broker, Cluster, Controller
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import (
@@ -51,24 +51,24 @@ def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> N
     )
 
 
-def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
+def check_placed(plan: HydratePlan, logs: Mapping[TopicPartition, OffsetRange]) -> None:
     """Check that the brokers serve the offsets that the plan has placed.
 
     A higher log start is accepted: a step may be repeated after the broker deleted old segments.
 
     Args:
         plan: The plan, with its topics created.
-        ends: Log start offset and high watermark of each partition.
+        logs: Log start offset and high watermark of each partition.
 
     Raises:
         ConfigurationError: A partition begins before its planned start, or ends before its end.
     """
     problems = []
     for partition in plan.partitions:
-        start, end = ends[partition.topic_partition]
-        if start < partition.start or end < partition.end:
+        log = logs[partition.topic_partition]
+        if log.start < partition.start or log.end < partition.end:
             problems.append(
-                f"{partition.topic_partition} holds offsets [{start}, {end}), the plan has "
+                f"{partition.topic_partition} holds offsets {log}, the plan has "
                 f"[{partition.start}, {partition.end}): was `sidetier hydrate place` run on its "
                 "broker's host?"
             )
@@ -78,7 +78,7 @@ def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int
 def check_replicated(
     plan: HydratePlan,
     existing: Mapping[str, DescribedTopic],
-    still_open: Sequence["OpenTransactionFound"],
+    still_open: Sequence["OpenTransaction"],
 ) -> None:
     """Check that the step `replicate` was completed.
 
@@ -111,7 +111,7 @@ def _refuse(found: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransactionFound:
+class OpenTransaction:
     """An archived transaction in one partition that no marker ends."""
 
     partition: TopicPartition
@@ -120,7 +120,7 @@ class OpenTransactionFound:
 
 def archived_open_transactions(
     cluster: Cluster, partitions: Sequence[PlannedPartition]
-) -> list[OpenTransactionFound]:
+) -> list[OpenTransaction]:
     """Return open transactions that began in placed records; their coordinator no longer exists."""
     by_tp = {
         partition.topic_partition: partition
@@ -130,14 +130,14 @@ def archived_open_transactions(
     if not by_tp:
         return []
     return [
-        OpenTransactionFound(tp, producer)
+        OpenTransaction(tp, producer)
         for tp, producers in sorted(active_producers(cluster, list(by_tp)).items())
         for producer in producers
         if producer.transaction_start is not None and producer.transaction_start < by_tp[tp].end
     ]
 
 
-def abort_transactions(cluster: Cluster, found: Iterable[OpenTransactionFound]) -> None:
+def abort_transactions(cluster: Cluster, found: Iterable[OpenTransaction]) -> None:
     """Write an abort marker for each transaction. Without it, read-committed consumers are stuck.
 
     The marker adds one offset to the partition.

@@ -38,6 +38,7 @@ from sidetier.mirror.hydrate.batch_scan import (
     RANGES_AHEAD,
     BatchScanner,
     RangeReader,
+    TransactionFollower,
     normalise_epoch,
     read_chunk,
     scan_batches,
@@ -58,7 +59,6 @@ from sidetier.mirror.hydrate.plan import (
     replace_file,
     sync_directory,
 )
-from sidetier.mirror.hydrate.transactions import TransactionFollower
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
 from sidetier.segments.names import FileKind, segment_file_name

@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 from sidetier.leadership.cluster import End, all_offsets, kafka_text
 from sidetier.mirror.hydrate.plan import HydratePlan, PreparedTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 SAFE_CONFIGS: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
@@ -184,7 +184,7 @@ class TopicAdmin:
             ) from None
         return described
 
-    def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
         """Return the log start offset and high watermark of each partition."""
         wanted = list(tps)
         if not wanted:
@@ -203,7 +203,9 @@ class TopicAdmin:
             )
             for end in (End.START, End.LATEST)
         )
-        return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
+        return {
+            tp: OffsetRange(Offset(starts[tp].offset), Offset(ends[tp].offset)) for tp in wanted
+        }
 
     def configure(self, topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
         """Set configs of a topic; None removes a config, so that the broker's default applies.
@@ -324,7 +326,7 @@ def to_create(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> dict
 def check_existing(
     plan: HydratePlan,
     existing: Mapping[str, DescribedTopic],
-    ends: Mapping[TopicPartition, tuple[int, int]],
+    logs: Mapping[TopicPartition, OffsetRange],
 ) -> None:
     """Check that existing topics, left by an interrupted run, can take archived segments.
 
@@ -344,9 +346,7 @@ def check_existing(
                 "deleted by the others; delete it, or leave it out with --topic"
             )
         used = [
-            number
-            for number in range(wanted.partitions)
-            if ends[TopicPartition(name, number)][1] > ends[TopicPartition(name, number)][0]
+            number for number in range(wanted.partitions) if logs[TopicPartition(name, number)].size
         ]
         if used:
             raise ConfigurationError(
@@ -367,14 +367,14 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
         LeadershipUnavailableError: The brokers do not answer, or refuse.
     """
     existing = admin.described(plan.topics)
-    check_existing(plan, existing, admin.ends(_partitions(existing)))
+    check_existing(plan, existing, admin.log_ranges(_partitions(existing)))
     created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
     described = admin.wait_until_led(
         {name: topic.partitions for name, topic in plan.topics.items()}
     )
     # The first broker that described the topics may not have known all of them.
     taken_over = {name: topic for name, topic in described.items() if name not in created}
-    check_existing(plan, taken_over, admin.ends(_partitions(taken_over)))
+    check_existing(plan, taken_over, admin.log_ranges(_partitions(taken_over)))
     for name in taken_over:
         for config, reason in admin.configure(name, SAFE_CONFIGS).items():
             raise ConfigurationError(

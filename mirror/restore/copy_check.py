@@ -10,15 +10,15 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.reading import ArchiveReader, IsolationLevel, ReaderSettings
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.copy.offset_map import OffsetMap
-from sidetier.mirror.hydrate.plan import PlannedSegment
-from sidetier.mirror.hydrate.verify import (
+from sidetier.mirror.hydrate.digest import (
     COLUMNS,
     Digest,
-    Hidden,
+    HiddenOffsets,
     archived_records,
-    hidden_spans,
+    hidden_ranges,
 )
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.mirror.hydrate.plan import PlannedSegment
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +93,20 @@ class ArchivedRecords:
         # A committed reader ends at the first open transaction. The segments from there on are
         # enough to find the hidden records: a transaction with records there has its marker there
         # too, or none.
-        hidden = Hidden(self._hidden(view, copied, decided))
+        hidden = HiddenOffsets(self._hidden(view, copied, decided))
         reader = self._readers[IsolationLevel.READ_UNCOMMITTED]
         for records in archived_records(reader, tp, max(copied.start, decided), end):
             shown = [not hidden.has(offset) for offset in records.column("offset").to_pylist()]
             yield records.filter(pa.array(shown, type=pa.bool_()))
 
-    def _hidden(
-        self, view: ArchiveView, copied: CopiedRange, decided: Offset
-    ) -> list[tuple[int, int]]:
+    def _hidden(self, view: ArchiveView, copied: CopiedRange, decided: Offset) -> list[OffsetRange]:
         """Return the offsets of aborted and undecided transactions from `decided` on."""
         first = view.holder(decided)
         logs = [log for log in view.logs if first is None or log.base_offset >= first.base_offset]
         segments = [
             PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
         ]
-        return hidden_spans(self._archive, copied.source, segments, view.end)
+        return hidden_ranges(self._archive, copied.source, segments, view.end)
 
 
 class TargetRecords(Protocol):

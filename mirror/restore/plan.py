@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.mirror.topics.catalog import Planned, SourceTopic
+from sidetier.mirror.topics.catalog import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -169,7 +169,7 @@ def _source_of(note: RestoreNote) -> tuple[str, tuple[str, ...], str]:
     return note.lineage.topic, note.lineage.clusters, note.folder
 
 
-def same_topic_problem(planned: Planned, target_cluster: str | None) -> str | None:
+def same_topic_problem(planned: PlannedCopy, target_cluster: str | None) -> str | None:
     """Return why a restore would write into the topic that it reads; None if it would not."""
     if planned.lineage.clusters != (target_cluster,) or planned.source != planned.target:
         return None
@@ -195,7 +195,7 @@ def offset_map_problem(topic: str, restored: Collection[TopicPartition]) -> str:
 
 
 def target_problems(
-    planned: Collection[Planned],
+    planned: Collection[PlannedCopy],
     progress: Mapping[TopicPartition, CommittedOffset],
     settings: Mapping[str, Mapping[str, str]],
     sizes: Mapping[TopicPartition, int],

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 import structlog
@@ -28,8 +28,7 @@ from sidetier.mirror.topics.rules import (
 )
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
-from sidetier.wire.cluster import AnyBroker, Cluster, Controller, TopicMetadata
-from sidetier.wire.protocol import ApiKey
+from sidetier.wire.cluster import Cluster, TopicMetadata
 from sidetier.wire.requests import (
     LATEST,
     CommittedOffset,
@@ -38,13 +37,8 @@ from sidetier.wire.requests import (
     list_groups,
     list_offsets,
 )
+from sidetier.wire.topics import create_partitions, create_topic, set_topic_settings, topic_settings
 
-_TOPIC: Final = 2
-_SET_ON_TOPIC: Final = 1
-"""Resource type and configuration source of DescribeConfigs (KIP-226)."""
-_SET: Final = 0
-"""Operation of IncrementalAlterConfigs (KIP-339)."""
-_CREATE_TIMEOUT_MS: Final = 30_000
 _OFFSETS_TOPIC: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     # Small segments, because only closed segments are compacted and readers start at the beginning.
@@ -148,7 +142,7 @@ class CatalogOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedCopy:
     """The plan for one topic: its copy, and what `copies` would change or why it is refused.
 
     Attributes:
@@ -182,6 +176,25 @@ class Planned:
     """Progress of a target topic that was or will be deleted; brokers delete it after the topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class _TargetState:
+    """The target cluster before anything is changed.
+
+    Attributes:
+        cluster_id: Kafka's id of the cluster; "" if the brokers have none.
+        topics: The topics that exist and have the name of a copy.
+        settings: The effective settings of these topics.
+        progress: The progress of the mirror.
+        with_records: The topics that have a partition with records but without progress.
+    """
+
+    cluster_id: str
+    topics: Mapping[str, TopicMetadata]
+    settings: Mapping[str, Mapping[str, str]]
+    progress: Mapping[TopicPartition, CommittedOffset]
+    with_records: Collection[str]
+
+
 class Catalog:
     """Plans and creates the topics of a mirror. Not thread-safe.
 
@@ -209,8 +222,8 @@ class Catalog:
         self._acls = acls
         self._is_first = True
 
-    def plan(self) -> list[Planned]:  # noqa: C901 -- one branch per possible problem
-        """Return every selected topic, with its problem if it has one. Changes nothing.
+    def plan(self) -> list[PlannedCopy]:
+        """Return every selected topic, with its problem if it has planned. Changes nothing.
 
         Raises:
             ConfigurationError: A rename rule gives a name that is not legal, or one name to two
@@ -220,69 +233,86 @@ class Catalog:
         topics = self._source.topics(self._rules.selects)
         targets = self._rules.targets(topics)
         cluster_id, lineages = self._source.cluster_id(), self._source.lineages()
+        state = self._read_target(set(targets.values()))
+        return [
+            self._plan_copy(
+                topics[source], target, lineage_of_copy(source, cluster_id, lineages), state
+            )
+            for source, target in targets.items()
+        ]
+
+    def _read_target(self, targets: Collection[str]) -> _TargetState:
         metadata = self._target.metadata()
-        existing_topics = {
-            name: topic for name, topic in metadata.topics.items() if name in targets.values()
-        }
-        settings = topic_settings(self._target, existing_topics, only_set=False)
+        existing = {name: topic for name, topic in metadata.topics.items() if name in targets}
         progress = self._progress()
-        has_records = self._topics_with_records(existing_topics, progress)
-        planned = []
-        for source, target in targets.items():
-            topic = topics[source]
-            lineage = replace(
-                lineage_of_copy(source, cluster_id, lineages),
-                source_id=_text(topic.topic_id),
-                target_id=_text(existing_topics[target].topic_id)
-                if target in existing_topics
-                else None,
-            )
-            problem = None
-            if self._options.refuse_loops:
-                problem = loop_problem(lineage, target, metadata.cluster_id or "")
-            is_copied = self._options.settings is not CopySettings.NONE
-            wanted = dict(topic.settings) if is_copied else {}
-            effective: Mapping[str, str | None] = wanted
-            added = 0
-            kept: dict[int, Lineage] = {}
-            former = {tp: progress[tp] for tp in progress if tp.topic == target}
-            existing = existing_topics.get(target)
-            replaces = self._replaced_id(existing, lineage, former)
-            if replaces is not None:
-                existing = None
-            if existing is not None:
-                effective = settings.get(target, {})
-                count = len(existing.partitions)
-                kept = _kept(progress, _partitions(target, count))
-                problem = problem or _progress_problem(lineage, kept.values(), target)
-                if kept and topic.partitions > count and self._options.raise_partitions:
-                    added = topic.partitions - count
-                else:
-                    problem = problem or partition_problem(source, target, topic.partitions, count)
-                if target in has_records:
-                    problem = problem or records_problem(source, target)
-            elif not self._options.create:
-                problem = problem or f"topic {target} does not exist on the target"
-            if not self._options.accept_log_append_time:
-                problem = problem or timestamp_problem(target, effective)
-            planned.append(
-                Planned(
-                    source,
-                    target,
-                    topic.partitions,
-                    lineage,
-                    {name: value for name, value in wanted.items() if name not in NOT_COPIED},
-                    existing is not None,
-                    problem,
-                    topic.topic_id,
-                    added,
-                    {} if existing is None else self._changed_settings(wanted, effective),
-                    kept,
-                    replaces,
-                    former if existing is None else {},
+        return _TargetState(
+            metadata.cluster_id or "",
+            existing,
+            topic_settings(self._target, existing, only_set=False),
+            progress,
+            self._topics_with_records(existing, progress),
+        )
+
+    def _plan_copy(
+        self, topic: SourceTopic, target: str, lineage: Lineage, state: _TargetState
+    ) -> PlannedCopy:
+        existing = state.topics.get(target)
+        lineage = replace(
+            lineage,
+            source_id=_text(topic.topic_id),
+            target_id=None if existing is None else _text(existing.topic_id),
+        )
+        progress = {tp: state.progress[tp] for tp in state.progress if tp.topic == target}
+        replaces = self._replaced_id(existing, lineage, progress)
+        wanted = {} if self._options.settings is CopySettings.NONE else topic.settings
+        planned = PlannedCopy(
+            lineage.topic,
+            target,
+            topic.partitions,
+            lineage,
+            {name: value for name, value in wanted.items() if name not in NOT_COPIED},
+            exists=existing is not None and replaces is None,
+            source_id=topic.topic_id,
+            replaces=replaces,
+        )
+        loop = (
+            loop_problem(lineage, target, state.cluster_id) if self._options.refuse_loops else None
+        )
+        if existing is None or replaces is not None:
+            missing = None
+            if not self._options.create:
+                missing = f"topic {target} does not exist on the target"
+            problem = loop or missing or self._timestamp_problem(target, wanted)
+            return replace(planned, problem=problem, former=progress)
+        effective = state.settings.get(target, {})
+        count = len(existing.partitions)
+        kept = _kept(progress, _partitions(target, count))
+        # Without progress, the topic may be another one with the same name: nothing is added to it.
+        adds = bool(kept) and topic.partitions > count and self._options.raise_partitions
+        return replace(
+            planned,
+            problem=(
+                loop
+                or _progress_problem(lineage, kept.values(), target)
+                or (
+                    None
+                    if adds
+                    else partition_problem(lineage.topic, target, topic.partitions, count)
                 )
-            )
-        return planned
+                or (
+                    records_problem(lineage.topic, target) if target in state.with_records else None
+                )
+                or self._timestamp_problem(target, effective)
+            ),
+            added_partitions=topic.partitions - count if adds else 0,
+            changed_settings=self._changed_settings(wanted, effective),
+            kept=kept,
+        )
+
+    def _timestamp_problem(self, target: str, settings: Mapping[str, str]) -> str | None:
+        if self._options.accept_log_append_time:
+            return None
+        return timestamp_problem(target, settings)
 
     def _replaced_id(
         self,
@@ -298,7 +328,7 @@ class Catalog:
         return existing.topic_id
 
     def _changed_settings(
-        self, wanted: Mapping[str, str], effective: Mapping[str, str | None]
+        self, wanted: Mapping[str, str], effective: Mapping[str, str]
     ) -> dict[str, str]:
         if self._options.settings is not CopySettings.SYNC:
             return {}
@@ -320,36 +350,36 @@ class Catalog:
             ConfigurationError: An error of `plan`, or topics that cannot be copied, one line each.
             BrokerError: An error of `plan`, or a topic cannot be created.
         """
-        planned = self.plan()
+        plans = self.plan()
         refused: dict[str, str] = {
-            topic.source: topic.problem for topic in planned if topic.problem is not None
+            planned.source: planned.problem for planned in plans if planned.problem is not None
         }
         if refused and self._is_first:
             raise ConfigurationError("\n".join(refused.values()))
-        sound = [topic for topic in planned if self._apply(topic, refused)]
+        sound = [planned for planned in plans if self._apply(planned, refused)]
         self.refused = refused
         self.source_ids = {
-            topic.source: topic.source_id for topic in sound if topic.source_id is not None
+            planned.source: planned.source_id for planned in sound if planned.source_id is not None
         }
-        ids = self._ids([topic.target for topic in sound if not topic.exists])
+        ids = self._ids([planned.target for planned in sound if not planned.exists])
         self.create_offsets_topic()
         if self._acls is not None:
-            self._acls.copy({topic.source: topic.target for topic in sound})
+            self._acls.copy({planned.source: planned.target for planned in sound})
         self._is_first = False
         return {
-            source: self._copy(topic, source, ids.get(topic.target, topic.lineage.target_id))
-            for topic in sound
-            for source in _partitions(topic.source, topic.partitions)
+            source: self._copy(planned, source, ids.get(planned.target, planned.lineage.target_id))
+            for planned in sound
+            for source in _partitions(planned.source, planned.partitions)
         }
 
-    def _copy(self, one: Planned, source: TopicPartition, target_id: str | None) -> Copy:
-        count = _first_count(one, source.partition)
-        lineage = replace(one.lineage, target_id=target_id, partitions=count)
+    def _copy(self, planned: PlannedCopy, source: TopicPartition, target_id: str | None) -> Copy:
+        count = _first_count(planned, source.partition)
+        lineage = replace(planned.lineage, target_id=target_id, partitions=count)
         return Copy(
             source,
-            TopicPartition(one.target, source.partition),
+            TopicPartition(planned.target, source.partition),
             lineage.encoded(),
-            one.source_id,
+            planned.source_id,
             target_id or "",
         )
 
@@ -361,7 +391,7 @@ class Catalog:
 
     def _topics_with_records(
         self,
-        there: Mapping[str, TopicMetadata],
+        existing: Mapping[str, TopicMetadata],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> set[str]:
         """Return the target topics that have a partition with records but without progress."""
@@ -369,7 +399,7 @@ class Catalog:
             return set()
         new = [
             tp
-            for name, topic in there.items()
+            for name, topic in existing.items()
             for tp in _partitions(name, len(topic.partitions))
             if tp not in progress
         ]
@@ -383,32 +413,34 @@ class Catalog:
             return set()
         return {tp.topic for tp in set(written) - self._progress(written).keys()}
 
-    def _apply(self, one: Planned, refused: dict[str, str]) -> bool:
+    def _apply(self, planned: PlannedCopy, refused: dict[str, str]) -> bool:
         """Create or change the target topic. Return False if it has a problem (see `refused`)."""
-        problem = one.problem
+        problem = planned.problem
         if problem is None:
             try:
-                self._change(one)
+                self._change(planned)
             except KafkaApiError as error:
                 if error.retry or self._is_first:
                     raise
-                problem = refused[one.source] = str(error)
-        if problem is not None and one.source not in self.refused:
-            log.error("mirror.topic_refused", topic=one.source, reason=problem)
+                problem = refused[planned.source] = str(error)
+        if problem is not None and planned.source not in self.refused:
+            log.error("mirror.topic_refused", topic=planned.source, reason=problem)
         return problem is None
 
-    def _change(self, one: Planned) -> None:
-        if not one.exists:
-            self._create(one)
-            log.info("mirror.topic_created", topic=one.target, partitions=one.partitions)
-        if one.added_partitions:
-            create_partitions(self._target, one.target, one.partitions)
-            log.info("mirror.partitions_added", topic=one.target, partitions=one.partitions)
-        if one.changed_settings:
-            set_topic_settings(self._target, one.target, one.changed_settings)
-            log.info("mirror.settings_changed", topic=one.target, settings=one.changed_settings)
+    def _change(self, planned: PlannedCopy) -> None:
+        if not planned.exists:
+            self._create(planned)
+            log.info("mirror.topic_created", topic=planned.target, partitions=planned.partitions)
+        if planned.added_partitions:
+            create_partitions(self._target, planned.target, planned.partitions)
+            log.info("mirror.partitions_added", topic=planned.target, partitions=planned.partitions)
+        if planned.changed_settings:
+            set_topic_settings(self._target, planned.target, planned.changed_settings)
+            log.info(
+                "mirror.settings_changed", topic=planned.target, settings=planned.changed_settings
+            )
 
-    def _create(self, one: Planned) -> None:
+    def _create(self, planned: PlannedCopy) -> None:
         """Create a target topic after the former one was deleted together with its progress.
 
         A kill leaves one of three states: the former topic; no topic, with progress that the
@@ -416,49 +448,49 @@ class Catalog:
         there. Other workers may do the same at the same time: the former topic is deleted by its
         id.
         """
-        if one.replaces is not None:
+        if planned.replaces is not None:
             # Offsets that an open transaction commits for the former topic must not appear after
             # its deletion.
-            self._stable_progress(one.former)
-            delete_topics(self._target, [one.replaces])
+            self._stable_progress(planned.former)
+            delete_topics(self._target, [planned.replaces])
             log.warning(
                 "mirror.copy_deleted",
-                topic=one.target,
-                topic_id=str(one.replaces),
-                reason=f"topic {one.source} was deleted and created again on the source",
+                topic=planned.target,
+                topic_id=str(planned.replaces),
+                reason=f"topic {planned.source} was deleted and created again on the source",
             )
-        if one.former:
-            self._target.retrying(lambda: self._require_forgotten(one))
-        self._target.forget_leaders(_partitions(one.target, one.partitions))
+        if planned.former:
+            self._target.retrying(lambda: self._require_forgotten(planned))
+        self._target.forget_leaders(_partitions(planned.target, planned.partitions))
         create_topic(
             self._target,
-            one.target,
-            one.partitions,
+            planned.target,
+            planned.partitions,
             self._options.replication_factor,
-            one.settings,
+            planned.settings,
         )
-        if one.replaces is not None:
-            self._target.retrying(lambda: self._require_another_id(one))
+        if planned.replaces is not None:
+            self._target.retrying(lambda: self._require_another_id(planned))
 
     def _stable_progress(
         self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset]:
         return committed_offsets(self._target, self._names.group, list(partitions))
 
-    def _require_forgotten(self, one: Planned) -> None:
-        left = self._stable_progress(one.former)
+    def _require_forgotten(self, planned: PlannedCopy) -> None:
+        left = self._stable_progress(planned.former)
         # Progress with other metadata is no obstacle: another worker may have begun the new copy.
-        if any(left[tp].metadata == one.former[tp].metadata for tp in left):
+        if any(left[tp].metadata == planned.former[tp].metadata for tp in left):
             raise BrokerUnavailableError(
-                f"the brokers have not yet deleted the progress of topic {one.target}, which was "
-                "deleted"
+                "the brokers have not yet deleted the progress of the former topic "
+                f"{planned.target}"
             )
 
-    def _require_another_id(self, one: Planned) -> None:
-        described = self._target.metadata([one.target]).topics.get(one.target)
-        if described is None or described.topic_id == one.replaces:
+    def _require_another_id(self, planned: PlannedCopy) -> None:
+        described = self._target.metadata([planned.target]).topics.get(planned.target)
+        if described is None or described.topic_id == planned.replaces:
             raise BrokerUnavailableError(
-                f"the brokers do not know topic {one.target} yet, which was created again"
+                f"the brokers do not know topic {planned.target} yet, which was created again"
             )
 
     def _ids(self, topics: Collection[str]) -> dict[str, str | None]:
@@ -480,92 +512,6 @@ class Catalog:
             )
 
 
-def create_topic(
-    cluster: Cluster, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
-) -> None:
-    """Create a topic. It is not an error if another worker has just created it.
-
-    Raises:
-        BrokerError: The cluster refuses it.
-    """
-    try:
-        cluster.retrying(
-            lambda: cluster.request_once(
-                Controller(),
-                ApiKey.CREATE_TOPICS,
-                topics=[
-                    {
-                        "name": topic,
-                        "num_partitions": partitions,
-                        "replication_factor": replication,
-                        "assignments": (),
-                        "configs": [
-                            {"name": name, "value": value} for name, value in settings.items()
-                        ],
-                    }
-                ],
-                timeout=_CREATE_TIMEOUT_MS,
-                validate_only=False,
-            )
-        )
-    except KafkaApiError as error:
-        if error.name != "TOPIC_ALREADY_EXISTS":
-            raise
-    cluster.retrying(lambda: _require_leaders(cluster, topic, partitions))
-
-
-def create_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
-    """Add partitions to a topic. It is not an error if another worker has just done so.
-
-    Args:
-        cluster: The cluster of the topic.
-        topic: The topic.
-        partitions: The new total number of partitions.
-
-    Raises:
-        BrokerError: The cluster refuses it.
-    """
-    try:
-        cluster.retrying(
-            lambda: cluster.request_once(
-                Controller(),
-                ApiKey.CREATE_PARTITIONS,
-                topics=[{"name": topic, "count": partitions, "assignments": None}],
-                timeout=_CREATE_TIMEOUT_MS,
-                validate_only=False,
-            )
-        )
-    except KafkaApiError as error:
-        if error.name != "INVALID_PARTITIONS":
-            raise
-        if len(cluster.metadata([topic]).topics[topic].partitions) < partitions:
-            raise
-    cluster.retrying(lambda: _require_leaders(cluster, topic, partitions))
-
-
-def set_topic_settings(cluster: Cluster, topic: str, settings: Mapping[str, str]) -> None:
-    """Set these settings on a topic; its other settings stay unchanged.
-
-    Raises:
-        BrokerError: The cluster refuses it.
-    """
-    cluster.request(
-        Controller(),
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        resources=[
-            {
-                "resource_type": _TOPIC,
-                "resource_name": topic,
-                "configs": [
-                    {"name": name, "config_operation": _SET, "value": value}
-                    for name, value in settings.items()
-                ],
-            }
-        ],
-        validate_only=False,
-    )
-
-
 def _partitions(topic: str, count: int) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in range(count)]
 
@@ -574,10 +520,10 @@ def _text(topic_id: UUID | None) -> str | None:
     return None if topic_id is None else str(topic_id)
 
 
-def _first_count(one: Planned, partition: int) -> int | None:
-    """Return the source topic's number of partitions when the copy of this one began."""
-    kept = one.kept.get(partition)
-    return one.partitions if kept is None else kept.partitions
+def _first_count(planned: PlannedCopy, partition: int) -> int | None:
+    """Return the source topic's number of partitions when the copy of this partition began."""
+    kept = planned.kept.get(partition)
+    return planned.partitions if kept is None else kept.partitions
 
 
 def _kept(
@@ -595,40 +541,3 @@ def _progress_problem(lineage: Lineage, kept: Iterable[Lineage], target: str) ->
         if problem is not None:
             return problem
     return None
-
-
-def _require_leaders(cluster: Cluster, topic: str, partitions: int) -> None:
-    cluster.leaders(_partitions(topic, partitions))
-
-
-def topic_settings(
-    cluster: Cluster, topics: Collection[str], *, only_set: bool
-) -> dict[str, dict[str, str]]:
-    """Return the settings of topics.
-
-    Args:
-        cluster: The cluster to ask.
-        topics: The topic names.
-        only_set: Return only settings that are set on the topic itself, not all effective ones.
-
-    Raises:
-        BrokerError: A broker refuses, or none answers.
-    """
-    if not topics:
-        return {}
-    response: Any = cluster.request(
-        AnyBroker(),
-        ApiKey.DESCRIBE_CONFIGS,
-        resources=[
-            {"resource_type": _TOPIC, "resource_name": name, "configuration_keys": None}
-            for name in topics
-        ],
-    )
-    return {
-        result.resource_name: {
-            entry.name: entry.value
-            for entry in result.configs
-            if entry.value is not None and (not only_set or entry.config_source == _SET_ON_TOPIC)
-        }
-        for result in response.results
-    }

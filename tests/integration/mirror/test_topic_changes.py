@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
-from sidetier.mirror.topics.catalog import topic_settings
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import AclBinding
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
+from sidetier.wire.topics import topic_settings
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until

@@ -13,7 +13,7 @@ from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.mirror.copy.engine import Counts
-from sidetier.mirror.copy.source import GapFound
+from sidetier.mirror.copy.source import SourceGap
 from sidetier.mirror.restore.copy_check import CheckedCopy
 from sidetier.mirror.restore.plan import PartitionRestore, RestoreNote
 from sidetier.mirror.topics.rules import Lineage
@@ -116,7 +116,7 @@ def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> Parti
 
 
 def result(one: PartitionRestore, *problems: str, gaps: int = 0) -> RestoreResult:
-    gap = GapFound(TP, Offset(5), Offset(9), "deleted")
+    gap = SourceGap(TP, Offset(5), Offset(9), "deleted")
     return RestoreResult(
         RestorePlan("dr", [one]),
         CopyResult(Counts(records=60, transactions=1, gaps=[gap] * gaps), 2.0),

@@ -11,9 +11,8 @@ from sidetier.mirror.copy.archive_source import (
     ArchiveGap,
     ArchiveSource,
 )
-from sidetier.mirror.copy.batches import select_batches
+from sidetier.mirror.copy.batches import reencode, select_batches
 from sidetier.mirror.copy.engine import Copy, Engine, Limits
-from sidetier.mirror.copy.reencode import reencode
 from sidetier.mirror.copy.source import KafkaSource, OnGap
 from sidetier.segments.errors import ConfigurationError, MirrorError
 from sidetier.segments.keys import ArchiveLayout

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sidetier.mirror.copy.batches import Selection, select_batches
-from sidetier.mirror.copy.reencode import reencode
+from sidetier.mirror.copy.batches import Selection, reencode, select_batches
 from sidetier.segments.arrow.codecs import decompress_into
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import Compression, TimestampType, parse_batch_header

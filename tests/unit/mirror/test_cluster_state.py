@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sidetier.mirror.cluster_state.restore import (
-    LogRange,
     RestoredKind,
     restore_acls,
     restore_broker_configs,
@@ -28,7 +27,7 @@ from sidetier.segments.cluster_state import (
     ScramUsers,
     SnapshotKind,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 READ = AclBinding("TOPIC", "orders", "LITERAL", "User:alice", "*", "READ", "ALLOW")
 WRITE = AclBinding("TOPIC", "orders", "LITERAL", "User:alice", "*", "WRITE", "ALLOW")
@@ -43,7 +42,7 @@ class FakeAdmin:
     bindings: set[AclBinding] = field(default_factory=set)
     authorizer: bool = True
     committed: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
-    logs: dict[TopicPartition, LogRange] = field(default_factory=dict)
+    logs: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     users: dict[str, tuple[ScramMechanism, ...]] = field(default_factory=dict)
     limits: dict[tuple[QuotaEntity, ...], Mapping[str, float]] = field(default_factory=dict)
     configs: BrokerConfigs = NOTHING
@@ -67,7 +66,7 @@ class FakeAdmin:
                 groups.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = one
         return GroupOffsets(groups)
 
-    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
         return {tp: self.logs[tp] for tp in tps if tp in self.logs}
 
     def commit(
@@ -117,7 +116,7 @@ def restored(admin: FakeAdmin, offset: int, *, overwrite: bool = False) -> Resto
 
 
 def test_offsets_are_committed_with_their_text() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     result = restore_group_offsets(group(7, "note"), admin, dry_run=False)
     assert admin.committed == {"g": {ORDERS: CommittedOffset(7, "note")}}
     assert result.changed == ["group g: orders-0 at 7"]
@@ -125,14 +124,14 @@ def test_offsets_are_committed_with_their_text() -> None:
 
 def test_offsets_outside_of_the_log_are_clamped_to_it() -> None:
     for stored, clamped in ((1, 2), (11, 10), (2, 2), (10, 10)):
-        admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+        admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
         (line,) = restored(admin, stored).changed
         assert admin.committed["g"][ORDERS].offset == clamped
         assert ("is outside of the log, [2, 10)" in line) == (stored != clamped)
 
 
 def test_a_second_run_changes_nothing() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     restored(admin, 99)
     again = restored(admin, 99)
     assert (again.changed, again.unchanged, again.skipped) == ([], 1, [])
@@ -140,7 +139,7 @@ def test_a_second_run_changes_nothing() -> None:
 
 
 def test_what_a_group_has_committed_meanwhile_stays_unless_it_is_to_be_overwritten() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     admin.committed["g"] = {ORDERS: CommittedOffset(9)}
     (line,) = restored(admin, 7).skipped
     assert "stays at 9" in line
@@ -156,7 +155,7 @@ def test_a_partition_that_does_not_exist_is_told() -> None:
 
 
 def test_a_refused_commit_is_told() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)}, refused={ORDERS})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))}, refused={ORDERS})
     result = restored(admin, 7)
     assert result.changed == []
     assert result.skipped == ["group g: orders-0 at 7 is refused: for the test"]
@@ -233,7 +232,7 @@ STATE = ClusterState(
 
 
 def test_a_dry_run_tells_what_it_would_do_and_does_nothing() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     would = restore_cluster_state(STATE, admin, dry_run=True)
     assert admin.calls == []
     done = restore_cluster_state(STATE, admin, dry_run=False)
@@ -261,10 +260,10 @@ class Calls(list[object]):
 
 @pytest.mark.parametrize("changes", range(3))
 def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) -> None:
-    whole = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    whole = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     restore_cluster_state(STATE, whole, dry_run=False)
     assert len(whole.calls) == 3
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)}, calls=Calls(changes))
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))}, calls=Calls(changes))
     with pytest.raises(KilledError):
         restore_cluster_state(STATE, admin, dry_run=False)
     admin.calls = []
@@ -273,7 +272,7 @@ def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) ->
 
 
 def test_scram_users_without_a_password_here_are_listed() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     admin.users["bob"] = (ScramMechanism("SCRAM_SHA_512", 8192),)
     by_kind = {one.kind: one for one in restore_cluster_state(STATE, admin, dry_run=False)}
     users = by_kind[SnapshotKind.SCRAM_USERS]

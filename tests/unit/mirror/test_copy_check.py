@@ -11,7 +11,7 @@ import pytest
 from sidetier.archive.reading import IsolationLevel
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.offset_map import OffsetMap, Run
-from sidetier.mirror.hydrate.verify import COLUMNS
+from sidetier.mirror.hydrate.digest import COLUMNS
 from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset, TopicPartition

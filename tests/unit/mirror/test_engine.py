@@ -10,7 +10,7 @@ import pytest
 
 from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
 from sidetier.mirror.copy.engine import Copy, Engine, Limits
-from sidetier.mirror.copy.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.source import NO_IDS, Fetched, SourceEvent, SourceGap, TopicRecreated
 from sidetier.mirror.copy.target import OutgoingBatch
 from sidetier.segments.errors import (
     BrokerUnavailableError,
@@ -40,7 +40,7 @@ class FakeSource:
     """Hands out one batch at each poll, and ends; `failure` comes instead of what is behind."""
 
     batches: list[MadeBatch]
-    gap: GapFound | None = None
+    gap: SourceGap | None = None
     failure: SidetierError | None = None
     assigned: list[Mapping[TopicPartition, Offset]] = field(default_factory=list)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
@@ -255,7 +255,7 @@ def test_a_second_run_begins_behind_the_first() -> None:
 
 
 def test_a_gap_is_counted_and_stepped_over() -> None:
-    gap = GapFound(SOURCE, Offset(0), Offset(5), "deleted")
+    gap = SourceGap(SOURCE, Offset(0), Offset(5), "deleted")
     target = FakeTarget()
     copying = engine(FakeSource(BATCHES[1:], gap=gap), target)
     copying.run()

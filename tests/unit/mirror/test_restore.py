@@ -17,7 +17,7 @@ from sidetier.mirror.restore.plan import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.topics.catalog import Planned, SourceTopic
+from sidetier.mirror.topics.catalog import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -44,8 +44,8 @@ def wanted(
     )
 
 
-def planned(*, exists: bool = True, target: str = TARGET.topic) -> Planned:
-    return Planned("orders", target, 1, LINEAGE, KEEPS_RECORDS, exists)
+def planned(*, exists: bool = True, target: str = TARGET.topic) -> PlannedCopy:
+    return PlannedCopy("orders", target, 1, LINEAGE, KEEPS_RECORDS, exists)
 
 
 def problem_of(

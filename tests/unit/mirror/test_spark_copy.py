@@ -9,7 +9,7 @@ import pytest
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, SecretRef, resolved
 from sidetier.mirror.copy.engine import Copy, Counts, Limits, PartitionLag, summed
-from sidetier.mirror.copy.source import GapFound
+from sidetier.mirror.copy.source import SourceGap
 from sidetier.mirror.spark_copy import (
     PartitionTask,
     SparkCopy,
@@ -66,7 +66,7 @@ def test_a_partition_that_was_whole_is_named_where_its_progress_has_disappeared(
 
 
 def test_counts_of_several_attempts_are_added() -> None:
-    gap = GapFound(TopicPartition("orders", 0), Offset(5), Offset(9), "deleted")
+    gap = SourceGap(TopicPartition("orders", 0), Offset(5), Offset(9), "deleted")
     one = Counts(records=1, bytes=10, transactions=2, gaps=[gap], newest_latency=3.0)
     other = Counts(records=5, aborts=1, lags={gap.tp: PartitionLag(Offset(7))})
     both = summed([one, other])

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from sidetier.mirror.drill.sample import compare_with_live, differences_from_archive
+from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
-from sidetier.mirror.hydrate.verify import Digest
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition

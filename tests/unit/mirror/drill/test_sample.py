@@ -8,7 +8,7 @@ import pytest
 from sidetier.mirror.drill.sample import SampleRules, choose_sample, part_of, plan_of_sample
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment, check_partition
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 RULES = SampleRules(seed=7, segments=2, newest=False, max_partitions=5, max_bytes=10**6)
 STORED = [TopicPartition(topic, number) for topic in ("a", "b", "c") for number in range(10)]
@@ -83,12 +83,16 @@ def test_partitions_without_segments_and_with_large_ones_are_passed_over() -> No
         choose_sample(STORED[:2], mixed, RULES)
 
 
+def gap(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
 def test_a_part_keeps_the_log_start_and_the_gaps_within_it() -> None:
-    given = replace(planned(STORED[0]), start=5, gaps=((8, 12), (35, 50)))
+    given = replace(planned(STORED[0]), start=5, gaps=(gap(8, 12), gap(35, 50)))
     first = part_of(given, 0, 1)
-    assert (first.start, first.end, first.gaps) == (5, 10, ((8, 10),))
+    assert (first.start, first.end, first.gaps) == (5, 10, (gap(8, 10),))
     middle = part_of(given, 2, 2)
-    assert (middle.start, middle.end, middle.gaps) == (20, 40, ((35, 40),))
+    assert (middle.start, middle.end, middle.gaps) == (20, 40, (gap(35, 40),))
     check_partition(middle)
 
 

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.hydrate.view import FinishedResult
 from sidetier.mirror.hydrate.finish import (
-    OpenTransactionFound,
+    OpenTransaction,
     check_placed,
     check_replicated,
     check_topics,
@@ -41,7 +41,7 @@ from sidetier.mirror.hydrate.topics import (
     to_create,
 )
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
 from sidetier.wire.requests import ActiveProducer
@@ -71,24 +71,28 @@ def test_only_missing_topics_are_created() -> None:
     assert to_create(planned(), {"orders": described(1)}) == {}
 
 
+def log(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
 def test_an_empty_topic_of_an_interrupted_run_is_taken_over() -> None:
-    check_existing(planned(), {"orders": described(1)}, {ORDERS: (0, 0)})
-    check_existing(planned(), {"orders": described(1)}, {ORDERS: (7, 7)})
+    check_existing(planned(), {"orders": described(1)}, {ORDERS: log(0, 0)})
+    check_existing(planned(), {"orders": described(1)}, {ORDERS: log(7, 7)})
 
 
 @pytest.mark.parametrize(
-    ("found", "ends", "message"),
+    ("existing", "offsets", "message"),
     [
-        (described(1), (0, 1), "has records in partition 0"),
-        (described(1, 2), (0, 0), "exists with several replicas"),
-        (DescribedTopic("id", ((1,), (1,)), (1, 1)), (0, 0), "exists with 2 partitions"),
+        (described(1), log(0, 1), "has records in partition 0"),
+        (described(1, 2), log(0, 0), "exists with several replicas"),
+        (DescribedTopic("id", ((1,), (1,)), (1, 1)), log(0, 0), "exists with 2 partitions"),
     ],
 )
 def test_a_topic_that_cannot_take_segments_is_refused(
-    found: DescribedTopic, ends: tuple[int, int], message: str
+    existing: DescribedTopic, offsets: OffsetRange, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check_existing(planned(), {"orders": found}, {ORDERS: ends})
+        check_existing(planned(), {"orders": existing}, {ORDERS: offsets})
 
 
 def test_the_safe_settings_go_and_the_real_ones_come() -> None:
@@ -124,10 +128,10 @@ def test_without_a_snapshot_retention_stays_unlimited() -> None:
 
 
 def test_a_partition_that_was_not_placed_is_refused() -> None:
-    check_placed(planned(), {ORDERS: (5, 60)})
-    check_placed(planned(), {ORDERS: (5, 61)})  # an abort marker
-    check_placed(planned(), {ORDERS: (61, 61)})  # retention, before a step is repeated
-    for empty_or_beginning_too_early in ((0, 0), (0, 60)):
+    check_placed(planned(), {ORDERS: log(5, 60)})
+    check_placed(planned(), {ORDERS: log(5, 61)})  # an abort marker
+    check_placed(planned(), {ORDERS: log(61, 61)})  # retention, before a step is repeated
+    for empty_or_beginning_too_early in (log(0, 0), log(0, 60)):
         with pytest.raises(ConfigurationError, match="was `sidetier hydrate place` run"):
             check_placed(planned(), {ORDERS: empty_or_beginning_too_early})
 
@@ -151,7 +155,7 @@ def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() 
     check_replicated(planned(2), {"orders": described(1, 2)}, [])
     with pytest.raises(ConfigurationError, match="orders-0 has 1 of 2 replicas: run `sidetier"):
         check_replicated(planned(2), {"orders": described(1)}, [])
-    hung = OpenTransactionFound(ORDERS, ActiveProducer(Producer(7, 0), -1, 3, 0, Offset(9)))
+    hung = OpenTransaction(ORDERS, ActiveProducer(Producer(7, 0), -1, 3, 0, Offset(9)))
     with pytest.raises(ConfigurationError, match="orders-0 has an open transaction"):
         check_replicated(planned(2), {"orders": described(1, 2)}, [hung])
 
@@ -333,7 +337,7 @@ def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -
 
 def test_a_broker_that_does_not_lead_yet_is_asked_again() -> None:
     client = FakeClient(topics={"orders": 1}, not_leading=3)
-    assert admin_of(client).ends([ORDERS]) == {ORDERS: (0, 0)}
+    assert admin_of(client).log_ranges([ORDERS]) == {ORDERS: log(0, 0)}
 
 
 def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -> None:

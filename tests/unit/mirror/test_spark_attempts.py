@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidetier.mirror.attempts import STANDBY_SECONDS, Standby, Step, run_attempt
+from sidetier.mirror.spark_copy import STANDBY_SECONDS, Standby, Step, run_attempt
 from sidetier.segments.errors import BrokerUnavailableError, ProducerFencedError
 from sidetier.segments.offsets import Offset
 
