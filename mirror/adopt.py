@@ -187,8 +187,8 @@ def adopt_partition(
     if committed > source_log.end:
         raise ConfigurationError(
             f"{copy.source}: the old mirror's next offset is {committed}, and the source ends at "
-            f"{source_log.end}: --committed says what the committed offset means; or the topic was "
-            "created again"
+            f"{source_log.end}: check the meaning of the committed offset (--committed); or the "
+            "topic was created again"
         )
     behind = Offset(max(source_log.last_stable - committed, 0))
     unverified = AdoptedPartition(copy, committed, committed, Verdict.NOT_COMPARED, 0, behind)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 STANDBY_SECONDS: Final = 60.0
 _LONGEST_STANDBY_SECONDS: Final = 960.0
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 _NEVER: Final = threading.Event()
 _NOTHING_COPIED: Final = Offset(-1)
 _SCHEMA: Final = "number long, counts binary, problem string"
@@ -320,8 +320,8 @@ class SparkCopy:
                 with suppress(SidetierError):
                     target.start()
                 raise MirrorError(
-                    "the driver is no longer a member of the progress group, so that the target "
-                    f"takes nothing more from its tasks: {error}"
+                    "the driver is no longer a member of the progress group, so the target refuses "
+                    f"commits of its tasks: {error}"
                 ) from error
 
     def _first_offset(self, task: PartitionTask, source: ClientSettings | None) -> Offset:
@@ -330,7 +330,7 @@ class SparkCopy:
             raise MirrorError(
                 f"{task.copy.target}: the progress has disappeared since the copy was planned: the "
                 "topic was deleted and created again on the target. Run the same command again: "
-                "it says what to do"
+                "it prints the next steps"
             )
         if source is None or self.archive is not None:
             return task.start
@@ -365,12 +365,12 @@ def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
         raise MirrorError(
             f"topic {topic} was deleted and created again on the source while it was copied "
             f"(topic id {now.topic_id}, copied was {copy.source_id}): nothing of the new topic "
-            "was copied. Run the same command again: it says what to do"
+            "was copied. Run the same command again: it prints the next steps"
         )
 
 
 class Step(Enum):
-    """What a fenced attempt does next."""
+    """The next step of a fenced attempt."""
 
     WAIT = auto()
     TAKE_OVER = auto()
@@ -379,7 +379,7 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Standby:
-    """Decide what a fenced attempt does. No I/O.
+    """Decides the next step of a fenced attempt. No I/O.
 
     The attempt takes over when the progress does not change: the attempt that fenced it may be
     dead, and Spark starts no other attempt while this one runs. Each takeover doubles the patience,
@@ -426,7 +426,7 @@ def run_attempt(
     Args:
         copy: Copies from the progress on, with a new producer at each call.
         progress: Returns the offset of the next source record; None if it cannot be read now.
-        standby: Decides what this attempt does after it was fenced.
+        standby: Decides the next step of this attempt after it was fenced.
         clock: Returns seconds of a monotonic clock.
         pause: Waits for the given number of seconds.
 
@@ -442,7 +442,7 @@ def run_attempt(
             return
         standby.begin(clock())
         while (step := standby.step(progress(), clock())) is Step.WAIT:
-            pause(_LOOK_SECONDS)
+            pause(_CHECK_SECONDS)
         if step is Step.END:
             return
         log.warning("mirror.attempt_takes_over", next_patience_seconds=standby.patience)

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sidetier.pipeline.export.epoch_history import Truncated
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import UNDECIDED, Missing
+from sidetier.pipeline.planning.split import UNDECIDED, Missing, in_words
 from sidetier.pipeline.reading.timestamps import reason
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

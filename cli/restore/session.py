@@ -408,7 +408,7 @@ class _Session:
                         self.records.records(copied, view),
                         brokers,
                         with_timestamps=not self.given["accept_log_append_time"],
-                        tell=tell,
+                        progress=tell,
                     )
                 except _StoppedError:
                     return replace(result, stopped=True, checked=checked)

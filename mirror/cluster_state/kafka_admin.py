@@ -123,7 +123,7 @@ class KafkaClusterAdmin:
 
     def brokers(self) -> Iterable[int]:
         """See the port."""
-        return self._asked(lambda: self._client.list_topics(timeout=self._timeout)).brokers.keys()
+        return self._ask(lambda: self._client.list_topics(timeout=self._timeout)).brokers.keys()
 
     def create_acls(self, bindings: Iterable[AclBinding]) -> Mapping[AclBinding, str]:
         """See the port."""
@@ -131,12 +131,12 @@ class KafkaClusterAdmin:
         known: dict[KafkaAclBinding, AclBinding] = {}
         for binding in bindings:
             try:
-                known[_as_librdkafka_has_it(binding)] = binding
+                known[_librdkafka_binding(binding)] = binding
             except KeyError as error:
                 refused[binding] = f"librdkafka does not know {error}"
         if not known:
             return refused
-        futures = self._asked(
+        futures = self._ask(
             lambda: self._client.create_acls(list(known), request_timeout=self._timeout)
         )
         for requested, future in futures.items():
@@ -148,7 +148,7 @@ class KafkaClusterAdmin:
 
     def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
         """See the port."""
-        topics = self._asked(lambda: self._client.list_topics(timeout=self._timeout)).topics
+        topics = self._ask(lambda: self._client.list_topics(timeout=self._timeout)).topics
         wanted = [
             tp for tp in tps if tp.topic in topics and tp.partition in topics[tp.topic].partitions
         ]
@@ -162,13 +162,13 @@ class KafkaClusterAdmin:
         return ranges
 
     def _offsets(self, tps: list[TopicPartition], end: End) -> dict[TopicPartition, Offset]:
-        answers = self._asked(lambda: ask_offsets(self._client, tps, end, self._timeout))
+        answers = self._ask(lambda: ask_offsets(self._client, tps, end, self._timeout))
         offsets: dict[TopicPartition, Offset] = {}
         for tp, answer in answers.items():
             if not isinstance(answer, KafkaException):
                 offsets[tp] = Offset(answer.offset)
             elif answer.args[0].code() not in _MISSING:
-                raise LeadershipUnavailableError(f"{tp} tells no offsets: {answer}")
+                raise LeadershipUnavailableError(f"{tp}: the brokers return no offsets: {answer}")
         return offsets
 
     def commit(
@@ -206,7 +206,7 @@ class KafkaClusterAdmin:
         """See the port."""
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.BROKER, str(broker_id), incremental_configs=[entry])
-        futures = self._asked(
+        futures = self._ask(
             lambda: self._client.incremental_alter_configs(
                 [resource], request_timeout=self._timeout
             )
@@ -220,14 +220,14 @@ class KafkaClusterAdmin:
     def _read(self, kind: SnapshotKind) -> SnapshotContent:
         return self._state.read(kind, None, 0.0).content
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _ask(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error
 
 
-def _as_librdkafka_has_it(binding: AclBinding) -> KafkaAclBinding:
+def _librdkafka_binding(binding: AclBinding) -> KafkaAclBinding:
     return KafkaAclBinding(
         _RESOURCES[binding.resource_type],
         binding.name,

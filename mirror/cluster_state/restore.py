@@ -1,7 +1,8 @@
 """Apply a stored cluster state to a running cluster: offsets, ACLs, quotas, broker configs.
 
 Topics must exist: the earlier steps create them. Every step compares the stored state with the
-cluster's, so that it can be repeated, and reports what it skips and why. A dry run changes nothing.
+cluster's, so that it can be repeated, and reports skipped items with the reason. A dry run changes
+nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -130,7 +131,7 @@ def restore_cluster_state(
 def restore_group_offsets(
     wanted: GroupOffsets, admin: ClusterAdmin, *, dry_run: bool, overwrite: bool = False
 ) -> RestoredKind:
-    """Commit the offsets of each group, clamped to the logs of the new cluster.
+    """Commit the offsets of each group, moved into the logs of the new cluster.
 
     An offset that the group has committed on the new cluster meanwhile stays, unless `overwrite` is
     set: a second run must not rewind running consumers.
@@ -308,7 +309,7 @@ def restore_broker_configs(
     for owner, names in sorted(wanted.secret.items()):
         result.skipped.extend(
             f"{name} of {'all brokers' if owner == 'default' else f'broker {owner}'}: set it by "
-            "hand, Kafka does not tell its value"
+            "hand, Kafka does not return its value"
             for name in names
         )
     return result

@@ -101,7 +101,7 @@ class ArchiveSource:
         self._abort_open = abort_open
         self._clock = clock
         self._chunk_bytes = chunk_bytes
-        self._elsewhere = SettingsCheck(archive)
+        self._settings_check = SettingsCheck(archive)
         self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
         self._transactions: dict[TopicPartition, _Transactions] = {}
@@ -134,7 +134,9 @@ class ArchiveSource:
             StorageError: As `RemoteStorage` documents.
         """
         if tp not in self._partitions:
-            self._partitions[tp] = PartitionArchive(tp, self._archive, self._elsewhere, self._clock)
+            self._partitions[tp] = PartitionArchive(
+                tp, self._archive, self._settings_check, self._clock
+            )
         view = self._partitions[tp].look(max_age).view
         wanted = topic_id or self._topic_ids.get(tp.topic)
         stored = None if view is None else view.watermark.topic_id
@@ -151,7 +153,7 @@ class ArchiveSource:
         return None if view is None else self._stable_end(tp, view)
 
     def read(self, tp: TopicPartition, offset: Offset, max_age: float = 0.0) -> ArchiveRead:
-        """Return the batches from the one that holds `offset` on, or why there are none.
+        """Return the batches from the batch that has `offset` on, or why there are none.
 
         Raises:
             DamagedSegmentError: A stored segment has no batch where one should begin.
@@ -183,30 +185,30 @@ class ArchiveSource:
         while True:
             position = self._position(tp, log, offset)
             data = self._batches(tp, log, position)
-            reached, length, transactional, held = offset, 0, False, False
+            reached, length, is_transactional, has_offset = offset, 0, False, False
             for batch, header in split_batches(data):
                 if header.base_offset >= until:
-                    break
+                    break  # another segment has the records from here on
                 length += len(batch)
-                transactional |= header.is_transactional
-                held |= header.next_offset > offset
+                is_transactional |= header.is_transactional
+                has_offset |= header.next_offset > offset
                 reached = max(reached, header.next_offset)
             self._cursors[tp] = (log.version, reached, position + length)
-            if held:
+            if has_offset:
                 break
             if not length or position + length >= log.size:
-                return self._behind(tp, view, log, offset, end)
+                return self._past_last_batch(tp, view, log, offset, end)
         aborted: tuple[AbortedTransaction, ...] = ()
-        if transactional:
+        if is_transactional:
             if view.is_pinterest:
                 raise ConfigurationError(
                     f"{log.key}: has transactions, and an archive of Pinterest's uploader does not "
-                    "tell which were aborted; mirror this topic from its brokers"
+                    "show which were aborted; mirror this topic from its brokers"
                 )
-            aborted = self._of(tp).aborted(view, log, offset, reached)
+            aborted = self._transactions_of(tp).aborted(view, log, offset, reached)
         return ArchivedBatches(data[:length], aborted, until)
 
-    def _behind(
+    def _past_last_batch(
         self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
     ) -> ArchiveRead:
         """Handle a segment without a batch at or above the offset: a compacted one, or a gap."""
@@ -251,10 +253,10 @@ class ArchiveSource:
     def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
         if not view.logs or view.is_pinterest or self._abort_open:
             return view.end
-        still_open = self._of(tp).open_behind(view, view.logs[-1])
+        still_open = self._transactions_of(tp).open_behind(view, view.logs[-1])
         return min(view.end, Offset(min(still_open.values(), default=view.end)))
 
-    def _of(self, tp: TopicPartition) -> "_Transactions":
+    def _transactions_of(self, tp: TopicPartition) -> "_Transactions":
         if tp not in self._transactions:
             store = self._archive.store(tp.topic)
             self._transactions[tp] = _Transactions(
@@ -282,7 +284,7 @@ class _Transactions:
         transactions: list[AbortedTransaction] = []
         following: StoredLog | None = log
         while following is not None:
-            aborted, still_open = self._learn(view, following)
+            aborted, still_open = self._read_transactions(view, following)
             transactions.extend(
                 AbortedTransaction(entry.producer_id, entry.first_offset)
                 for entry in aborted
@@ -301,22 +303,22 @@ class _Transactions:
 
     def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Return the transactions that are open at a segment's end."""
-        return self._learn(view, log)[1]
+        return self._read_transactions(view, log)[1]
 
-    def _learn(
+    def _read_transactions(
         self, view: ArchiveView, log: StoredLog
     ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
         following = view.after(log.base_offset)
         if log.version in self._known:
             return self._known[log.version]
         if following is not None:
-            learnt = transactions_of(self._store, log, following)
-            if learnt is not None:
+            stored = transactions_of(self._store, log, following)
+            if stored is not None:
                 result = (
-                    learnt.aborted,
+                    stored.aborted,
                     {
                         transaction.producer_id: int(transaction.first_offset)
-                        for transaction in learnt.still_open
+                        for transaction in stored.still_open
                     },
                 )
                 self._known[log.version] = result

@@ -32,6 +32,7 @@ _MAP_RECORDS_AT_ONCE: Final = 100
 """About 0.5 MB: by default a broker accepts batches of up to 1 MiB."""
 _POLL_SECONDS: Final = 0.2
 _LONGEST_PAUSE: Final = 10.0
+_SHORTEST_SLEEP: Final = 1 / 8
 Clock = Callable[[], float]
 
 log = structlog.get_logger("sidetier.mirror")
@@ -276,6 +277,9 @@ class Engine:
         self._must_begin = False
         self._open = None
         self._map.restart()
+        # The order matters. `start` aborts the transaction of an earlier process of this worker.
+        # From `join` on, the coordinator refuses commits of the workers that owned these partitions
+        # before. So no other process moves the progress that is read next.
         self._target.start()
         if self._workers is not None:
             self._workers.join()
@@ -321,18 +325,18 @@ class Engine:
 
     def _copy(self) -> None:
         while True:
-            ended: SidetierError | None = None
+            source_error: SidetierError | None = None
             try:
                 self._take_events()
             except _SourceEndedError as error:
-                ended = error.reason
+                source_error = error.reason
             if self._workers is not None and self._workers.must_join_again():
                 self._must_begin = True
-            is_last = ended is not None or self._stop.is_set() or self._is_finished()
+            is_last = source_error is not None or self._stop.is_set() or self._is_finished()
             if is_last or self._must_begin or self._is_full():
                 self._commit()
-            if ended is not None:
-                raise ended
+            if source_error is not None:
+                raise source_error  # only now: records that were read before it are committed
             if is_last:
                 return
             if self._must_begin or (self._open is None and self._has_new_copies()):
@@ -422,7 +426,7 @@ class Engine:
             return
         now = self._clock()
         self._paced_until = max(self._paced_until, now) + size / rate
-        if self._paced_until - now > 1 / 8:
+        if self._paced_until - now > _SHORTEST_SLEEP:  # shorter waits add up until they are longer
             self._stop.wait(self._paced_until - now)
 
     def _commit(self) -> None:
@@ -430,6 +434,8 @@ class Engine:
         if opened is None:
             return
         filled = self._clock()
+        # Target offsets are known only after the flush, so the map comes last. It is part of the
+        # same transaction: after a kill, records, map and progress agree.
         self._write_map(self._target.flush())
         self._target.commit(
             {

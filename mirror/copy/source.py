@@ -47,7 +47,8 @@ BUFFER_BYTES: Final = 128 << 20
 _FETCH_BYTES: Final = 32 << 20
 _LEAST_PARTITION_BYTES: Final = 1 << 20
 _WAIT_SECONDS: Final = 0.25
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
+_MAX_SNAPSHOT_AGE: Final = 1.0
 """Maximum age of an archive snapshot, in seconds."""
 _PATIENCE_SECONDS: Final = 60.0
 """Seconds for which brokers may fail before the mirror ends."""
@@ -206,7 +207,7 @@ class _State:
         """Wait for space in the buffer; return False once closed."""
         with self.changed:
             while self.buffered >= self.buffer_bytes and not self.is_closed:
-                self.changed.wait(_LOOK_SECONDS)
+                self.changed.wait(_CHECK_SECONDS)
             return not self.is_closed
 
     def pause(self) -> None:
@@ -397,7 +398,7 @@ class KafkaSource:
     ) -> bool:
         """Read the next part of a partition; return whether anything is new."""
         tp, position = partition.tp, partition.position
-        read = archive.read(tp, position, _LOOK_SECONDS)
+        read = archive.read(tp, position, _MAX_SNAPSHOT_AGE)
         if isinstance(read, ArchiveEnd):
             self._handle_archive_end(partition, read, generation)
             return True
@@ -413,7 +414,7 @@ class KafkaSource:
             selection = select_batches(read.data, position, read.aborted, until=until)
         else:  # compaction has removed the last records of a segment
             selection = Selection((), until, 0)
-        end = archive.stable_end(tp, _LOOK_SECONDS) or until
+        end = archive.stable_end(tp, _MAX_SNAPSHOT_AGE) or until
         fetched = Fetched(tp, position, selection, len(read.data), end, from_archive=True)
         return self._state.put(generation, fetched)
 
@@ -530,7 +531,7 @@ class _Fetcher:
 
     def _receive(self) -> None:
         by_descriptor = {self._connections[broker].fileno(): broker for broker in self._in_flight}
-        ready, _, _ = select.select(list(by_descriptor), [], [], _LOOK_SECONDS)
+        ready, _, _ = select.select(list(by_descriptor), [], [], _CHECK_SECONDS)
         if not ready:
             # A dead broker does not answer: the deadline of the oldest request ends the wait.
             ready = list(by_descriptor)[:1]
@@ -605,7 +606,7 @@ class _Fetcher:
                 "it under another name (--rename), or delete its copy and the mirror's progress"
             )
         if offset >= start:
-            return  # the log has the offset by now, for example after an election: fetch again
+            return  # the log has the offset by now, for example after an election: fetch it again
         if self._has_archive:
             with self._state.changed:
                 if generation == self._state.generation:

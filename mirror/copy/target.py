@@ -207,6 +207,16 @@ class KafkaTarget:
         self._written.clear()
         self._sequences.clear()
         self._added.clear()
+        self._producer = self._new_producer()
+        if not self._has_fenced_rivals:
+            # After our own id: of two processes that start at the same time, at least one is
+            # fenced.
+            for rival in self._rivals():
+                init_producer_id(self._cluster, rival, transaction_timeout=self._timeout)
+            self._has_fenced_rivals = True
+
+    def _new_producer(self) -> Producer:
+        """Get a producer id and epoch; for a transactional id, this fences the former producer."""
         former = self._producer if self._id is not None else None
         try:
             response = self._cluster.request(
@@ -227,12 +237,10 @@ class KafkaTarget:
                     "--worker"
                 ) from error
             if former is not None and error.code == ErrorCode.invalid_producer_id_mapping:
-                self._producer = (
-                    None  # the coordinator has forgotten a producer that was silent for long
-                )
+                # The coordinator has forgotten the id, because the producer was silent for long.
+                self._producer = None
                 self._has_fenced_rivals = False
-                self.start()
-                return
+                return self._new_producer()
             if error.code == ErrorCode.invalid_transaction_timeout:
                 raise ConfigurationError(
                     f"the target's brokers refuse a transaction timeout of {self._timeout:g} s: it "
@@ -240,13 +248,7 @@ class KafkaTarget:
                     "--transaction-timeout, or raise that setting"
                 ) from error
             raise
-        self._producer = Producer(response.producer_id, response.producer_epoch)
-        if not self._has_fenced_rivals:
-            # After our own id: of two processes that start at the same time, at least one is
-            # fenced.
-            for rival in self._rivals():
-                init_producer_id(self._cluster, rival, transaction_timeout=self._timeout)
-            self._has_fenced_rivals = True
+        return Producer(response.producer_id, response.producer_epoch)
 
     def progress(
         self, partitions: Collection[TopicPartition]
@@ -364,6 +366,8 @@ class KafkaTarget:
             self._sequences[tp] = next_sequence(sequence, len(batch.source_offsets))
         connection = self._connection(broker)
         sent = self._sent.setdefault(broker, deque())
+        # Responses are read only when the pipeline is full, so that sending does not wait for
+        # acknowledgements.
         while connection.in_flight >= _MAX_IN_FLIGHT:
             self._receive(broker)
         send_produce(

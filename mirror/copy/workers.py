@@ -138,7 +138,7 @@ class KafkaWorkerGroup:
             try:
                 self._join_once()
             except KafkaApiError as error:
-                self._consider(error)
+                self._check_can_rejoin(error)
             else:
                 break
         if self._thread is None:
@@ -216,7 +216,7 @@ class KafkaWorkerGroup:
             generation=joined.membership.generation,
         )
 
-    def _consider(self, error: KafkaApiError) -> None:
+    def _check_can_rejoin(self, error: KafkaApiError) -> None:
         """Raise the error unless it helps to join again."""
         if error.code == ErrorCode.fenced_instance_id:
             raise MirrorError(

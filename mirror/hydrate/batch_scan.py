@@ -152,7 +152,7 @@ class RangeReader:
             fill(start, room)
             return room
 
-        def ask() -> None:
+        def read_next() -> None:
             start = next(starts, None)
             if start is not None:
                 room = self._room(min(RANGE_BYTES, size - start))
@@ -160,10 +160,10 @@ class RangeReader:
 
         try:
             for _ in range(RANGES_AHEAD):
-                ask()
+                read_next()
             while ahead:
                 data = ahead.pop(0).result()
-                ask()
+                read_next()
                 yield data
                 if len(data) == RANGE_BYTES:
                     self._free.append(data)

@@ -45,9 +45,11 @@ def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> N
         ConfigurationError: A topic was deleted or created again.
     """
     _refuse(
-        f"topic {name} is not the one that `sidetier hydrate prepare` created"
-        for name, prepared in plan.prepared.items()
-        if name not in existing or existing[name].topic_id != prepared.topic_id
+        [
+            f"topic {name} is not the topic that `sidetier hydrate prepare` created"
+            for name, prepared in plan.prepared.items()
+            if name not in existing or existing[name].topic_id != prepared.topic_id
+        ]
     )
 
 
@@ -100,11 +102,10 @@ def check_replicated(
         f"{transaction.partition} has an open transaction of the archive"
         for transaction in still_open
     ]
-    _refuse(f"{problem}: run `sidetier hydrate replicate` first" for problem in problems)
+    _refuse([f"{problem}: run `sidetier hydrate replicate` first" for problem in problems])
 
 
-def _refuse(found: Iterable[str]) -> None:
-    problems = list(found)
+def _refuse(problems: Sequence[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigurationError(problems[0] + more)
@@ -137,12 +138,12 @@ def archived_open_transactions(
     ]
 
 
-def abort_transactions(cluster: Cluster, found: Iterable[OpenTransaction]) -> None:
+def abort_transactions(cluster: Cluster, transactions: Iterable[OpenTransaction]) -> None:
     """Write an abort marker for each transaction. Without it, read-committed consumers are stuck.
 
     The marker adds one offset to the partition.
     """
-    for transaction in found:
+    for transaction in transactions:
         abort_hung_transaction(cluster, transaction.partition, transaction.producer)
 
 
@@ -304,7 +305,7 @@ def pass_producer_ids(
             if highest - response.producer_id > _MOST_PRODUCER_IDS:
                 raise ConfigurationError(
                     f"archived records have producer ids up to {highest}, and the new cluster "
-                    f"hands out {response.producer_id}: run this again once replicas have "
+                    f"assigns {response.producer_id}: run this again once replicas have "
                     "forgotten these producers, producer.id.expiration.ms (1 day by default, can "
                     "be changed while brokers run) after their last records"
                 )

@@ -1,1 +1,1 @@
-"""Restores of archived records into topics: what is copied where, and the check of the copy."""
+"""Restores of archived records into topics: offsets to copy, accepted targets, check of a copy."""

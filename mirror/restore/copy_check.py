@@ -127,7 +127,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
     brokers: TargetRecords,
     *,
     with_timestamps: bool = True,
-    tell: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> CheckedCopy:
     """Compare what read-committed consumers get from an archive and from its copy.
 
@@ -142,7 +142,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
         archived: The records that the copy must have.
         brokers: Consumes the target.
         with_timestamps: False if the target was allowed to replace timestamps.
-        tell: Called with the number of records read since the last call, on either side.
+        progress: Called with the number of records read since the last call, on either side.
 
     Raises:
         SidetierError: The archive or the target cannot be read.
@@ -151,7 +151,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
     for records in archived:
         ours = records.column("offset").to_pylist()
         expected.add(_comparable(records, ours, with_timestamps=with_timestamps))
-        tell(records.num_rows)
+        progress(records.num_rows)
     problems = []
     for records, sources in _consumed(copied, offsets, log_start, brokers):
         problem = _order_problem(copied.target, records, sources, actual.last_offset)
@@ -159,7 +159,7 @@ def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
             problems.append(problem)
             break
         actual.add(_comparable(records, sources, with_timestamps=with_timestamps))
-        tell(records.num_rows)
+        progress(records.num_rows)
     difference = expected.difference(actual)
     if not problems and difference is not None:
         problems.append(f"{copied.target}: {difference} (source offsets)")

@@ -1,4 +1,4 @@
-"""Decide what a restore copies out of an archive, and which targets it accepts.
+"""Decide which offsets a restore copies out of an archive, and which targets it accepts.
 
 As for a mirror, the progress is kept in the target's consumer group. Each offset has a note as
 metadata: which archive is restored, and where the restore began. A restore that continues compares
@@ -141,25 +141,25 @@ def settings_left(archived: Mapping[str, str], created: Mapping[str, str]) -> di
     return {name: value for name, value in archived.items() if created.get(name) != value}
 
 
-def progress_problem(wanted: PartitionRestore, there: RestoreNote | None) -> str | None:
+def progress_problem(wanted: PartitionRestore, stored: RestoreNote | None) -> str | None:
     """Return why a restore cannot continue from the target's progress; None if it can.
 
     Args:
         wanted: The partition to restore.
-        there: The note of the progress; None if the progress is not that of a restore.
+        stored: The note of the progress; None if the progress is not that of a restore.
     """
-    if there is None:
+    if stored is None:
         return f"{wanted.target}: the progress group of this restore is used by something else"
-    if _source_of(there) != _source_of(wanted.note):
-        source = f"{there.lineage.topic}-{wanted.target.partition}"
+    if _source_of(stored) != _source_of(wanted.note):
+        source = f"{stored.lineage.topic}-{wanted.target.partition}"
         return (
-            f"{wanted.target}: a restore of this name has put {source} there"
-            f"{f' from {there.folder}' if there.folder else ''}; give another --name and --rename"
+            f"{wanted.target}: a restore of this name has copied {source} there"
+            f"{f' from {stored.folder}' if stored.folder else ''}; give another --name and --rename"
         )
-    if there.start != wanted.start:
+    if stored.start != wanted.start:
         return (
-            f"{wanted.target}: this restore began at offset {there.start}, and --from is offset "
-            f"{wanted.start} now; leave --from out to go on, or give another --name and --rename"
+            f"{wanted.target}: this restore began at offset {stored.start}, and --from is offset "
+            f"{wanted.start} now; leave out --from to continue, or give another --name and --rename"
         )
     return None
 

@@ -143,7 +143,7 @@ class CatalogOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCopy:
-    """The plan for one topic: its copy, and what `copies` would change or why it is refused.
+    """The plan for one topic: its copy, and the changes of `copies`, or why it is refused.
 
     Attributes:
         source: The source topic.

@@ -23,7 +23,7 @@ from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.times import Largest, SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -177,7 +177,7 @@ class ArchiveSnapshots:
     """
 
     archives: Archives
-    helpers: Helpers
+    helpers: RequestPool
 
     def all(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
         """Return the present snapshot of each partition; None where nothing is stored."""

@@ -8,8 +8,8 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.planning.archives import Archives
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern
+from sidetier.pipeline.planning.request import Assigned, Selection, TopicPattern
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 

@@ -12,19 +12,23 @@ from typing import Final
 
 from sidetier.config.problems import suggestion
 from sidetier.config.units import parse_size
-from sidetier.pipeline.planning.limits import (
+from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
+from sidetier.pipeline.planning.request import (
+    DEFAULT_SPLIT_BYTES,
     EARLIEST_OFFSET,
     LATEST_OFFSET,
+    Assigned,
     AtOffsets,
     AtTimes,
     Edge,
     Limit,
     NoMatch,
+    ReadRequest,
+    Selection,
+    TopicPattern,
+    Topics,
 )
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
-from sidetier.pipeline.planning.request import DEFAULT_SPLIT_BYTES, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 

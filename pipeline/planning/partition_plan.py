@@ -13,7 +13,7 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
-from sidetier.pipeline.planning.spans import Span, cut, first_part, pack, without
+from sidetier.pipeline.planning.segment_parts import Span, cut, first_part, pack, without
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, Split
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 

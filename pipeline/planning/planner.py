@@ -14,14 +14,12 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives, ArchiveSnapshots
 from sidetier.pipeline.planning.discovery import find_partitions
-from sidetier.pipeline.planning.helpers import Helpers
-from sidetier.pipeline.planning.limits import shares
 from sidetier.pipeline.planning.log_offsets import Edges, Ends, LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.resolving import Resolver, check_covered
-from sidetier.pipeline.planning.selection import Selection
-from sidetier.pipeline.planning.spans import Span
+from sidetier.pipeline.planning.request import ReadRequest, Selection
+from sidetier.pipeline.planning.request_pool import RequestPool
+from sidetier.pipeline.planning.resolving import Resolver, check_covered, shares
+from sidetier.pipeline.planning.segment_parts import Span
 from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveError
@@ -47,7 +45,7 @@ class RangePlanner:
     ends: Ends
 
     @property
-    def _helpers(self) -> Helpers:
+    def _helpers(self) -> RequestPool:
         return self.looks.helpers
 
     def plan(self, ranges: _Ranges, request: ReadRequest) -> Plan:
@@ -224,11 +222,11 @@ class Planner:
         threads: int = _THREADS,
         clock: Callable[[], float] = monotonic,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
-        helpers: Helpers | None = None,
+        helpers: RequestPool | None = None,
     ) -> None:
         self._archives = Archives(access, clock, max_batch_bytes)
         self._owns_threads = helpers is None
-        self._helpers = Helpers(threads) if helpers is None else helpers
+        self._helpers = RequestPool(threads) if helpers is None else helpers
         self._ends = Ends(self._archives)
         self._looks = ArchiveSnapshots(self._archives, self._helpers)
         self._ranges = RangePlanner(self._looks, self._ends)

@@ -118,3 +118,8 @@ class Plan:
     def size(self) -> int:
         """Bytes to read from the store."""
         return sum(split.size for split in self.splits)
+
+
+def in_words(tp: TopicPartition) -> str:
+    """Return, for example, `topic orders, partition 3`."""
+    return f"topic {tp.topic}, partition {tp.partition}"

@@ -18,7 +18,7 @@ from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records
 from sidetier.archive.reading.settings import ReaderSettings
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
-from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.pipeline.planning.split import Missing, Piece, Split
 from sidetier.segments.arrow import schema_of
 from sidetier.segments.errors import ObjectNotFoundError
@@ -71,7 +71,7 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
     end = _end_of_full(store, first)
     if end is None or first.base_offset > split.range.start:
         return False
-    helpers = Helpers(_THREADS)
+    helpers = RequestPool(_THREADS)
     try:
         ends = helpers.each(lambda piece: _end_of_full(store, piece), others)
         for piece, next_end in zip(others, ends, strict=True):

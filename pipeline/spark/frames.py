@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from sidetier.pipeline.planning.split import Plan, Split
 from sidetier.pipeline.spark.columns import spark_schema
-from sidetier.pipeline.spark.planned import plan_batch
 from sidetier.pipeline.spark.python_workers import check_python_workers
 from sidetier.pipeline.spark.report import ReadReport, Teller, describe_plan
 from sidetier.pipeline.spark.settings import COLUMNS, ReadSettings, read_settings
-from sidetier.pipeline.spark.tasks import Counts, read_task
+from sidetier.pipeline.spark.tasks import Counts, plan_batch, read_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

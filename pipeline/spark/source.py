@@ -18,13 +18,12 @@ from pyspark.sql.types import StructType
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.split import Split
 from sidetier.pipeline.spark.columns import all_columns, columns_of, spark_schema
-from sidetier.pipeline.spark.planned import plan_batch
 from sidetier.pipeline.spark.report import describe_plan
 from sidetier.pipeline.spark.settings import ReadSettings, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson
 from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
-from sidetier.pipeline.spark.tasks import read_task
+from sidetier.pipeline.spark.tasks import plan_batch, read_task
 from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
 from sidetier.segments.offsets import Offset
 

@@ -23,10 +23,9 @@ from sidetier.pipeline.errors import (
 )
 from sidetier.pipeline.export.epoch_history import Truncated, followed, shortened
 from sidetier.pipeline.export.histories import archived_positions, find_truncated
-from sidetier.pipeline.planning.limits import limited_ends
 from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.pipeline.planning.split import Plan
-from sidetier.pipeline.spark.planned import log, warn_of
 from sidetier.pipeline.spark.settings import ReadSettings, opened
 from sidetier.pipeline.spark.stream_offset import (
     OffsetJson,
@@ -35,6 +34,7 @@ from sidetier.pipeline.spark.stream_offset import (
     from_json,
     is_same_topic,
 )
+from sidetier.pipeline.spark.tasks import log, warn_of
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 

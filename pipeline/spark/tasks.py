@@ -1,13 +1,18 @@
-"""Work of an executor: read one split for Spark."""
+"""The two sides of a read on Spark: the plan on the driver, and one split on an executor.
+
+Independent of Spark.
+"""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from sidetier.pipeline.errors import describe_missing
-from sidetier.pipeline.planning.split import Missing, Split
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import Filters
+from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.settings import ReadSettings, opened
@@ -55,3 +60,28 @@ def describe_split(split: Split) -> str:
     """Return, for example, `orders-3, offsets [100, 200), 1234 bytes`."""
     tp, span = split.tp, split.range
     return f"{tp.topic}-{tp.partition}, offsets {span}, {split.size} bytes"
+
+
+log = logging.getLogger("sidetier.pipeline")
+
+
+def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
+    """Plan a batch read. Missing offsets are logged where they are not an error.
+
+    Raises:
+        MissingRecordsError, NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as
+            `Planner.plan`.
+    """
+    request = settings.request
+    if filters is not None:
+        request = replace(request, filters=filters)
+    with Planner(opened(settings.place), max_batch_bytes=settings.max_batch_bytes) as planner:
+        plan = planner.plan(request)
+    warn_of(plan.missing)
+    return plan
+
+
+def warn_of(missing: Sequence[Missing]) -> None:
+    """Log offsets that are skipped."""
+    for gap in missing:
+        log.warning("not stored, and left out: %s", describe_missing(gap))

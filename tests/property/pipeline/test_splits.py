@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.errors import UndecidedRecordsError
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import ReadRequest, Topics
 from sidetier.pipeline.planning.split import Missing, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.isolation import IsolationLevel

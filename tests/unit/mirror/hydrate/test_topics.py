@@ -138,7 +138,7 @@ def test_a_partition_that_was_not_placed_is_refused() -> None:
 
 def test_a_topic_that_was_created_again_is_refused() -> None:
     check_topics(planned(), {"orders": described(1)})
-    with pytest.raises(ConfigurationError, match="is not the one that"):
+    with pytest.raises(ConfigurationError, match="is not the topic that"):
         check_topics(planned(), {"orders": described(1, topic_id="other")})
 
 

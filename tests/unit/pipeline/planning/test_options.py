@@ -6,11 +6,19 @@ import sys
 
 import pytest
 
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge, NoMatch
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
 from sidetier.pipeline.planning.options import option_names, read_request
-from sidetier.pipeline.planning.request import DEFAULT_SPLIT_BYTES, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, TopicPattern, Topics
+from sidetier.pipeline.planning.request import (
+    DEFAULT_SPLIT_BYTES,
+    Assigned,
+    AtOffsets,
+    AtTimes,
+    Edge,
+    NoMatch,
+    ReadRequest,
+    TopicPattern,
+    Topics,
+)
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition

@@ -11,10 +11,18 @@ import pytest
 from sidetier.archive.errors import ArchiveReplacedError, WrongPlaceError
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
 from sidetier.pipeline.planning.planner import Planner, without_loss
-from sidetier.pipeline.planning.request import Filters, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
+from sidetier.pipeline.planning.request import (
+    Assigned,
+    AtOffsets,
+    AtTimes,
+    Filters,
+    NoMatch,
+    ReadRequest,
+    Selection,
+    TopicPattern,
+    Topics,
+)
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, checksum_below
 from sidetier.segments.errors import ConfigurationError

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.pipeline.planning.limits import limited_ends
+from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.segments.offsets import Offset, TopicPartition
 
 A0, A1, A2 = (TopicPartition("a", partition) for partition in range(3))

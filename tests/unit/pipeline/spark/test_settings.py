@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.config.archive_options import PREFIX, names_of
-from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.options import option_names
+from sidetier.pipeline.planning.request import Edge
 from sidetier.pipeline.spark.settings import TaskOptions, read_settings
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

@@ -4,12 +4,12 @@ from threading import Barrier, get_ident
 
 import pytest
 
-from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.request_pool import RequestPool
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 5000])
 def test_answers_come_in_the_order_of_the_questions(count: int) -> None:
-    with Helpers(3) as helpers:
+    with RequestPool(3) as helpers:
         assert list(helpers.each(lambda one: one * 2, range(count))) == [
             one * 2 for one in range(count)
         ]
@@ -32,8 +32,8 @@ class Store:
         self.opening = 0.0
         return one
 
-    def helpers(self) -> Helpers:
-        return Helpers(3, lambda: self.now, lambda: self.worked)
+    def helpers(self) -> RequestPool:
+        return RequestPool(3, lambda: self.now, lambda: self.worked)
 
 
 def test_of_a_near_store_everything_is_asked_without_threads() -> None:
@@ -76,10 +76,10 @@ def test_every_thread_is_handed_some(count: int) -> None:
         return get_ident()
 
     times = iter(range(1000))
-    with Helpers(3, lambda: next(times), lambda: 0.0) as helpers:
+    with RequestPool(3, lambda: next(times), lambda: 0.0) as helpers:
         assert len(set(helpers.each(ask, range(count)))) == 4
 
 
 def test_an_error_reaches_who_asks() -> None:
-    with Helpers(2) as helpers, pytest.raises(ZeroDivisionError):
+    with RequestPool(2) as helpers, pytest.raises(ZeroDivisionError):
         list(helpers.each(lambda one: 1 // (one - 50), range(100)))

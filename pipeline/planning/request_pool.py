@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 _A = TypeVar("_A")
 
 
-class Helpers(ThreadPoolExecutor):
+class RequestPool(ThreadPoolExecutor):
     """Thread pool. Its tasks must not wait for other tasks of the pool.
 
     Args:
