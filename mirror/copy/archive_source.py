@@ -6,10 +6,9 @@ aborted is read from the files beside the segments (`.txnindex`, `.snapshot`), o
 markers in the segments themselves.
 """
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from sidetier.archive.access import ArchiveAccess, range_reader
@@ -26,11 +25,11 @@ from sidetier.segments.errors import (
     DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    UnsupportedFormatError,
 )
-from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES, BatchHeader
+from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.segments.records import decode_records
+from sidetier.segments.producer_snapshot import OpenTransaction
+from sidetier.segments.records import ABORT_MARKER, marker_type
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.attempt import monotonic
 from sidetier.storage.port import RemoteStorage
@@ -39,8 +38,6 @@ from sidetier.wire.record_requests import AbortedTransaction
 
 CHUNK_BYTES: Final = 8 << 20
 _INDEX_CACHE_BYTES: Final = 16 << 20
-_ABORT: Final = 0
-_MARKER: Final = struct.Struct(">hh")
 OpenTransactions = Mapping[int, int]
 """First offset of the open transaction of each producer id."""
 
@@ -265,13 +262,22 @@ class ArchiveSource:
         return self._transactions[tp]
 
 
+class _SegmentTransactions(NamedTuple):
+    """The transactions that a segment aborts, and those that are open at its end."""
+
+    aborted: tuple[AbortedTxn, ...]
+    still_open: OpenTransactions
+
+
 class _Transactions:
     """The transactions in the segments of one partition; each segment is read once."""
 
-    def __init__(self, store: RemoteStorage, read: Callable[[StoredLog, int], memoryview]) -> None:
+    def __init__(
+        self, store: RemoteStorage, batches: Callable[[StoredLog, int], memoryview]
+    ) -> None:
         self._store = store
-        self._read = read
-        self._known: dict[Version, tuple[tuple[AbortedTxn, ...], OpenTransactions]] = {}
+        self._batches = batches
+        self._known: dict[Version, _SegmentTransactions] = {}
 
     def aborted(
         self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
@@ -303,71 +309,61 @@ class _Transactions:
 
     def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Return the transactions that are open at a segment's end."""
-        return self._read_transactions(view, log)[1]
+        return self._read_transactions(view, log).still_open
 
-    def _read_transactions(
-        self, view: ArchiveView, log: StoredLog
-    ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
+    def _read_transactions(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
+        known = self._known.get(log.version)
+        if known is None:
+            known = self._known[log.version] = self._read(view, log)
+        return known
+
+    def _read(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
         following = view.after(log.base_offset)
-        if log.version in self._known:
-            return self._known[log.version]
         if following is not None:
             stored = transactions_of(self._store, log, following)
             if stored is not None:
-                result = (
-                    stored.aborted,
-                    {
-                        transaction.producer_id: int(transaction.first_offset)
-                        for transaction in stored.still_open
-                    },
-                )
-                self._known[log.version] = result
-                return result
-        before = dict(self._open_at_base(view, log))
+                return _SegmentTransactions(stored.aborted, _by_producer(stored.still_open))
+        before = self._open_at_base(view, log)
         if noted_records(self._store.head_object(log.key)) is not None:
-            self._known[log.version] = ((), before)
-        else:
-            self._known[log.version] = self._walk(log, before)
-        return self._known[log.version]
+            # A sidecar notes the number of records only if the segment has no transactional batch.
+            return _SegmentTransactions((), before)
+        return self._walk(log, before)
 
     def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
         """Read from the producer snapshot, or from the nearest lower segment that has one."""
         noted = open_at_base(self._store, log)
         if noted is not None:
-            return {transaction.producer_id: int(transaction.first_offset) for transaction in noted}
+            return _by_producer(noted)
         to_walk: list[StoredLog] = []
         state: OpenTransactions = {}
         for lower in view.below(log.base_offset):
             if lower.version in self._known:
-                state = self._known[lower.version][1]
+                state = self._known[lower.version].still_open
                 break
             to_walk.append(lower)
             noted = open_at_base(self._store, lower)
             if noted is not None:
-                state = {
-                    transaction.producer_id: int(transaction.first_offset) for transaction in noted
-                }
+                state = _by_producer(noted)
                 break
         for lower in reversed(to_walk):
             self._known[lower.version] = self._walk(lower, state)
-            state = self._known[lower.version][1]
+            state = self._known[lower.version].still_open
         return state
 
-    def _walk(
-        self, log: StoredLog, before: OpenTransactions
-    ) -> tuple[tuple[AbortedTxn, ...], OpenTransactions]:
+    def _walk(self, log: StoredLog, before: OpenTransactions) -> _SegmentTransactions:
         """Read the transactions from the markers in the segment itself."""
         still_open = dict(before)
         aborted: list[AbortedTxn] = []
         position = 0
         while position < log.size:
-            data = self._read(log, position)
+            data = self._batches(log, position)
             start = position
             for batch, header in split_batches(data):
                 position += len(batch)
                 if header.is_control:
                     first = still_open.pop(header.producer_id, None)
-                    if first is not None and _is_abort(header, batch):
+                    payload = bytes(batch[HEADER_BYTES:])
+                    if first is not None and marker_type(header, payload) == ABORT_MARKER:
                         marker = header.last_offset
                         aborted.append(
                             AbortedTxn(
@@ -378,19 +374,11 @@ class _Transactions:
                     still_open.setdefault(header.producer_id, int(header.base_offset))
             if position == start:
                 raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
-        return tuple(aborted), still_open
+        return _SegmentTransactions(tuple(aborted), still_open)
 
 
-def _is_abort(header: BatchHeader, batch: memoryview) -> bool:
-    """Whether a control batch is an abort marker (KIP-98: its key is version and type)."""
-    try:
-        (record,) = decode_records(header, bytes(batch[HEADER_BYTES:]))
-        _, kind = _MARKER.unpack_from(record.key or b"")
-    except (ValueError, struct.error):
-        raise UnsupportedFormatError(
-            f"the control batch at offset {header.base_offset} is no transaction marker"
-        ) from None
-    return bool(kind == _ABORT)
+def _by_producer(transactions: Iterable[OpenTransaction]) -> OpenTransactions:
+    return {transaction.producer_id: transaction.first_offset for transaction in transactions}
 
 
 def _first_batch_bytes(data: memoryview) -> int:

@@ -16,7 +16,7 @@ from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
 from sidetier.segments.offsets import Offset
 from sidetier.segments.producer_snapshot import encode_snapshot
-from sidetier.segments.records import decode_records
+from sidetier.segments.records import COMMIT_MARKER, marker_type
 from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.port import IfMatch, RemoteStorage
 from sidetier.storage.ranges import read_into
@@ -27,8 +27,6 @@ RANGES_AHEAD: Final = 3
 
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
-_MARKER_KEY = struct.Struct(">hh")
-_COMMIT = 1
 NORMALISED_EPOCH = 0
 """The leader epoch of a new partition. No placed batch may have a higher one."""
 
@@ -73,7 +71,8 @@ class BatchScanner:
             if header.is_control:
                 if at + header.length > size:
                     break
-                commits = _commits(header, bytes(buffer[at + HEADER_BYTES : at + header.length]))
+                payload = bytes(buffer[at + HEADER_BYTES : at + header.length])
+                commits = marker_type(header, payload) == COMMIT_MARKER
             batches.append((at, header, commits))
             at += header.length
         if at < size:
@@ -201,17 +200,6 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     Java consumers wait for ever.
     """
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
-
-
-def _commits(header: BatchHeader, payload: bytes) -> bool:
-    """Whether a transaction marker commits. Its key is version and type, two int16."""
-    records = decode_records(header, payload)
-    key = records[0].key if records else None
-    if key is None or len(key) < _MARKER_KEY.size:
-        raise DamagedSegmentError(
-            f"control batch at offset {header.base_offset}: it holds no transaction marker"
-        )
-    return bool(_MARKER_KEY.unpack_from(key)[1] == _COMMIT)
 
 
 _PRODUCER = struct.Struct(">qhiqiqiq")

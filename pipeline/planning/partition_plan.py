@@ -13,13 +13,13 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.times import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
-from sidetier.pipeline.planning.segment_parts import Span, cut, first_part, pack, without
+from sidetier.pipeline.planning.segment_parts import SegmentPart, cut, first_part, pack, without
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, Split
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 _MOST_BELOW = 8
 """Maximum segments with a lower base offset that are checked for the range, as in the archive
-reader.
+reader: after an election, a segment may reach beyond the base offset of later ones.
 """
 
 
@@ -58,7 +58,7 @@ def recorded_missing(
 ) -> Iterator[Unstored]:
     """Yield only those missing offsets that a sidecar has recorded as a gap.
 
-    Only the segments before a gap are asked for their ends. Arguments as for `missing_offsets`.
+    Requests only the ends of the segments before a gap. Arguments as for `missing_offsets`.
     """
     floor = max(wanted.start, view.start)
     for gap in sorted(gaps):
@@ -80,7 +80,7 @@ class PartitionPlan:
     """Plan of one partition; see `Plan`. The spans are not cut yet."""
 
     range: OffsetRange
-    spans: tuple[Span, ...] = ()
+    spans: tuple[SegmentPart, ...] = ()
     missing: tuple[Missing, ...] = ()
     pruned: int = 0
 
@@ -125,9 +125,9 @@ class PartitionPlanner:
         """The partition."""
         return self.archive.tp
 
-    def logs_for(self, asked: OffsetRange, filters: Filters) -> list[StoredLog]:
+    def logs_for(self, requested: OffsetRange, filters: Filters) -> list[StoredLog]:
         """Return the segments that may have requested offsets."""
-        wanted = _narrowed(asked, filters)
+        wanted = _narrowed(requested, filters)
         return logs_for(self.view, wanted) if wanted.start < wanted.end else []
 
     def end_of(self, log: StoredLog) -> Offset:
@@ -137,7 +137,7 @@ class PartitionPlanner:
 
     def plan(
         self,
-        asked: OffsetRange,
+        requested: OffsetRange,
         filters: Filters,
         gaps: Gaps,
         ends: Mapping[StoredLog, Offset] | None = None,
@@ -145,7 +145,7 @@ class PartitionPlanner:
         """Find the byte ranges of the requested offsets. Timestamps are not checked.
 
         Args:
-            asked: the requested offsets.
+            requested: the requested offsets.
             filters: offsets that are not needed.
             gaps: the recorded gaps.
             ends: ends of the segments of `logs_for`. With them, gaps that nothing records are
@@ -154,47 +154,47 @@ class PartitionPlanner:
         Raises:
             StorageError: as the port says.
         """
-        wanted = _narrowed(asked, filters)
+        wanted = _narrowed(requested, filters)
         missing = tuple(self._missing(wanted, gaps, ends))
         stored = without(wanted, [gap.range for gap in missing])
         spans = tuple(span for part in stored for span in self._spans(part))
-        return PartitionPlan(asked, spans, missing)
+        return PartitionPlan(requested, spans, missing)
 
-    def size(self, asked: OffsetRange) -> int:
+    def size(self, requested: OffsetRange) -> int:
         """Return the stored bytes of a range; raises as `plan`."""
-        return sum(span.size for span in self._spans(self._stored(asked)))
+        return sum(span.size for span in self._spans(self._stored(requested)))
 
-    def end_within(self, asked: OffsetRange, most: int) -> Offset:
+    def end_within(self, requested: OffsetRange, most: int) -> Offset:
         """Return the end (exclusive) of the part of a range that has at most `most` bytes.
 
         The part consists of whole segments, and of the next segment up to an index entry. It has at
         least one interval of index entries. A segment without an index is not cut. Raises as
         `plan`.
         """
-        stored = self._stored(asked)
+        stored = self._stored(requested)
         for span in self._spans(stored):
             if span.size > most:
                 return self._end_in(span, most, is_first=span.range.start == stored.start)
             most -= span.size
-        return asked.end
+        return requested.end
 
-    def _stored(self, asked: OffsetRange) -> OffsetRange:
-        return OffsetRange(max(asked.start, self.view.start), min(asked.end, self.view.end))
+    def _stored(self, requested: OffsetRange) -> OffsetRange:
+        return OffsetRange(max(requested.start, self.view.start), min(requested.end, self.view.end))
 
-    def _end_in(self, span: Span, most: int, *, is_first: bool) -> Offset:
+    def _end_in(self, span: SegmentPart, most: int, *, is_first: bool) -> Offset:
         entries = self.locator.offsets(self.read, span.log)
         if entries is None:
             return span.range.end if is_first else span.range.start
         return first_part(span, entries, most)
 
-    def cut(self, span: Span, most: int) -> list[Span]:
+    def cut(self, span: SegmentPart, most: int) -> list[SegmentPart]:
         """Cut the span, if it has an index, into parts of at most `most` bytes. At most one
         request.
         """
         entries = self.locator.offsets(self.read, span.log) if span.size > most else None
         return [span] if entries is None else cut(span, entries, most)
 
-    def splits(self, spans: Iterable[Span], most: int) -> Iterator[Split]:
+    def splits(self, spans: Iterable[SegmentPart], most: int) -> Iterator[Split]:
         """Yield the cut spans as splits of at most `most` bytes; small adjacent spans share a
         split.
         """
@@ -205,7 +205,7 @@ class PartitionPlanner:
                 span = OffsetRange(group[0].range.start, group[-1].range.end)
                 yield Split(self.tp, span, tuple(piece.piece for piece in group), origin)
 
-    def _spans(self, part: OffsetRange) -> Iterator[Span]:
+    def _spans(self, part: OffsetRange) -> Iterator[SegmentPart]:
         offset = part.start
         log = self.view.holder(offset)
         while log is not None and offset < part.end:
@@ -214,12 +214,12 @@ class PartitionPlanner:
             offset = until
             log = self.view.holder(offset)
 
-    def _span(self, log: StoredLog, wanted: OffsetRange) -> Span:
+    def _span(self, log: StoredLog, wanted: OffsetRange) -> SegmentPart:
         start = self.locator.segment_position(self.read, log, wanted.start).position
         if wanted.end >= self.view.until(wanted.start):
-            return Span(log, wanted, start, log.size)
+            return SegmentPart(log, wanted, start, log.size)
         extent = self.locator.extent(self.read, log, wanted.start, Offset(wanted.end - 1))
-        return Span(log, wanted, start, log.size if extent is None else extent[1])
+        return SegmentPart(log, wanted, start, log.size if extent is None else extent[1])
 
     def _origin(self, last: BaseOffset) -> Origin:
         following = self.view.after(last)
@@ -227,7 +227,7 @@ class PartitionPlanner:
         until = self.view.until(last)
         if following is not None:
             until = self.view.until(following.base_offset)
-            behind = (Span(following, OffsetRange(until, until), 0, following.size).piece,)
+            behind = (SegmentPart(following, OffsetRange(until, until), 0, following.size).piece,)
         return Origin(self.view.watermark.topic_id, self.view.is_pinterest, until, behind)
 
     def _missing(
@@ -238,13 +238,13 @@ class PartitionPlanner:
             return
         below = min(wanted.end, self.view.start)
         if wanted.start < below:
-            yield self._told(Unstored(wanted.start, below, GapReason.BELOW_START))
+            yield self._missing_of(Unstored(wanted.start, below, GapReason.BELOW_START))
         inside = (
             recorded_missing(self.view, wanted, self.end_of, gaps)
             if ends is None
             else missing_offsets(self.view, wanted, ends.__getitem__, gaps)
         )
-        yield from map(self._told, inside)
+        yield from map(self._missing_of, inside)
         yield from self._beyond(wanted)
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
@@ -253,15 +253,15 @@ class PartitionPlanner:
             yield Missing(self.tp, undecided, f"{self.view.where}: {UNDECIDED}")
         above = OffsetRange(max(wanted.start, self.view.end), wanted.end)
         if above.start < above.end:
-            detail = f"they lie above what is stored, which ends at {self.view.end}"
+            detail = f"they are above the end of the archive, {self.view.end}"
             yield Missing(self.tp, above, f"{self.view.where}: {detail}")
 
-    def _told(self, unstored: Unstored) -> Missing:
+    def _missing_of(self, unstored: Unstored) -> Missing:
         span = OffsetRange(unstored.first, unstored.end)
         return Missing(self.tp, span, unstored.detail(self.view.where))
 
 
-def _narrowed(asked: OffsetRange, filters: Filters) -> OffsetRange:
-    first = asked.start if filters.first is None else max(asked.start, filters.first)
-    until = asked.end if filters.until is None else min(asked.end, filters.until)
+def _narrowed(requested: OffsetRange, filters: Filters) -> OffsetRange:
+    first = requested.start if filters.first is None else max(requested.start, filters.first)
+    until = requested.end if filters.until is None else min(requested.end, filters.until)
     return OffsetRange(first, max(first, until))

@@ -1,4 +1,4 @@
-"""Thread pool of a planner."""
+"""Thread pool for the requests of a planner."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,16 +6,17 @@ from itertools import chain
 from time import perf_counter, thread_time
 from typing import Final, TypeVar
 
-_ROUNDS: Final = 4
-_MOST_AT_ONCE: Final = 64
+_TASKS_PER_THREAD: Final = 4
+_MOST_ITEMS_PER_TASK: Final = 64
 _PATIENCE: Final = 0.02
+"""Seconds."""
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
 
 
 class RequestPool(ThreadPoolExecutor):
-    """Thread pool. Its tasks must not wait for other tasks of the pool.
+    """Thread pool for requests. Its tasks must not wait for other tasks of the pool.
 
     Args:
         threads: number of threads.
@@ -30,38 +31,44 @@ class RequestPool(ThreadPoolExecutor):
         busy: Callable[[], float] = thread_time,
     ) -> None:
         super().__init__(threads, "planner")
-        self._number = threads
+        self._thread_count = threads
         self._clock = clock
         self._busy = busy
 
-    def each(self, ask: Callable[[_T], _A], of: Sequence[_T]) -> Iterator[_A]:
-        """Yield `ask` of each item, in order.
+    def each(self, request: Callable[[_T], _A], items: Sequence[_T]) -> Iterator[_A]:
+        """Yield the result of `request` for each item, in order.
 
-        The calling thread asks alone until it has waited longer than it has worked, and for at
-        least 20 ms. Then the pool takes over. With a fast, near store, threads would only compete
-        for Python's GIL, and take two and a half times as long.
+        The calling thread makes the requests alone until it has waited longer than it has worked,
+        and for at least 20 ms. Then the pool takes over. With a fast, near store, threads would
+        only compete for Python's GIL, and take two and a half times as long.
         """
         waited = worked = 0.0
-        for number, item in enumerate(of):
+        for number, item in enumerate(items):
             if waited > max(worked, _PATIENCE):
-                yield from self._shared(ask, of[number:])
+                yield from self._in_threads(request, items[number:])
                 return
             begin, before = self._clock(), self._busy()
-            answer = ask(item)
+            result = request(item)
             work = self._busy() - before
             waited += self._clock() - begin - work
-            worked += work if number else 0.0  # the first one may have opened the store
-            yield answer
+            worked += work if number else 0.0  # the first request may open the store
+            yield result
 
-    def of_each(self, ask: Callable[[_T], _A], of: Iterable[_T]) -> dict[_T, _A]:
-        """Return `ask` of each item, by item."""
-        items = list(of)
-        return dict(zip(items, self.each(ask, items), strict=True))
+    def of_each(self, request: Callable[[_T], _A], items: Iterable[_T]) -> dict[_T, _A]:
+        """Return the result of `request` for each item, by item."""
+        listed = list(items)
+        return dict(zip(listed, self.each(request, listed), strict=True))
 
-    def _shared(self, ask: Callable[[_T], _A], of: Sequence[_T]) -> Iterator[_A]:
-        """Ask with all threads. Each call gets several items, and each thread a few calls: for a
-        short answer the hand-over to a thread costs more than the answer.
+    def _in_threads(self, request: Callable[[_T], _A], items: Sequence[_T]) -> Iterator[_A]:
+        """Make the requests in all threads.
+
+        Each task gets several items, and each thread a few tasks: the hand-over to a thread costs
+        more than a fast response.
         """
-        size = max(1, min(_MOST_AT_ONCE, len(of) // (_ROUNDS * self._number)))
-        chunks = [of[at : at + size] for at in range(0, len(of), size)]
-        return chain.from_iterable(self.map(lambda chunk: [ask(item) for item in chunk], chunks))
+        size = max(
+            1, min(_MOST_ITEMS_PER_TASK, len(items) // (_TASKS_PER_THREAD * self._thread_count))
+        )
+        chunks = [items[at : at + size] for at in range(0, len(items), size)]
+        return chain.from_iterable(
+            self.map(lambda chunk: [request(item) for item in chunk], chunks)
+        )

@@ -64,7 +64,7 @@ class Resolver:
         return edges.latest if offset is None else min(offset, edges.latest)
 
 
-def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str) -> None:
+def check_covered(limit: Limit, partitions: Iterable[TopicPartition], option: str) -> None:
     """Check that offsets or times name exactly the partitions that are read, as Spark does.
 
     Raises:
@@ -77,11 +77,10 @@ def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str)
     for kind, tps in (("leaves out", wanted - given.keys()), ("names", given.keys() - wanted)):
         if tps:
             partition = min(tps)
-            why = "" if kind == "leaves out" else ", which is not among them"
+            why = "" if kind == "leaves out" else ", which is not read"
             raise ConfigurationError(
-                f"{what}: must name each partition that is read, and {kind} "
-                f"{in_words(partition)}{why}; -2 stands for the earliest offset, -1 for the "
-                "latest"
+                f"{option}: must name each partition that is read, and {kind} "
+                f"{in_words(partition)}{why}; -2 is the earliest offset, -1 the latest"
             )
 
 

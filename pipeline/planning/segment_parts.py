@@ -1,4 +1,7 @@
-"""Segments as ranges of offsets and bytes, cut and combined to splits. Pure functions."""
+"""Parts of segments, as ranges of offsets and bytes: cut at index entries, combined to splits.
+
+Pure functions.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +14,7 @@ from sidetier.segments.offsets import Offset, OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SegmentPart:
     """The part of one segment that is read.
 
     Attributes:
@@ -31,7 +34,7 @@ class Span:
 
     @property
     def piece(self) -> Piece:
-        """The span as a piece of a split."""
+        """The part as a piece of a split."""
         log_object, index_object = self.log.row, self.log.index
         version = (
             None if index_object is None else IndexVersion(index_object.size, index_object.etag)
@@ -42,57 +45,57 @@ class Span:
         )
 
 
-def cut(span: Span, entries: Entries, most: int) -> list[Span]:
-    """Cut the span into about equal parts of at most `most` bytes, as far as index entries allow.
+def cut(part: SegmentPart, entries: Entries, most: int) -> list[SegmentPart]:
+    """Cut the part into about equal parts of at most `most` bytes, as far as index entries allow.
 
     An index entry has the last offset of the batch at its position, so a part begins one offset
     behind an entry. The bytes of this entry's interval belong to both neighbouring parts.
     """
-    parts: list[Span] = []
-    first, start = span.range.start, span.start
-    for entry in _cuts(span, entries, most):
-        bound = Offset(span.log.base_offset + int(entries["relative"][entry]) + 1)
-        if first < bound < span.range.end:
+    parts: list[SegmentPart] = []
+    first, start = part.range.start, part.start
+    for entry in _cuts(part, entries, most):
+        bound = Offset(part.log.base_offset + int(entries["relative"][entry]) + 1)
+        if first < bound < part.range.end:
             end = int(entries["position"][entry + 1])
-            parts.append(Span(span.log, OffsetRange(first, bound), start, end))
+            parts.append(SegmentPart(part.log, OffsetRange(first, bound), start, end))
             first, start = bound, int(entries["position"][entry])
-    return [*parts, Span(span.log, OffsetRange(first, span.range.end), start, span.end)]
+    return [*parts, SegmentPart(part.log, OffsetRange(first, part.range.end), start, part.end)]
 
 
-def _cuts(span: Span, entries: Entries, most: int) -> list[int]:
+def _cuts(part: SegmentPart, entries: Entries, most: int) -> list[int]:
     """Return the entries after which parts end: the next entry is at or below a target position."""
-    parts = -(-span.size // most)
-    targets = [span.start + span.size * part // parts for part in range(1, parts)]
+    count = -(-part.size // most)
+    targets = [part.start + part.size * number // count for number in range(1, count)]
     positions = entries["position"]
     entries_below = (bisect_right(positions, target) - 2 for target in targets)
     return [entry for entry in entries_below if entry >= 0]
 
 
-def first_part(span: Span, entries: Entries, most: int) -> Offset:
-    """Return the end (exclusive) of the span's first part that has at most `most` bytes.
+def first_part(part: SegmentPart, entries: Entries, most: int) -> Offset:
+    """Return the end (exclusive) of the beginning of the part that has at most `most` bytes.
 
-    The part has at least one interval between two index entries, even if that is larger. Without an
-    entry inside the span, the part is the whole span.
+    The beginning has at least one interval between two index entries, even if that is larger.
+    Without an entry inside the part, it is the whole part.
     """
-    relative = span.range.start - span.log.base_offset
+    relative = part.range.start - part.log.base_offset
     least = bisect_right(entries["relative"], relative - 1)
-    entry = max(bisect_right(entries["position"], span.start + most) - 2, least)
+    entry = max(bisect_right(entries["position"], part.start + most) - 2, least)
     if entry >= len(entries):
-        return span.range.end
-    return min(Offset(span.log.base_offset + int(entries["relative"][entry]) + 1), span.range.end)
+        return part.range.end
+    return min(Offset(part.log.base_offset + int(entries["relative"][entry]) + 1), part.range.end)
 
 
-def pack(spans: Iterable[Span], most: int) -> Iterator[tuple[Span, ...]]:
-    """Combine adjacent spans up to `most` bytes. Spans that are not adjacent stay apart."""
-    group: list[Span] = []
+def pack(parts: Iterable[SegmentPart], most: int) -> Iterator[tuple[SegmentPart, ...]]:
+    """Combine adjacent parts up to `most` bytes. Parts that are not adjacent stay apart."""
+    group: list[SegmentPart] = []
     size = 0
-    for span in spans:
-        is_adjacent = not group or group[-1].range.end == span.range.start
-        if group and (not is_adjacent or size + span.size > most):
+    for part in parts:
+        is_adjacent = not group or group[-1].range.end == part.range.start
+        if group and (not is_adjacent or size + part.size > most):
             yield tuple(group)
             group, size = [], 0
-        group.append(span)
-        size += span.size
+        group.append(part)
+        size += part.size
     if group:
         yield tuple(group)
 

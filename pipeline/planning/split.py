@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
-UNDECIDED: Final = "they belong to, or follow, a transaction that nothing stored decides yet"
+UNDECIDED: Final = "they belong to, or follow, a transaction that no stored marker decides yet"
 """Why offsets are missing at read_committed that a reader at read_uncommitted gets."""
 
 

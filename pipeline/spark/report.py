@@ -34,7 +34,7 @@ class _Union(AccumulatorParam[_Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class TaskReporter:
     """Sends a task's counts to the driver. Sent to executors."""
 
     done: "Accumulator[_Done]"
@@ -118,9 +118,9 @@ class ReadReport:
             out.write(f"\r{self.line()}\n")
             out.flush()
 
-    def teller(self) -> Teller:
+    def task_reporter(self) -> TaskReporter:
         """Return the object with which the tasks of a read report."""
-        return Teller(self._done)
+        return TaskReporter(self._done)
 
     def expect(self, plan: Plan) -> None:
         """Add the plan of a read."""

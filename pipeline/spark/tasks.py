@@ -16,7 +16,7 @@ from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.settings import ReadSettings, opened
-from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
+from sidetier.pipeline.spark.worker_reuse import reduced_overhead
 
 log = logging.getLogger("sidetier.pipeline")
 
@@ -45,14 +45,14 @@ def read_task(
         log.warning("not stored, and left out: %s", describe_missing(missing))
         counts.missing = (*counts.missing, missing)
 
-    log.info("reads %s", describe_split(split))
+    log.info("reading %s", describe_split(split))
     shape = Shape(split.tp, settings.columns, settings.raw_timestamps)
-    with cheap_upkeep():
+    with reduced_overhead():
         access = opened(settings.place)
         for records in read_split(access, split, settings.reading(), on_missing):
             counts.records += records.num_rows
             yield shape.of(records)
-    log.info("has read %d records of %s", counts.records, describe_split(split))
+    log.info("read %d records of %s", counts.records, describe_split(split))
     done(counts)
 
 
@@ -77,11 +77,11 @@ def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
         request = replace(request, filters=filters)
     with Planner(opened(settings.place), max_batch_bytes=settings.max_batch_bytes) as planner:
         plan = planner.plan(request)
-    warn_of(plan.missing)
+    warn_of_missing(plan.missing)
     return plan
 
 
-def warn_of(missing: Sequence[Missing]) -> None:
+def warn_of_missing(missing: Sequence[Missing]) -> None:
     """Log offsets that are skipped."""
     for gap in missing:
         log.warning("not stored, and left out: %s", describe_missing(gap))

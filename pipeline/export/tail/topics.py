@@ -177,7 +177,7 @@ class TopicLogs:
             tps = self.planner.partitions(Topics((topic,)))
         except NoSuchTopicError as error:
             return {}, error
-        return self.planner.reaches(tps, isolation), None
+        return self.planner.log_offsets(tps, isolation), None
 
     def _joined(
         self,

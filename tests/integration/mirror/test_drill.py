@@ -139,7 +139,7 @@ def drill_topics(servers: str) -> set[str]:
     return {name for name in listed if name.startswith("sidetier-drill-")}
 
 
-def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
+def test_a_given_cluster_gets_the_sample_and_keeps_nothing(
     archived: Archived, kraft39: KraftCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = kraft39.bootstrap_servers

@@ -211,7 +211,7 @@ def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -
     assert values == [b"%d" % number for number in (*range(20), *range(30, 40))]
 
 
-def test_what_the_brokers_have_deleted_comes_from_the_archive(
+def test_records_that_the_brokers_have_deleted_come_from_the_archive(
     kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
 ) -> None:
     """The first records are copied, the next are deleted on the brokers; the mirror goes on."""

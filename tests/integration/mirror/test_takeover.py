@@ -100,7 +100,7 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
     assert values_from(servers, copy, told) == [b"%d" % number for number in range(30, 120)]
 
 
-def test_a_mirror_goes_on_exactly_where_another_program_has_stopped(
+def test_a_mirror_continues_exactly_where_another_program_has_stopped(
     kraft43: KraftCluster, topic: str
 ) -> None:
     """The old program has produced 60 records, and committed the offset of the 40th."""

@@ -151,7 +151,7 @@ class Workers:
             self._kill(name)
 
 
-def test_workers_that_are_killed_while_a_copy_is_made_anew_mix_and_lose_nothing(
+def test_workers_that_are_killed_while_a_copy_is_made_again_mix_and_lose_nothing(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     """At any of its steps: before the former copy is deleted, before the new one is created, and

@@ -84,7 +84,7 @@ def test_the_schema_is_that_of_spark_s_own_source(face: Face, archive: Archive) 
         assert ("headers" in json.dumps(both["ours"])) == (headers == "true")
 
 
-def test_each_split_is_a_task_and_only_what_is_named_is_handed_over(
+def test_each_split_is_a_task_and_only_named_columns_are_returned(
     face: Face, archive: Archive
 ) -> None:
     options = archive.reading(subscribe="tx,segms", columns="partition,offset")
@@ -182,7 +182,7 @@ def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchi
         assert told["line"].endswith(f" {len(gone) + 30} offsets missing")
 
 
-def test_nothing_to_read_and_what_does_not_exist(face: Face, archive: Archive) -> None:
+def test_an_empty_read_and_a_topic_that_does_not_exist(face: Face, archive: Archive) -> None:
     empty = archive.reading(
         subscribe="segms",
         startingOffsets='{"segms": {"0": 40}}',
@@ -195,9 +195,7 @@ def test_nothing_to_read_and_what_does_not_exist(face: Face, archive: Archive) -
         read(face, archive.reading(subscribe="tx", startingOffset="earliest"))
 
 
-def test_what_plans_and_logs_show_names_what_is_read_and_no_secret(
-    face: Face, archive: Archive
-) -> None:
+def test_plans_and_logs_name_the_topics_and_show_no_secret(face: Face, archive: Archive) -> None:
     options = archive.reading(subscribe="tx")
     plan = face.driver.call(spark_jobs.explained, face=face.name, options=options)
     assert "sidetier" in plan

@@ -76,8 +76,10 @@ def test_the_archive_of_a_former_topic_is_ignored() -> None:
     assert source.read(TP, Offset(0)) == ArchiveEnd(Offset(0))
 
 
-@pytest.mark.parametrize("with_companions", [True, False])
-def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("with_indexes", [True, False])
+def test_transactions_are_read_from_transaction_indexes_or_from_markers(
+    with_indexes: bool,  # noqa: FBT001
+) -> None:
     """Producer 7 aborts over two segments, 8 commits, 9 stays open at the end."""
     log = TransactionalLog()
     log.write(7, 3)  # 0 to 2
@@ -91,7 +93,7 @@ def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool
     archive = MadeArchive()
     archive.segment(0, first)
     archive.segment(second_base, log.batches[len(first) :])
-    if with_companions:
+    if with_indexes:
         archive.transaction_indexes(0, [], {})
         aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
         archive.transaction_indexes(second_base, [aborted], {7: 0, 8: 3})
@@ -104,7 +106,7 @@ def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8, 11]
 
 
-def test_a_recorded_gap_is_told() -> None:
+def test_a_recorded_gap_is_reported() -> None:
     archive = MadeArchive()
     archive.segment(0, batches(0, 20))
     archive.segment(40, batches(40, 60))
@@ -116,7 +118,7 @@ def test_a_recorded_gap_is_told() -> None:
     assert "the broker had deleted them before they were stored" in read.detail
 
 
-def test_transactions_of_an_archive_that_tells_nothing_of_them_are_refused() -> None:
+def test_transactions_of_an_archive_of_pinterest_are_refused() -> None:
     log = TransactionalLog()
     log.write(7, 3)
     log.mark(7, commit=False)

@@ -59,7 +59,7 @@ def test_plain_batches_go_on_as_they_are() -> None:
     assert found.next_offset == 5
 
 
-def test_what_was_copied_before_is_passed_over() -> None:
+def test_records_that_were_copied_before_are_skipped() -> None:
     found = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)), position=3)
     assert [one.start for one in found.batches] == [3]
     assert found.next_offset == 5

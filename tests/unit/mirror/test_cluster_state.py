@@ -138,7 +138,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert admin.calls == ["g"]
 
 
-def test_what_a_group_has_committed_meanwhile_stays_unless_it_is_to_be_overwritten() -> None:
+def test_offsets_that_a_group_has_committed_since_stay_unless_overwrite_is_set() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     admin.committed["g"] = {ORDERS: CommittedOffset(9)}
     (line,) = restored(admin, 7).skipped
@@ -148,13 +148,13 @@ def test_what_a_group_has_committed_meanwhile_stays_unless_it_is_to_be_overwritt
     assert admin.committed["g"][ORDERS].offset == 7
 
 
-def test_a_partition_that_does_not_exist_is_told() -> None:
+def test_a_partition_that_does_not_exist_is_reported() -> None:
     admin = FakeAdmin()
     assert restored(admin, 7).skipped == ["group g: orders-0 does not exist on this cluster"]
     assert admin.calls == []
 
 
-def test_a_refused_commit_is_told() -> None:
+def test_a_refused_commit_is_reported() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))}, refused={ORDERS})
     result = restored(admin, 7)
     assert result.changed == []
@@ -200,7 +200,7 @@ def test_quotas_that_are_missing_or_different_are_set() -> None:
     assert restore_quotas(wanted, admin, dry_run=True).unchanged == 3
 
 
-def test_configs_of_brokers_that_are_up_are_set_and_the_rest_is_told() -> None:
+def test_configs_of_running_brokers_are_set_and_the_others_reported() -> None:
     wanted = BrokerConfigs(
         default={"a": "1", "b": "2"},
         brokers={1: {"x": "1", "y": "2", "z": "3"}, 7: {"x": "1"}},
@@ -231,7 +231,7 @@ STATE = ClusterState(
 )
 
 
-def test_a_dry_run_tells_what_it_would_do_and_does_nothing() -> None:
+def test_a_dry_run_reports_changes_and_makes_none() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     would = restore_cluster_state(STATE, admin, dry_run=True)
     assert admin.calls == []
@@ -282,7 +282,7 @@ def test_scram_users_without_a_password_here_are_listed() -> None:
     ]
 
 
-def test_kinds_without_a_snapshot_are_left_alone() -> None:
+def test_kinds_without_a_snapshot_are_not_restored() -> None:
     admin = FakeAdmin(bindings={READ})
     assert restore_cluster_state(ClusterState(), admin, dry_run=False) == []
     assert admin.calls == []

@@ -213,7 +213,7 @@ def test_a_worker_that_is_no_member_any_more_joins_again(code: int, name: str) -
 
 
 @MEMBERSHIP_LOST
-def test_what_cannot_join_again_ends_at_once(code: int, name: str) -> None:
+def test_a_writer_that_cannot_join_again_ends_at_once(code: int, name: str) -> None:
     """A task of Spark has the membership of the driver."""
     lost = KafkaApiError(name, code=code, name=name, retry=False)
     target = FakeTarget(fault=FailsAt(7, lost))
@@ -237,7 +237,7 @@ def test_failures_end_the_engine_after_a_while() -> None:
         engine(FakeSource(BATCHES), FakeTarget(fault=broken), Limits(patience=0.0)).run()
 
 
-def test_what_was_read_before_the_source_ended_is_committed() -> None:
+def test_records_that_were_read_before_the_source_ended_are_committed() -> None:
     source = FakeSource(BATCHES, failure=MirrorError("a gap"))
     target = FakeTarget()
     with pytest.raises(MirrorError, match="a gap"):
@@ -264,7 +264,7 @@ def test_a_gap_is_counted_and_stepped_over() -> None:
     assert target.values() == expected(BATCHES[1:])
 
 
-def test_dropped_records_alone_move_the_progress() -> None:
+def test_dropped_records_move_the_progress_too() -> None:
     @dataclass
     class OnlyMarkers(FakeSource):
         def assign(

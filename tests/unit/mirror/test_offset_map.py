@@ -43,7 +43,7 @@ def test_each_record_is_found_at_the_offset_where_it_was_written(
     }
 
 
-def test_a_consumer_goes_on_at_the_next_record_that_was_copied() -> None:
+def test_a_consumer_continues_at_the_next_copied_record() -> None:
     copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
     assert copied.translate(12, 35) == Translation(102)
     assert copied.translate(15, 35) == Translation(106)  # aborted on the source
@@ -66,7 +66,7 @@ def test_no_translation_is_below_the_log_start_of_the_target() -> None:
     ]
 
 
-def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_and_told_so() -> None:
+def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_with_a_report() -> None:
     copied = OffsetMap([Run(10, 100, 5)])
     assert copied.translate(900, 15) == Translation(105, repeated=885)
     assert OffsetMap([]).translate(900, 15) is None
@@ -100,7 +100,7 @@ def test_overlapping_copies_leave_the_newest_of_each_offset(spans: list[tuple[in
 
 
 @given(st.integers(1, 60), st.integers(0, 800), st.integers(4, 20))
-def test_a_thinned_map_sets_nobody_past_a_record(count: int, source: int, kept: int) -> None:
+def test_a_thinned_map_moves_no_consumer_past_a_record(count: int, source: int, kept: int) -> None:
     """Runs of 7 records each, with 3 offsets between them that have no copy."""
     whole = OffsetMap([Run(10 * at, 8 * at, 7) for at in range(count)])
     thin = whole.thinned(kept)

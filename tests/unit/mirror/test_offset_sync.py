@@ -172,7 +172,7 @@ def test_the_map_is_read_on_and_stored_when_it_has_changed() -> None:
     assert sync.counts.maps_stored == 2
 
 
-def test_a_lost_topic_does_not_lose_what_is_stored() -> None:
+def test_a_lost_topic_does_not_change_the_stored_map() -> None:
     """The topic is deleted, the mirror goes on and makes a new one: groups are still set exactly,
     but for the offsets between what was stored and what the new topic has.
     """
@@ -190,7 +190,7 @@ def test_a_lost_topic_does_not_lose_what_is_stored() -> None:
     assert world.stored().mirrored_to == 25
 
 
-def test_without_the_topic_no_group_passes_what_is_stored() -> None:
+def test_without_the_topic_no_group_moves_past_the_stored_map() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.sync().take_turn()

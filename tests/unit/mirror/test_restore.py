@@ -134,7 +134,7 @@ def test_the_topic_that_is_read_is_refused_as_the_target() -> None:
     assert same_topic_problem(planned(), "lost") is None
 
 
-def test_a_restore_goes_on_from_its_own_progress_only() -> None:
+def test_a_restore_continues_only_from_its_own_progress() -> None:
     assert progress_problem(wanted(), NOTE) is None
     created = replace(NOTE, lineage=replace(LINEAGE, target_id="known since the first run"))
     assert progress_problem(wanted(), created) is None
@@ -143,7 +143,7 @@ def test_a_restore_goes_on_from_its_own_progress_only() -> None:
         progress_problem(wanted(start=12), NOTE) or ""
     )
     other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
-    assert "has put payments-0 there" in (progress_problem(wanted(), other) or "")
+    assert "has copied payments-0 there" in (progress_problem(wanted(), other) or "")
     folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
     assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
 

@@ -86,7 +86,7 @@ def test_a_topic_with_another_id_is_reported_and_read_no_more(
     assert not source.finished()
 
 
-def test_an_id_that_the_broker_does_not_know_yet_is_asked_for_again(
+def test_a_topic_id_that_the_broker_does_not_know_yet_is_requested_again(
     broker: Recreated, source: KafkaSource
 ) -> None:
     """Its metadata has the id, but not the log."""

@@ -50,7 +50,7 @@ def fenced_once(number: int) -> None:
         fenced(number)
 
 
-def test_an_attempt_that_nobody_disturbs_copies_once() -> None:
+def test_an_attempt_without_rivals_copies_once() -> None:
     partition = Partition()
     partition.run(lambda _: None)
     assert partition.copies == [0.0]
@@ -70,7 +70,7 @@ def test_a_fenced_attempt_takes_over_from_one_that_has_died() -> None:
     assert partition.copies == [0.0, 30.0 + STANDBY_SECONDS]
 
 
-def test_progress_that_cannot_be_read_counts_as_none() -> None:
+def test_progress_that_cannot_be_read_counts_as_no_progress() -> None:
     partition = Partition()
     partition.run(fenced_once)
     assert partition.copies == [0.0, STANDBY_SECONDS]

@@ -126,7 +126,7 @@ def test_the_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaW
     assert worker.membership() == Membership(1, "m-b", "b")
 
 
-def test_a_follower_takes_what_it_is_given(
+def test_a_follower_accepts_the_placed_records(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     coordinator.leads = False
@@ -206,6 +206,6 @@ def test_other_rules_are_another_kind_of_group() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", json.dumps({"version": 2}).encode()])
-def test_what_is_no_share_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_share_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedResponseError):
         decode_share(data)

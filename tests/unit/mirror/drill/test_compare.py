@@ -91,7 +91,7 @@ def test_a_record_that_should_be_hidden_is_found() -> None:
     assert "read_committed: the restored broker has 30 records, expected 29" in problem
 
 
-def test_only_what_the_live_brokers_hold_is_compared() -> None:
+def test_only_records_that_the_live_brokers_have_are_compared() -> None:
     live = Records(start=14)
     found = compare_with_live(PLAN, Records({3: b"other"}), live, live.log_start)
     assert (found.start, found.problems) == (14, ())

@@ -87,7 +87,7 @@ def test_a_start_inside_a_batch_and_a_cut_leave_records_out() -> None:
     assert (found.records, found.committed_records) == (2, 0)
 
 
-def test_what_is_open_at_the_end_is_aborted() -> None:
+def test_transactions_that_are_open_at_the_end_are_aborted() -> None:
     log = archived()
     plan = plan_of(log, end=7)
     both = [(1, 0), ABORTED]

@@ -80,7 +80,7 @@ def ends(plan: HydratePlan) -> list[int]:
     return [one.end for one in plan.partitions]
 
 
-def test_what_one_partition_does_not_have_is_left_out_of_all() -> None:
+def test_a_transaction_that_one_partition_lacks_is_left_out_of_all() -> None:
     store = FakeStorage()
     first, second, third = every = partitions_on(store)
     for number in range(3):
@@ -119,7 +119,7 @@ def test_the_highest_epoch_is_followed_by_another_producer_id() -> None:
     assert plan.has_whole_transactions
 
 
-def test_a_cut_by_offset_looks_at_what_lies_above_it() -> None:
+def test_a_cut_by_offset_reads_the_markers_above_it() -> None:
     store = FakeStorage()
     every = partitions_on(store, 2)
     for number in range(6):
@@ -197,7 +197,7 @@ def test_records_in_gaps_are_not_claimed() -> None:
         (1, 3, "Not guaranteed: producers 7 use transactions of version 1"),
     ],
 )
-def test_the_command_says_what_it_leaves_out_and_what_is_not_guaranteed(
+def test_the_command_reports_lowered_ends_and_missing_guarantees(
     version: int, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = CommandLine(tmp_path, capsys)

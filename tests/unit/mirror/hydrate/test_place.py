@@ -196,7 +196,7 @@ def test_a_kill_at_each_step_is_finished_by_the_next_run(
             assert found == expected, (seen[number], broker_starts)
 
 
-def test_what_is_in_its_place_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
+def test_a_placed_partition_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     run(plan, archive, host)
     produced = host.log_dir / "orders-0" / f"{60:020d}.log"
@@ -329,7 +329,7 @@ def test_a_plan_whose_topics_do_not_exist_is_refused(archive: MadeArchive, host:
         run(plan, archive, host)
 
 
-def test_partitions_of_other_brokers_are_left_alone(archive: MadeArchive, host: Host) -> None:
+def test_partitions_of_other_brokers_are_not_placed(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     elsewhere = with_prepared(plan, "new", {"orders": PreparedTopic(TOPIC_ID, (2,))})
     before = host.contents()

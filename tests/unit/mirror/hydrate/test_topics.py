@@ -270,7 +270,7 @@ def admin_of(client: FakeClient) -> TopicAdmin:
     return TopicAdmin(cast("AdminClient", client))
 
 
-def test_a_cluster_whose_controller_has_died_is_asked_again() -> None:
+def test_a_request_is_retried_after_the_controller_has_died() -> None:
     client = FakeClient(without_controller=1)
     assert admin_of(client).cluster_id() == "new"
     assert client.without_controller == -1
@@ -335,7 +335,7 @@ def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -
         prepare(planned(), admin_of(FakeClient(topics={"orders": 2}, stale=frozenset({1}))))
 
 
-def test_a_broker_that_does_not_lead_yet_is_asked_again() -> None:
+def test_a_request_to_a_broker_that_does_not_lead_yet_is_retried() -> None:
     client = FakeClient(topics={"orders": 1}, not_leading=3)
     assert admin_of(client).log_ranges([ORDERS]) == {ORDERS: log(0, 0)}
 

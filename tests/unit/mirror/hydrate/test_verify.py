@@ -131,7 +131,7 @@ def test_the_end_of_a_partition_may_have_the_timestamps_of_its_beginning() -> No
     assert (verified.records, verified.problems) == (10, ())
 
 
-def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
+def test_batches_are_scanned_from_chunks_of_any_size() -> None:
     log = TransactionalLog()
     for producer in range(5):
         log.write(producer, 3)

@@ -101,7 +101,7 @@ def test_topics_are_found_by_name_and_by_pattern(
     assert partitions(store, Assigned((several[4], several[0]))) == (several[0], several[4])
 
 
-def test_what_is_named_and_not_stored_is_an_error(
+def test_a_named_topic_that_is_not_stored_is_an_error(
     store: CountingStorage, several: list[TopicPartition]
 ) -> None:
     with pytest.raises(NoSuchTopicError, match=r"topic nothing: .* cluster prod-a at memory://"):
@@ -181,7 +181,7 @@ def test_earliest_and_latest_have_numbers(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_ends_before_it_begins_is_nothing(store: CountingStorage) -> None:
+def test_a_range_whose_end_is_below_its_start_is_empty(store: CountingStorage) -> None:
     for starting, ending in ((300, 200), (500, 400), (400, -1)):
         plan = plan_of(store, starting=AtOffsets({TP: starting}), ending=AtOffsets({TP: ending}))
         assert plan.splits == ()
@@ -195,12 +195,12 @@ def test_what_ends_before_it_begins_is_nothing(store: CountingStorage) -> None:
         ({"ending": AtTimes(times={})}, "endingOffsets: .* leaves out topic orders, partition 0"),
         (
             {"starting": AtOffsets({TP: 1, OTHER: 1})},
-            "startingOffsets: .*names topic payments, partition 2, which is not among them",
+            "startingOffsets: .*names topic payments, partition 2, which is not read",
         ),
     ],
 )
 @pytest.mark.usefixtures("archive")
-def test_offsets_name_just_what_is_read(
+def test_offsets_name_exactly_the_partitions_that_are_read(
     store: CountingStorage, limits: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
@@ -235,7 +235,7 @@ def test_an_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchi
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
+def test_offsets_below_and_above_the_archive_are_missing(store: CountingStorage) -> None:
     MadeArchive(store, tp=OTHER).segments(50, 100)
     request = ReadRequest(
         Assigned((TP, OTHER)),
@@ -251,7 +251,7 @@ def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
 
     above, below = plan.missing
     assert (above.tp, above.range) == (TP, span(400, 500))
-    assert "above what is stored, which ends at 400" in above.detail
+    assert "above the end of the archive, 400" in above.detail
     assert (below.tp, below.range) == (OTHER, span(10, 50))
     assert "below the start" in below.detail
     assert ranges(plan) == [span(0, 400), span(50, 100)]
@@ -307,7 +307,7 @@ def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
 
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
-def test_gaps_that_nothing_records_are_found_where_that_is_asked_for(
+def test_unrecorded_gaps_are_reported_only_on_request(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
@@ -411,9 +411,7 @@ def test_indexes_are_read_where_a_segment_is_cut_and_nowhere_else(store: Countin
 
 
 @pytest.mark.usefixtures("archive")
-def test_planning_again_asks_for_what_has_changed(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_planning_again_requests_only_changes(store: CountingStorage, archive: MadeArchive) -> None:
     request = ReadRequest(Assigned((TP,)))
     with Planner(access_to(store), threads=2) as planner:
         planner.plan(request)
@@ -459,7 +457,7 @@ def test_segments_are_kept_whose_largest_time_is_late_enough(store: CountingStor
     assert not plan.missing
 
 
-def test_a_time_index_that_cannot_be_believed_leaves_out_nothing(store: CountingStorage) -> None:
+def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100, 200, 300, 400, 500)
     store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(bytes(30)))  # two and a half
@@ -481,7 +479,7 @@ def test_a_time_is_looked_for_where_a_time_index_was_sent_untrimmed(store: Count
     assert plan_of(store, starting=AtTimes(150)).ranges == {TP: span(150, 300)}
 
 
-def test_what_is_asked_of_segments_is_asked_side_by_side_over_all_partitions(
+def test_requests_for_segments_run_in_parallel_over_all_partitions(
     store: CountingStorage,
 ) -> None:
     other = TopicPartition("orders", 1)
@@ -574,7 +572,7 @@ def test_the_last_segment_is_read_once_for_the_last_stable_offset(store: Countin
         assert planner.ends([TP], IsolationLevel.READ_UNCOMMITTED) == {TP: 137}
 
 
-def test_what_ends_below_the_last_segment_needs_no_last_stable_offset(
+def test_a_range_that_ends_below_the_last_segment_needs_no_last_stable_offset(
     store: CountingStorage,
 ) -> None:
     transactional(store)
@@ -603,7 +601,7 @@ def test_a_planner_notices_that_an_archive_was_replaced(
             planner.plan(ReadRequest(Assigned((TP,))))
 
 
-def test_ranges_that_reach_beyond_what_was_seen_are_looked_for(
+def test_ranges_beyond_the_cached_snapshot_need_a_new_snapshot(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     request = ReadRequest(Assigned((TP,)))
@@ -625,7 +623,7 @@ def test_without_a_snapshot_the_segment_before_is_read_too(store: CountingStorag
     assert {key for key, _, _ in store.ranges.asked} == {archive.key(46), archive.key(91)}
 
 
-def test_ends_and_starts_of_what_is_not_stored_are_zero(
+def test_ends_and_starts_of_partitions_that_are_not_stored_are_zero(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(0)
@@ -688,7 +686,7 @@ def test_without_an_index_a_range_ends_with_a_segment(
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
+def test_a_partition_that_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
     archive = MadeArchive(store, tp=OTHER)
     archive.segments(100, 200, 300)
     third = TopicPartition("payments", 3)

@@ -9,8 +9,8 @@ from sidetier.pipeline.planning.request_pool import RequestPool
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 5000])
 def test_answers_come_in_the_order_of_the_questions(count: int) -> None:
-    with RequestPool(3) as helpers:
-        assert list(helpers.each(lambda one: one * 2, range(count))) == [
+    with RequestPool(3) as pool:
+        assert list(pool.each(lambda one: one * 2, range(count))) == [
             one * 2 for one in range(count)
         ]
 
@@ -32,26 +32,26 @@ class Store:
         self.opening = 0.0
         return one
 
-    def helpers(self) -> RequestPool:
+    def pool(self) -> RequestPool:
         return RequestPool(3, lambda: self.now, lambda: self.worked)
 
 
-def test_of_a_near_store_everything_is_asked_without_threads() -> None:
+def test_a_near_store_is_read_without_threads() -> None:
     store = Store(0.001, work=0.0009)
-    with store.helpers() as helpers:
-        assert list(helpers.each(store.ask, range(500))) == list(range(500))
+    with store.pool() as pool:
+        assert list(pool.each(store.ask, range(500))) == list(range(500))
     assert set(store.askers) == {get_ident()}
 
 
 @pytest.mark.parametrize("opening", [0.0, 5.0])
 def test_of_a_far_store_threads_ask_as_soon_as_one_had_to_wait(opening: float) -> None:
     store = Store(0.03, work=0.001, opening=opening)
-    with store.helpers() as helpers:
-        assert list(helpers.each(store.ask, range(500))) == list(range(500))
+    with store.pool() as pool:
+        assert list(pool.each(store.ask, range(500))) == list(range(500))
     assert store.askers.count(get_ident()) == 1
 
 
-def test_what_is_known_already_tells_nothing_of_the_rest() -> None:
+def test_a_known_answer_does_not_start_threads() -> None:
     store = Store(0.0001, work=0.0001)
 
     def ask(one: int) -> int:
@@ -59,13 +59,13 @@ def test_what_is_known_already_tells_nothing_of_the_rest() -> None:
             store.seconds = 0.1
         return store.ask(one)
 
-    with store.helpers() as helpers:
-        assert list(helpers.each(ask, range(500))) == list(range(500))
+    with store.pool() as pool:
+        assert list(pool.each(ask, range(500))) == list(range(500))
     assert store.askers.count(get_ident()) == 401
 
 
 @pytest.mark.parametrize("count", [4, 300])
-def test_every_thread_is_handed_some(count: int) -> None:
+def test_every_thread_gets_items(count: int) -> None:
     together = Barrier(3)
     first: set[int] = {get_ident()}
 
@@ -76,10 +76,10 @@ def test_every_thread_is_handed_some(count: int) -> None:
         return get_ident()
 
     times = iter(range(1000))
-    with RequestPool(3, lambda: next(times), lambda: 0.0) as helpers:
-        assert len(set(helpers.each(ask, range(count)))) == 4
+    with RequestPool(3, lambda: next(times), lambda: 0.0) as pool:
+        assert len(set(pool.each(ask, range(count)))) == 4
 
 
-def test_an_error_reaches_who_asks() -> None:
-    with RequestPool(2) as helpers, pytest.raises(ZeroDivisionError):
-        list(helpers.each(lambda one: 1 // (one - 50), range(100)))
+def test_an_error_reaches_the_caller() -> None:
+    with RequestPool(2) as pool, pytest.raises(ZeroDivisionError):
+        list(pool.each(lambda one: 1 // (one - 50), range(100)))

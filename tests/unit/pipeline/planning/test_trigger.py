@@ -22,7 +22,7 @@ def test_a_new_partition_begins_at_its_lowest_offset() -> None:
     assert limited_ends({A0: 10}, {A0: 20, A1: 30}, 20) == {A0: 15, A1: 15}
 
 
-def test_an_end_never_lies_below_the_start() -> None:
+def test_an_end_is_never_below_the_start() -> None:
     assert limited_ends({A0: 10}, {A0: 5}, None) == {A0: 10}
     assert limited_ends({A0: 10, A1: 0}, {A0: 5, A1: 9}, 3) == {A0: 10, A1: 3}
 
@@ -31,7 +31,7 @@ def test_an_end_never_lies_below_the_start() -> None:
     spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=8),
     most=st.integers(1, 3000),
 )
-def test_every_batch_goes_on_and_keeps_the_bound(spans: list[tuple[int, int]], most: int) -> None:
+def test_every_batch_advances_and_keeps_the_limit(spans: list[tuple[int, int]], most: int) -> None:
     starts = {TopicPartition("t", at): start for at, (start, _) in enumerate(spans)}
     ends = {tp: Offset(starts[tp] + size) for tp, (_, size) in zip(starts, spans, strict=True)}
 

@@ -47,7 +47,7 @@ def test_the_batches_are_those_of_a_read(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_parts_of_segments_are_told_as_well(store: CountingStorage) -> None:
+def test_parts_of_segments_are_described_too(store: CountingStorage) -> None:
     splits = plan_of(store, max_split_bytes=6000).splits
     assert len(splits) > 3
     store.forget()
@@ -57,7 +57,7 @@ def test_parts_of_segments_are_told_as_well(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_whoever_asks_for_more_is_given_what_is_stored(store: CountingStorage) -> None:
+def test_a_request_beyond_the_end_gets_the_stored_records(store: CountingStorage) -> None:
     assert told(store, ("offset", "timestamp")).offsets == list(range(1200))
     assert asked(store)["stream"]
 
@@ -76,7 +76,7 @@ def test_offsets_of_transactions_are_read(store: CountingStorage) -> None:
     assert asked(store) == {"head": 1, "stream": 1}
 
 
-def test_offsets_that_compaction_has_taken_are_not_told(store: CountingStorage) -> None:
+def test_offsets_that_compaction_has_removed_are_not_missing(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, [*batches(0, 50), *batches(70, 100)])
     archive.mark(0, 100)
@@ -84,7 +84,9 @@ def test_offsets_that_compaction_has_taken_are_not_told(store: CountingStorage) 
     assert told(store).offsets == [*range(50), *range(70, 100)]
 
 
-def test_offsets_that_compaction_has_taken_at_the_end_are_not_told(store: CountingStorage) -> None:
+def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
+    store: CountingStorage,
+) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 90), next_offset=100)
     archive.segment(100, batches(100, 200))
@@ -104,7 +106,7 @@ def test_without_a_note_the_segments_are_read(
     assert asked(store)["stream"] == 3
 
 
-def test_the_peers_segments_have_no_notes_and_are_not_asked(store: CountingStorage) -> None:
+def test_pinterests_segments_have_no_metadata_and_are_read(store: CountingStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
 
@@ -112,7 +114,7 @@ def test_the_peers_segments_have_no_notes_and_are_not_asked(store: CountingStora
     assert "head" not in asked(store)
 
 
-def test_a_gap_between_segments_is_told_as_ever(
+def test_an_only_offsets_read_reports_a_gap_between_segments(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)
@@ -121,7 +123,7 @@ def test_a_gap_between_segments_is_told_as_ever(
         told(store)
 
 
-def test_a_gap_behind_a_split_is_told_as_ever(store: CountingStorage) -> None:
+def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100)
     archive.segment(200, batches(200, 300))
@@ -137,7 +139,7 @@ def test_a_gap_behind_a_split_is_told_as_ever(store: CountingStorage) -> None:
     ]
 
 
-def test_what_is_damaged_is_counted_since_nothing_is_read(
+def test_a_damaged_segment_is_counted_because_nothing_is_read(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
@@ -159,7 +161,7 @@ def test_one_that_is_not_full_ends_the_questions(store: CountingStorage) -> None
     assert asked(store)["head"] == 2
 
 
-def test_a_segment_that_went_after_planning_is_told_as_ever(
+def test_an_only_offsets_read_reports_a_segment_that_was_deleted_after_planning(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     splits = plan_of(store).splits
@@ -169,7 +171,7 @@ def test_a_segment_that_went_after_planning_is_told_as_ever(
         read_splits(store, splits, columns=OFFSET)
 
 
-def test_another_segment_than_was_planned_is_told_as_ever(
+def test_an_only_offsets_read_reports_a_segment_that_is_not_the_planned_one(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     (split,) = plan_of(store).splits

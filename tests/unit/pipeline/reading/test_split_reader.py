@@ -58,7 +58,7 @@ def test_a_bound_within_a_batch_cuts_it(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_only_what_is_asked_for_is_handed_out(store: CountingStorage) -> None:
+def test_only_requested_columns_are_returned(store: CountingStorage) -> None:
     split = plan_of(store).splits[0]
 
     told = read_splits(store, [split], columns=("timestamp", "key"), most_records=7)
@@ -144,7 +144,7 @@ def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage
     assert not told.missing
 
 
-def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> None:
+def test_undecided_records_are_never_skipped(store: CountingStorage) -> None:
     log = TransactionalLog()
     log.write(-1, 10, transactional=False)
     log.write(7, 10)
@@ -155,7 +155,7 @@ def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> N
     split = plan_of(store).splits[0]
 
     for fail_on_data_loss in (True, False):
-        with pytest.raises(UndecidedRecordsError, match=r"offsets \[10, 30\): .*nothing") as error:
+        with pytest.raises(UndecidedRecordsError, match=r"offsets \[10, 30\): .*no stored marker") as error:
             read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=fail_on_data_loss)
         again = pickle.loads(pickle.dumps(error.value))  # noqa: S301 -- our own
         assert (again.tp, again.range) == (TP, span(10, 30))
@@ -172,7 +172,7 @@ def lost(store: CountingStorage) -> list[Missing]:
     return told.missing
 
 
-def test_a_gap_is_an_error_that_names_it_or_is_told(
+def test_a_gap_is_an_error_or_a_reported_range(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)
@@ -190,7 +190,7 @@ def test_a_gap_is_an_error_that_names_it_or_is_told(
     assert str(again) == str(caught.value)
 
 
-def test_a_damaged_batch_is_an_error_that_names_it_or_is_told(
+def test_a_damaged_batch_is_an_error_or_a_reported_range(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
@@ -234,7 +234,9 @@ def test_segments_that_retention_took_after_planning_are_missing(
     assert told.offsets == list(range(200, 1200))
 
 
-def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) -> None:
+def test_offsets_that_pinterests_archive_has_lost_at_its_end_are_missing(
+    store: CountingStorage,
+) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
     plan = plan_of(store)
@@ -248,7 +250,7 @@ def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) ->
         assert "ends at 200 now" in told.missing[0].detail
 
 
-def test_what_is_missing_is_told_as_far_as_the_split_reaches(
+def test_missing_offsets_are_reported_only_within_the_split(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     split = plan_of(store).splits[0]

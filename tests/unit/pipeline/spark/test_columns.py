@@ -64,7 +64,7 @@ def test_a_slice_keeps_its_own_headers() -> None:
     ]
 
 
-def test_only_what_is_named_is_decoded() -> None:
+def test_only_named_columns_are_decoded() -> None:
     assert decoded_columns(("topic", "timestampType", "key")) == ("timestamp_type", "key")
     assert decoded_columns(("partition",)) == ("offset",)
     some = records(("partition",), MadeRecord(7, 0), MadeRecord(8, 0))

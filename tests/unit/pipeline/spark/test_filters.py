@@ -85,5 +85,5 @@ NOON_MS = 1700000000123
         ([EqualTo(("headers", "key"), "a"), EqualTo(("partition",), None)], Filters()),
     ],
 )
-def test_what_is_pruned(filters: list[Any], found: Filters) -> None:
+def test_filters_prune_segments_and_partitions(filters: list[Any], found: Filters) -> None:
     assert pruning(filters) == found

@@ -21,7 +21,7 @@ def test_a_plan_in_one_line() -> None:
     assert describe_split(splits[0]) == "a-0, offsets [0, 10), 1048576 bytes"
 
 
-def test_a_split_counts_once_however_often_it_is_read() -> None:
+def test_a_split_that_is_read_several_times_counts_once() -> None:
     union = _Union()
     tp = TopicPartition("a", 0)
     missing = (Missing(tp, OffsetRange(Offset(3), Offset(5)), "gone"),)

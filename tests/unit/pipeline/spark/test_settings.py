@@ -17,7 +17,7 @@ SECRET = "env:ARCHIVE_SECRET"
 DOCUMENT = Path(__file__).parents[4] / "docs" / "spark.md"
 
 
-def test_each_option_finds_its_place_whatever_its_case() -> None:
+def test_the_names_of_options_are_case_insensitive() -> None:
     found = read_settings(
         {
             "Tiered.Storage.URL": "s3://bucket/prefix",
@@ -39,13 +39,13 @@ def test_each_option_finds_its_place_whatever_its_case() -> None:
     assert found.push_filters
 
 
-def test_headers_are_there_where_they_are_asked_for() -> None:
+def test_headers_are_a_column_only_on_request() -> None:
     without = read_settings({**PLACE, "subscribe": "orders"})
     with_them = read_settings({**PLACE, "subscribe": "orders", "includeHeaders": "true"})
     assert with_them.columns == (*without.columns, "headers")
 
 
-def test_what_is_sent_to_executors_names_secrets_and_holds_none(
+def test_a_job_that_is_sent_to_executors_has_references_but_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ARCHIVE_SECRET", "hunter2")
@@ -76,7 +76,7 @@ def test_what_is_sent_to_executors_names_secrets_and_holds_none(
         ),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_shown(options: dict[str, str], said: str) -> None:
+def test_errors_name_the_option_and_show_no_secret(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read_settings(options)
     assert said in str(raised.value)

@@ -56,8 +56,8 @@ def test_a_read_that_is_no_table_keeps_its_options_out_of_its_schema() -> None:
     assert all(not one.metadata for one in schema.fields)
 
 
-def test_a_table_that_was_made_with_columns_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match="make the table without columns"):
+def test_the_error_for_a_table_with_columns_names_the_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="create the table without columns"):
         SidetierDataSource({}).reader(spark_schema(["offset"]))
 
 
