@@ -127,6 +127,7 @@ class Archives:
         known = self._in_chapters.get(tp, 0)
         if view.is_pinterest or len(view.logs) - known < SEGMENTS:
             return
+        # Noted before the request: a failure is not repeated until there are enough new segments.
         self._in_chapters[tp] = len(view.logs)
         store, topic_id = self.access.store(tp.topic), view.watermark.topic_id
         logs = {item.base_offset: item for item in view.logs}

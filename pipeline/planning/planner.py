@@ -154,27 +154,29 @@ class RangePlanner:
 
     def _late_enough(self, since: int, planners: _Planners, plans: _Plans) -> _Plans:
         """Return the plans without segments that have no record at or after this time."""
-        largest = self._of_each_span(planners, plans, lambda by, span: by.times.largest(span.log))
+        # One iterator for all partitions, so that their requests run in parallel. Each plan takes
+        # its own results, in the order in which they were requested.
+        largest = self._of_each_part(planners, plans, lambda by, part: by.times.largest(part.log))
         return {
-            tp: plan.since(since, list(islice(largest, len(plan.spans))))
+            tp: plan.since(since, list(islice(largest, len(plan.parts))))
             for tp, plan in plans.items()
         }
 
     def _splits(self, most: int, planners: _Planners, plans: _Plans) -> Iterator[Split]:
-        cuts = self._of_each_span(planners, plans, lambda by, span: by.cut(span, most))
+        cuts = self._of_each_part(planners, plans, lambda by, part: by.cut(part, most))
         for tp, planner in planners.items():
-            parts = list(chain.from_iterable(islice(cuts, len(plans[tp].spans))))
+            parts = list(chain.from_iterable(islice(cuts, len(plans[tp].parts))))
             yield from planner.splits(parts, most)
 
-    def _of_each_span(
+    def _of_each_part(
         self,
         planners: _Planners,
         plans: _Plans,
         request: Callable[[PartitionPlanner, SegmentPart], _T],
     ) -> Iterator[_T]:
-        """Yield the result of `request` for each span, in order."""
-        spans = [(planner, span) for tp, planner in planners.items() for span in plans[tp].spans]
-        return self._pool.each(lambda pair: request(*pair), spans)
+        """Yield the result of `request` for each part of a segment, in order."""
+        parts = [(planner, part) for tp, planner in planners.items() for part in plans[tp].parts]
+        return self._pool.each(lambda pair: request(*pair), parts)
 
     def _all_missing(self, tp: TopicPartition, requested: OffsetRange) -> tuple[Missing, ...]:
         if requested.start >= requested.end:
@@ -356,6 +358,8 @@ class Planner:
                 return NO_EPOCHS
             below = stored.up_to(view.end)
             if view.watermark.epoch_history is not None:
+                # Without the checksum in `offset.wm`, the leader epochs may change while its etag
+                # stays the same.
                 self._noted_epoch_histories[tp] = view.etag, below
             return below
 

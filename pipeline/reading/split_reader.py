@@ -67,6 +67,8 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
     """
     if split.origin.is_pinterest:
         return False
+    # Offsets are dense in each segment, so a split without gaps between its segments has every
+    # offset.
     first, *others = split.pieces
     end = _end_of_full(store, first)
     if end is None or first.base_offset > split.range.start:
@@ -189,6 +191,8 @@ class _SplitReader:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         span = self._split.range
+        # The reader uses the listing of the planner: a new one could show other segments, and two
+        # splits would overlap or leave a gap.
         extract = extract_of(self._split)
         self._reader.assign(self._split.tp, span.start, until=span.end, extract=extract)
         reading = True

@@ -57,6 +57,7 @@ def read(
         report.expect(plan)
     count = len(plan.splits)
     work = SplitWork(settings, plan, None if report is None else report.task_reporter())
+    # One row and one Spark partition for each split: one task each. Spark refuses 0 partitions.
     frame = spark.range(0, count, 1, max(count, 1))
     return frame.mapInArrow(work, spark_schema(settings.columns))
 

@@ -29,7 +29,7 @@ class _Union(AccumulatorParam[_Done]):
         return {}
 
     def addInPlace(self, value1: _Done, value2: _Done) -> _Done:  # noqa: N802
-        value1.update(value2)
+        value1.update(value2)  # not a sum: Spark may add the result of a task more than once
         return value1
 
 

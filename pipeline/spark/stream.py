@@ -61,6 +61,7 @@ class StreamPosition:
             ranges = planner.resolve(request)
             offsets = {tp: span.start for tp, span in ranges.items()}
             ends = planner.ends(offsets, request.isolation)
+            # A requested offset may be above the archive's end: no leader epochs are known there.
             archived = {tp: offset for tp, offset in offsets.items() if offset <= ends[tp]}
             epochs = {
                 tp: position.epoch_history
@@ -145,6 +146,8 @@ class StreamPosition:
         }
         epochs = self._followed(_still_valid(current, back_to, replaced), moved)
         moved_topics = {tp.topic for tp in moved}
+        # The offset has the leader epochs below each end, so that the next call, perhaps in another
+        # process, can check whether the log still has the records.
         return StreamOffset(
             until,
             {**_without(current.leader_epochs, moved), **epochs},
