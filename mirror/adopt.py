@@ -284,7 +284,7 @@ def write_progress(
         for partition in adopted
         if partition.runs and partition.copy.target in progress
     ]
-    target.start()
+    target.start()  # fences a mirror of this name that runs by mistake
     if records:
         tp = TopicPartition(offsets_topic, 0)
         batch = memoryview(map_batch(records, now_ms))

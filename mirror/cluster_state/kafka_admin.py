@@ -185,6 +185,8 @@ class KafkaClusterAdmin:
                 try:
                     commit_offsets(cluster, group, wanted, timeout=self._timeout)
                 except KafkaApiError:
+                    # Each partition is committed alone, so that a refused one does not keep the
+                    # others from being committed.
                     return self._refused(cluster, group, wanted)
         except BrokerError as error:
             raise LeadershipUnavailableError(f"the new cluster refuses: {error}") from error

@@ -184,6 +184,7 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
     payload = batch.data[HEADER_BYTES:]
     where = f"{name}: the batch at offset {header.base_offset}"
     records = _decompressed(header.compression, payload, max_bytes, where)
+    # With LogAppendTime, each record has the batch's largest timestamp, whatever its own delta is.
     append_time = (
         header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     )
@@ -201,6 +202,8 @@ def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | 
                 raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
             offset = Offset(header.base_offset + offset_delta)
             if batch.start <= offset < batch.end:
+                # A record begins with a byte of attributes. Key, value and headers follow the two
+                # deltas, and are copied as they are.
                 if append_time is not None:
                     timestamp_delta = 0
                 body = records[at : at + 1] + _varint(timestamp_delta) + _varint(len(offsets))
@@ -295,6 +298,7 @@ _COMPRESS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
 def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where: str) -> bytes:
     if codec is Compression.NONE:
         return bytes(payload)
+    # The header does not have the decompressed size, so larger and larger buffers are tried.
     for factor in _ROOM_FACTORS:
         size = min(len(payload) * factor, max_bytes)
         room = np.empty(size, dtype=np.uint8)

@@ -285,7 +285,7 @@ class Engine:
             self._workers.join()
         self._copies = self._find_own_copies()
         self._source.assign(
-            self._positions(self._copies.values()),
+            self._begin_copies(self._copies.values()),
             {
                 copy.source.topic: copy.source_id
                 for copy in self._copies.values()
@@ -299,7 +299,8 @@ class Engine:
             return copies
         return {tp: copy for tp, copy in copies.items() if self._workers.owns(tp)}
 
-    def _positions(self, copies: Collection[Copy]) -> dict[TopicPartition, Offset]:
+    def _begin_copies(self, copies: Collection[Copy]) -> dict[TopicPartition, Offset]:
+        """Return the next source offset of each copy; commit where the new copies begin."""
         progress = self._target.progress([copy.target for copy in copies])
         new = [copy.source for copy in copies if copy.target not in progress]
         first = self._first_offsets(new) if new else {}
@@ -362,6 +363,7 @@ class Engine:
         # Sent together: a request takes one batch of each partition, so with small batches the
         # number of requests limits the throughput.
         outgoing: list[OutgoingBatch] = []
+        # Events that do not fit into this transaction stay for the next one.
         while self._events and not self._is_full() and not self._stop.is_set():
             event = self._events.popleft()
             if isinstance(event, Fetched):
@@ -381,7 +383,7 @@ class Engine:
         lag = self.counts.lags[fetched.tp]
         lag.end = fetched.end
         if selection.next_offset == fetched.start:
-            return []
+            return []  # only the end of the source has moved: no reason to begin a transaction
         opened = self._open_transaction()
         outgoing = []
         for batch in selection.batches:
@@ -400,6 +402,7 @@ class Engine:
     def _outgoing(self, batch: SourceBatch, target: TopicPartition) -> OutgoingBatch | None:
         if not batch.must_be_reencoded:
             header = batch.header
+            # A range instead of a list of offsets: no work for each record.
             return OutgoingBatch(target, batch.data, range(header.base_offset, header.next_offset))
         other = reencode(batch, self._limits.max_batch_bytes, str(target))
         if other is None:

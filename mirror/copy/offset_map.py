@@ -166,10 +166,14 @@ class OffsetMap:
         if into < run.length:
             return Translation(max(run.target + into, log_start))
         if at + 1 == len(self._runs):
+            # Behind the last run: the consumer waits at the end of the copy. Offsets from the
+            # mirror's progress on are not copied yet, so it will read them.
             end = max(run.target + run.length, log_start)
             return Translation(end, max(source - mirrored_to, 0))
         if source >= self._exact_from:
+            # Nothing between the two runs was copied: the next copied record begins the next run.
             return Translation(max(self._runs[at + 1].target, log_start))
+        # Runs between the two may be missing: only the end of the lower run is surely not too far.
         return Translation(max(run.target + run.length, log_start), into - run.length)
 
     def thinned(self, max_runs: int) -> "OffsetMap":
@@ -186,6 +190,8 @@ class OffsetMap:
         while len(runs) > max_runs:
             half = len(runs) // 2
             exact_from = max(exact_from, runs[half].source)
+            # Every second run of the older half: recent offsets, which most consumers have, stay
+            # exact.
             runs = (*runs[:half:2], *runs[half:])
         return OffsetMap(runs, exact_from)
 

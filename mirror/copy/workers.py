@@ -108,10 +108,11 @@ class KafkaWorkerGroup:
         rebalance_timeout: float = REBALANCE_TIMEOUT,
         make_cluster: Callable[[ClientSettings], Cluster] = Cluster,
     ) -> None:
-        waits = replace(
+        # The coordinator answers JoinGroup only once the rebalance has ended.
+        joining = replace(
             settings, request_timeout=max(settings.request_timeout, rebalance_timeout + 10)
         )
-        self._cluster = make_cluster(waits)
+        self._cluster = make_cluster(joining)
         self._settings = settings
         self._make_cluster = make_cluster
         self._group = group
@@ -258,6 +259,7 @@ class KafkaWorkerGroup:
                 log.warning("mirror.heartbeat_failed", reason=str(error))
                 return
             with self._lock:
+                # If `join` has got another membership meanwhile, the answer is out of date.
                 if self._membership == membership:
                     self._is_outdated = True
         except SidetierError as error:

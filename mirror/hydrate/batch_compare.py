@@ -173,6 +173,7 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
         while True:
             answer = receive_fetched_partition(connection)
             start, (size, position) = position, _whole_batches(answer.records, position, plan.end)
+            # Before the yield: the broker reads the next batches while the caller compares these.
             if position > start and position < plan.end:
                 request_next()
             aborted = frozenset(

@@ -70,7 +70,7 @@ class BatchScanner:
             commits = None
             if header.is_control:
                 if at + header.length > size:
-                    break
+                    break  # the marker's record is needed too: wait for the rest of it
                 payload = bytes(buffer[at + HEADER_BYTES : at + header.length])
                 commits = marker_type(header, payload) == COMMIT_MARKER
             batches.append((at, header, commits))

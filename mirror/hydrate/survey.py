@@ -397,6 +397,8 @@ def find_consistent_cut(
         for plan in partitions
         if plan.segments
     }
+    # Each round reads more of the archive, until the cut needs nothing that was not read. This ends,
+    # because each segment is read at most once.
     _read(pool, readers.values(), methodcaller("read_back", None))
     while True:
         known = {

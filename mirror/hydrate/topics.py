@@ -367,6 +367,7 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
         LeadershipUnavailableError: The brokers do not answer, or refuse.
     """
     existing = admin.described(plan.topics)
+    # Before any topic is created, so that a refused plan leaves nothing.
     check_existing(plan, existing, admin.log_ranges(_partitions(existing)))
     created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
     described = admin.wait_until_led(

@@ -157,6 +157,8 @@ class OffsetSync:
         partitions = self._partitions(sources)
         surplus = self._reader.shortened()
         if surplus:
+            # Outside of the copy's transactions. After a kill, the topic has more chunks than it
+            # needs, and each of them is correct.
             self._shorten(surplus)
         now = self._clock()
         if self._patterns and (is_last or now - self._translated_at >= self._interval):

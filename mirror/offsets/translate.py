@@ -147,6 +147,8 @@ class OffsetMapReader:
             chunk = self._noted(record, wants)
             if chunk is not None and record.key is not None:
                 chunks[record.key] = chunk
+            # In portions: a map that is rebuilt for each chunk would take quadratic time, and all
+            # chunks of a large topic at once too much memory.
             if len(chunks) >= _ADD_AT_ONCE:
                 self._add(chunks)
                 chunks.clear()
@@ -173,6 +175,7 @@ class OffsetMapReader:
         if topic_id is None or not wants(chunk.partition):
             return None
         known = self._chunks.setdefault(chunk.partition, {})
+        # One run is enough to sort the chunks; all runs are in the map.
         known[record.key] = chunk._replace(runs=chunk.runs[:1])
         return chunk if chunk.is_of(topic_id) else None
 

@@ -362,6 +362,7 @@ class Catalog:
             planned.source: planned.source_id for planned in sound if planned.source_id is not None
         }
         ids = self._ids([planned.target for planned in sound if not planned.exists])
+        # Before the first transaction, because records of the map are part of it.
         self.create_offsets_topic()
         if self._acls is not None:
             self._acls.copy({planned.source: planned.target for planned in sound})
@@ -461,6 +462,7 @@ class Catalog:
             )
         if planned.former:
             self._target.retrying(lambda: self._require_forgotten(planned))
+        # The cache may have the leaders of the deleted topic.
         self._target.forget_leaders(_partitions(planned.target, planned.partitions))
         create_topic(
             self._target,
