@@ -397,7 +397,7 @@ def find_consistent_cut(
         for plan in partitions
         if plan.segments
     }
-    # Each round reads more of the archive, until the cut needs nothing that was not read. This ends,
+    # Each round reads more of the archive, until the cut needs no part that was not read. It ends,
     # because each segment is read at most once.
     _read(pool, readers.values(), methodcaller("read_back", None))
     while True:
