@@ -107,8 +107,8 @@ def test_copies_are_equal_and_groups_go_on_where_they_were(
     copied = f"copy.{names['transactional']}"
     admin = admin_of(target)
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(copied, 0)])
-    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
-    assert values_from(target, copied, told.offset) == values_from(
+    result = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
+    assert values_from(target, copied, result.offset) == values_from(
         source, names["transactional"], position
     )
 

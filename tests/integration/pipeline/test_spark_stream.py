@@ -57,8 +57,8 @@ def stable_end(name: str) -> int:
 
 def end_at(archive: Archive, name: str, segments: int) -> int:
     """Let an archive end after so many of its segments; returns its end."""
-    found = [one for one in closed_segments() if one.directory.name == name]
-    last = found[segments - 1]
+    result = [item for item in closed_segments() if item.directory.name == name]
+    last = result[segments - 1]
     made = MadeArchive(archive.store, LAYOUT, TopicPartition(name.removesuffix("-0"), 0))
     made.mark(last.base, last.next_base)
     return last.next_base

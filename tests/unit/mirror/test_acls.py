@@ -1,4 +1,4 @@
-"""Which ACLs a copy gets."""
+"""The ACLs of copies."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What an old mirror has copied is found on the source: nothing is lost or copied twice."""
+"""The records that an old mirror has copied, searched on the source."""
 
 import pytest
 from hypothesis import given
@@ -106,9 +106,9 @@ def test_without_a_match_the_commit_counts_and_duplicates_are_reported() -> None
 
 def test_equal_records_are_no_proof_of_the_position() -> None:
     same = [Record(Offset(at), 5, None, b"beat") for at in range(20)]
-    found = align(same[:3], same)
-    assert found is not None
-    assert not found.is_unique
+    result = align(same[:3], same)
+    assert result is not None
+    assert not result.is_unique
     adopted = adopt_partition(COPY, Offset(3), FakeLog({SOURCE: same}), FakeLog({TARGET: same[:3]}))
     assert adopted.verdict is Verdict.AMBIGUOUS
     assert adopted.progress == 3

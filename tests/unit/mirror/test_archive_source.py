@@ -1,4 +1,4 @@
-"""Raw batches of archives: what a read-committed consumer of the broker saw, and nothing else."""
+"""Raw batches of archives are those that a read-committed consumer of the broker saw."""
 
 from collections.abc import Iterator
 from uuid import UUID
@@ -54,12 +54,12 @@ def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
     source, tp = archive_of(directory, chunk_bytes)
     end = source.stable_end(tp)
     assert end is not None
-    path = next(one for one in broker_segments.directories() if one.name == directory)
+    path = next(item for item in broker_segments.directories() if item.name == directory)
     rows = broker_segments.consumed(path, "read_committed")
     seen = [row["offset"] for row in rows if row["offset"] < end]
     assert list(offsets_from(source, tp, 0)) == seen
     middle = seen[len(seen) // 2]
-    assert list(offsets_from(source, tp, middle)) == [one for one in seen if one >= middle]
+    assert list(offsets_from(source, tp, middle)) == [entry for entry in seen if entry >= middle]
 
 
 def test_the_archive_of_a_former_topic_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""A stored cluster state is restored once, clamped, and what is left out is told."""
+"""A stored cluster state is restored once, inside the logs; skipped items are listed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,13 +57,13 @@ class FakeAdmin:
         wanted = set(bindings)
         self.calls.append("acls")
         self.bindings |= wanted - self.refused
-        return {one: "for the test" for one in wanted if one in self.refused}
+        return {binding: "for the test" for binding in wanted if binding in self.refused}
 
     def group_offsets(self) -> GroupOffsets:
         groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         for group, offsets in self.committed.items():
-            for tp, one in offsets.items():
-                groups.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = one
+            for tp, offset in offsets.items():
+                groups.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = offset
         return GroupOffsets(groups)
 
     def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
@@ -75,11 +75,11 @@ class FakeAdmin:
         self.calls.append(group)
         refused = {tp: "for the test" for tp in offsets if tp in self.refused}
         known = self.committed.setdefault(group, {})
-        known.update({tp: one for tp, one in offsets.items() if tp not in refused})
+        known.update({tp: offset for tp, offset in offsets.items() if tp not in refused})
         return refused
 
     def quotas(self) -> ClientQuotas:
-        return ClientQuotas(tuple(ClientQuota(*one) for one in self.limits.items()))
+        return ClientQuotas(tuple(ClientQuota(*item) for item in self.limits.items()))
 
     def set_quota(self, quota: ClientQuota) -> str | None:
         self.calls.append("quota")
@@ -101,7 +101,7 @@ class FakeAdmin:
         self.calls.append((broker_id, name))
         if name in self.refused:
             return "for the test"
-        brokers = {one: dict(known) for one, known in self.configs.brokers.items()}
+        brokers = {broker: dict(known) for broker, known in self.configs.brokers.items()}
         brokers.setdefault(broker_id, {})[name] = value
         self.configs = BrokerConfigs(self.configs.default, brokers, self.configs.secret)
         return None
@@ -236,7 +236,7 @@ def test_a_dry_run_reports_changes_and_makes_none() -> None:
     would = restore_cluster_state(STATE, admin, dry_run=True)
     assert admin.calls == []
     done = restore_cluster_state(STATE, admin, dry_run=False)
-    assert [one.changed for one in would] == [one.changed for one in done]
+    assert [item.changed for item in would] == [entry.changed for entry in done]
     assert admin.calls == ["g", "acls", (1, "x")], "permissions after offsets, brokers last"
 
 
@@ -274,7 +274,7 @@ def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) ->
 def test_scram_users_without_a_password_here_are_listed() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     admin.users["bob"] = (ScramMechanism("SCRAM_SHA_512", 8192),)
-    by_kind = {one.kind: one for one in restore_cluster_state(STATE, admin, dry_run=False)}
+    by_kind = {item.kind: item for item in restore_cluster_state(STATE, admin, dry_run=False)}
     users = by_kind[SnapshotKind.SCRAM_USERS]
     assert users.unchanged == 1
     assert users.skipped == [

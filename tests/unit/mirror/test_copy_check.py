@@ -1,4 +1,4 @@
-"""A copy is compared with its archive: every difference is told, and nothing else."""
+"""The comparison of a copy with its archive reports each difference."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The engine: each record once, whatever fails and when."""
+"""The engine copies each record once, with a failure at any step."""
 
 import threading
 from collections import deque
@@ -55,10 +55,10 @@ class FakeSource:
         position = positions[SOURCE]
         if self.gap is not None and self.gap.start >= position:
             self.left.append(self.gap)
-        for one in self.batches:
-            if one.last < position:
+        for batch in self.batches:
+            if batch.last < position:
                 continue
-            data = memoryview(bytearray(one.encoded()))
+            data = memoryview(bytearray(batch.encoded()))
             selection = select_batches(data, position, (), until=MAX_OFFSET)
             self.left.append(
                 Fetched(SOURCE, position, selection, len(data), Offset(99), from_archive=False)
@@ -102,7 +102,7 @@ def engine(source: FakeSource, target: FakeTarget, limits: Limits = EACH_BATCH) 
 
 
 def expected(batches: Iterable[MadeBatch]) -> list[bytes | None]:
-    return [record.value for one in batches for record in one.records]
+    return [record.value for batch in batches for record in batch.records]
 
 
 BATCHES = [batch(first) for first in range(0, 50, 5)]
@@ -349,7 +349,7 @@ class TwoPartitions(FakeSource):
     ) -> None:
         self.topic_ids = topic_ids
         for tp in positions:
-            data = memoryview(bytearray(b"".join(one.encoded() for one in self.batches)))
+            data = memoryview(bytearray(b"".join(batch.encoded() for batch in self.batches)))
             selection = select_batches(data, Offset(0), ())
             self.left.append(
                 Fetched(tp, Offset(0), selection, len(data), Offset(99), from_archive=False)
@@ -370,7 +370,7 @@ class CountsCalls(FakeTarget):
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
         taken = list(batches)
-        self.calls.append({one.tp for one in taken})
+        self.calls.append({item.tp for item in taken})
         super().send(taken)
 
 

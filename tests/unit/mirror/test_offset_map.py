@@ -105,17 +105,17 @@ def test_a_thinned_map_moves_no_consumer_past_a_record(count: int, source: int, 
     whole = OffsetMap([Run(10 * at, 8 * at, 7) for at in range(count)])
     thin = whole.thinned(kept)
     assert len(thin.runs) <= kept
-    exact, told = whole.translate(source, 10**6), thin.translate(source, 10**6)
+    exact, result = whole.translate(source, 10**6), thin.translate(source, 10**6)
     assert exact is not None
-    assert told is not None
-    assert told.offset <= exact.offset
+    assert result is not None
+    assert result.offset <= exact.offset
     # What is read again is told: each copied offset between has one source offset.
-    again = range(source - told.repeated, source)
+    again = range(source - result.repeated, source)
     repeated = [whole.target_of(at) for at in again]
-    expected = range(told.offset, exact.offset)
+    expected = range(result.offset, exact.offset)
     assert {at for at in expected if at % 8 < 7} <= {at for at in repeated if at is not None}
     if source >= thin.exact_from:
-        assert told == exact
+        assert result == exact
 
 
 def decoded(record: MapRecord) -> MapChunk:
@@ -133,8 +133,8 @@ def test_a_chunk_is_written_again_until_it_is_full() -> None:
         keys.add(record.key)
         newest[record.key] = record  # what compaction keeps
     assert len(keys) == 3
-    found = [run for record in newest.values() for run in decoded(record).runs]
-    assert OffsetMap(found).runs == tuple(runs)
+    result = [run for record in newest.values() for run in decoded(record).runs]
+    assert OffsetMap(result).runs == tuple(runs)
     assert decoded(next(iter(newest.values()))).partition == TP
 
 

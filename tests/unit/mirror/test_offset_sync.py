@@ -1,4 +1,4 @@
-"""A running mirror stores its offset map and sets groups of the target, and never too far."""
+"""A running mirror stores its offset map and sets groups of the target, never too far."""
 
 import re
 import threading
@@ -81,7 +81,7 @@ class World:
             self.target,
             shorten=self.shorten,
             store=self.maps() if stores else None,
-            patterns=[re.compile(one) for one in patterns],
+            patterns=[re.compile(pattern) for pattern in patterns],
             interval=10.0,
             clock=lambda: self.now,
             wall_clock=lambda: 1700.0,

@@ -1,4 +1,4 @@
-"""What a restore plans: targets that may take records, and progress that it may go on from."""
+"""Accepted targets of a restore, and progress from which it may continue."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Reading by topic id: a broker is played by a test."""
+"""Reading by topic id from a fake broker."""
 
 import itertools
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class Recreated:
         )
 
     def fetches(self) -> list[UUID]:
-        asked = [one.entity for one in self.broker.received if one.api is ApiKey.FETCH]
+        asked = [request.entity for request in self.broker.received if request.api is ApiKey.FETCH]
         return [topic.topic_id for entity in asked for topic in entity.topics]
 
 

@@ -1,4 +1,4 @@
-"""What a fenced attempt of a task does: it waits, takes over from a dead one, and never fights."""
+"""A fenced attempt of a task waits, takes over from a dead one, and never fights."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The driver of a copy on Spark: which tasks there are, and what they have left undone."""
+"""The driver of a copy on Spark: its tasks, and the partitions that they left incomplete."""
 
 import pickle
 from dataclasses import replace

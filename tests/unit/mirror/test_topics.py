@@ -1,4 +1,4 @@
-"""Which topics a mirror copies, under which names, and what it refuses."""
+"""The topics that a mirror copies, their names, and the refusals."""
 
 import re
 from dataclasses import replace
@@ -134,8 +134,8 @@ KEPT = Lineage("orders", ("A",), "source-1", "target-1")
     ],
 )
 def test_progress_continues_only_with_the_same_topics(now: Lineage, problem: str | None) -> None:
-    found = progress_problem(now, KEPT, "copy")
-    assert (found is None) if problem is None else (problem in (found or ""))
+    result = progress_problem(now, KEPT, "copy")
+    assert (result is None) if problem is None else (problem in (result or ""))
 
 
 NEW_SOURCE = replace(KEPT, source_id="source-2")

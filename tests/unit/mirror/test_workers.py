@@ -1,4 +1,4 @@
-"""Workers share partitions as members of a group; a coordinator is played by a test."""
+"""Workers share partitions as members of a group of a fake coordinator."""
 
 import json
 from collections.abc import Iterator
@@ -79,7 +79,9 @@ class Coordinator:
         )
 
     def sync(self, request: Received) -> bytes:
-        assigned = {one.member_id: one.assignment for one in request.entity.assignments}
+        assigned = {
+            assignment.member_id: assignment.assignment for assignment in request.entity.assignments
+        }
         return request.response(
             throttle_time=0,
             error_code=ErrorCode.none,
@@ -102,9 +104,9 @@ def coordinator() -> Iterator[Coordinator]:
 def worker(coordinator: Coordinator) -> Iterator[KafkaWorkerGroup]:
     settings = ClientSettings((coordinator.broker.address,))
     rules = TopicRules((compiled("orders", "--topic"),))
-    found = KafkaWorkerGroup(settings, GROUP, "b", group_kind(rules), session_timeout=0.5)
-    yield found
-    found.close()
+    result = KafkaWorkerGroup(settings, GROUP, "b", group_kind(rules), session_timeout=0.5)
+    yield result
+    result.close()
 
 
 def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
@@ -119,7 +121,9 @@ def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
 def test_the_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
     worker.join()
     (sent,) = coordinator.received(ApiKey.SYNC_GROUP)
-    shares = {one.member_id: decode_share(one.assignment) for one in sent.assignments}
+    shares = {
+        assignment.member_id: decode_share(assignment.assignment) for assignment in sent.assignments
+    }
     assert shares == {"m-a": Share(0, 2), "m-b": Share(1, 2)}
     tp = TopicPartition("orders", 0)
     assert worker.owns(tp) == Share(1, 2).owns(tp)
@@ -147,7 +151,7 @@ def test_a_rebalance_is_learned_from_a_heartbeat_and_joined_with_the_same_member
     coordinator.beat = ErrorCode.none
     worker.join()
     assert not worker.must_join_again()
-    assert [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)] == ["", "m-b"]
+    assert [request.member_id for request in coordinator.received(ApiKey.JOIN_GROUP)] == ["", "m-b"]
     assert worker.membership() == Membership(2, "m-b", "b")
 
 
@@ -157,7 +161,7 @@ def test_a_member_that_was_given_up_joins_as_a_new_one(
     worker.join()
     coordinator.joins = [ErrorCode.unknown_member_id]
     worker.join()
-    joins = [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)]
+    joins = [request.member_id for request in coordinator.received(ApiKey.JOIN_GROUP)]
     assert joins == ["", "m-b", ""]
 
 
@@ -196,7 +200,9 @@ def test_a_worker_that_ends_leaves_the_group(
     worker.close()
     worker.close()
     (left,) = coordinator.received(ApiKey.LEAVE_GROUP)
-    assert [(one.member_id, one.group_instance_id) for one in left.members] == [("m-b", "b")]
+    assert [(member.member_id, member.group_instance_id) for member in left.members] == [
+        ("m-b", "b")
+    ]
 
 
 def test_other_rules_are_another_kind_of_group() -> None:

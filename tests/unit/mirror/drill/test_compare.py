@@ -1,4 +1,4 @@
-"""A difference of one byte is found and named; retention on the live brokers is none."""
+"""A difference of one byte is reported; retention on the live brokers is no difference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,8 +43,8 @@ class Records:
             for offset in range(plan.start, plan.end)
             if isolation is IsolationLevel.READ_UNCOMMITTED or offset not in self.hidden
         ]
-        found = Digest()
-        found.add(
+        result = Digest()
+        result.add(
             pa.RecordBatch.from_pydict(
                 {
                     "offset": shown,
@@ -56,7 +56,7 @@ class Records:
                 }
             )
         )
-        return found
+        return result
 
     def log_start(self, _: TopicPartition) -> int:
         return self.start
@@ -93,8 +93,8 @@ def test_a_record_that_should_be_hidden_is_found() -> None:
 
 def test_only_records_that_the_live_brokers_have_are_compared() -> None:
     live = Records(start=14)
-    found = compare_with_live(PLAN, Records({3: b"other"}), live, live.log_start)
-    assert (found.start, found.problems) == (14, ())
+    result = compare_with_live(PLAN, Records({3: b"other"}), live, live.log_start)
+    assert (result.start, result.problems) == (14, ())
     assert live.asked == [(14, 20), (20, 30)]
     gone = Records(start=30)
     assert compare_with_live(PLAN, Records(), gone, gone.log_start).start is None
@@ -107,8 +107,8 @@ def test_records_that_retention_deletes_meanwhile_are_no_difference() -> None:
         live.start = 12
 
     live.before = delete
-    found = compare_with_live(PLAN, Records(), live, live.log_start)
-    assert (found.start, found.problems) == (12, ())
+    result = compare_with_live(PLAN, Records(), live, live.log_start)
+    assert (result.start, result.problems) == (12, ())
 
 
 def test_brokers_that_do_not_answer_are_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""What a drill's sample holds: a function of the seed, within its bounds."""
+"""The content of a drill's sample: a function of the seed, within its limits."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -31,8 +31,8 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
     chosen = choose_sample(STORED, planned, RULES)
     assert choose_sample(reversed(STORED), planned, RULES) == chosen
     others = [choose_sample(STORED, planned, replace(RULES, seed=seed)) for seed in range(5)]
-    assert all(one != chosen for one in others)
-    assert len({part.segments[0].base_offset for one in others for part in one}) > 3
+    assert all(sample != chosen for sample in others)
+    assert len({part.segments[0].base_offset for item in others for part in item}) > 3
 
 
 def test_a_sample_is_valid_and_within_its_bounds() -> None:

@@ -1,4 +1,4 @@
-"""What may be created, what exists already, and what topics are changed to at the end."""
+"""Creation of topics, checks of existing ones, and their final configs."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -229,12 +229,12 @@ class FakeClient:
 
     def create_topics(self, topics: Iterable[NewTopic], **_: object) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
-        for one in topics:
-            if one.topic in self.topics:
-                answers[one.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
+        for topic in topics:
+            if topic.topic in self.topics:
+                answers[topic.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
             else:
-                self.topics[one.topic] = one.num_partitions
-                answers[one.topic] = done()
+                self.topics[topic.topic] = topic.num_partitions
+                answers[topic.topic] = done()
         return answers
 
     def incremental_alter_configs(
@@ -294,9 +294,9 @@ class MortalClient(FakeClient):
 
     def create_topics(self, topics: Iterable[NewTopic], **more: object) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
-        for one in topics:
+        for topic in topics:
             self._change()
-            answers |= super().create_topics([one], **more)
+            answers |= super().create_topics([topic], **more)
         return answers
 
     def incremental_alter_configs(

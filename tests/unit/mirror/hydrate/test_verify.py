@@ -141,9 +141,9 @@ def test_batches_are_scanned_from_chunks_of_any_size() -> None:
         scanner = BatchScanner("x")
         out, commits = bytearray(), []
         for start in range(0, len(data), size):
-            buffer, found = scanner.feed(data[start : start + size])
+            buffer, result = scanner.feed(data[start : start + size])
             out += buffer
-            commits += [decided for _, _, decided in found if decided is not None]
+            commits += [decided for _, _, decided in result if decided is not None]
         scanner.finish()
         assert out == data
         assert commits == [True, False, True, False, True]
@@ -158,7 +158,7 @@ class FakeConsumer:
     def offsets_for_times(self, asked: list[KafkaPartition], **_: object) -> list[KafkaPartition]:
         if self.outdated:
             raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
-        return [KafkaPartition(one.topic, one.partition, 5) for one in asked]
+        return [KafkaPartition(item.topic, item.partition, 5) for item in asked]
 
     def close(self) -> None:
         """Nothing to close."""
@@ -182,11 +182,11 @@ def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
             ApiKey.LIST_OFFSETS: partial(starting_at, 5),
         }
         settings = ClientSettings((broker.address,))
-        (found,) = verify_partitions(
+        (result,) = verify_partitions(
             [plan], archive, BrokerSide({}), lambda: Cluster(settings), at_once=1
         )
     archive.close()
-    (problem,) = found.problems
+    (problem,) = result.problems
     assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
 
 

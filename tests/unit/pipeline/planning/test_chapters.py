@@ -1,4 +1,4 @@
-"""Planning a long archive asks its chapters instead of its segments."""
+"""Planning of a long archive reads chapters instead of the metadata of each segment."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A plan in words and as JSON."""
+"""A plan as text and as JSON."""
 
 import json
 from dataclasses import replace

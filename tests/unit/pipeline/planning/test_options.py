@@ -1,4 +1,4 @@
-"""Spark's option names, and what becomes of wrong ones."""
+"""Options of Spark's Kafka source, and the errors for wrong ones."""
 
 import logging
 import subprocess

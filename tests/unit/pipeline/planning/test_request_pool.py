@@ -1,4 +1,4 @@
-"""Many questions, shared out among few threads."""
+"""Requests in the calling thread and in the threads of a pool."""
 
 from threading import Barrier, get_ident
 
@@ -10,8 +10,8 @@ from sidetier.pipeline.planning.request_pool import RequestPool
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 5000])
 def test_answers_come_in_the_order_of_the_questions(count: int) -> None:
     with RequestPool(3) as pool:
-        assert list(pool.each(lambda one: one * 2, range(count))) == [
-            one * 2 for one in range(count)
+        assert list(pool.each(lambda entry: entry * 2, range(count))) == [
+            item * 2 for item in range(count)
         ]
 
 
@@ -82,4 +82,4 @@ def test_every_thread_gets_items(count: int) -> None:
 
 def test_an_error_reaches_the_caller() -> None:
     with RequestPool(2) as pool, pytest.raises(ZeroDivisionError):
-        list(pool.each(lambda one: 1 // (one - 50), range(100)))
+        list(pool.each(lambda item: 1 // (item - 50), range(100)))

@@ -1,4 +1,4 @@
-"""What filters prune: never more than they leave out."""
+"""Filters of Spark prune no record that they do not exclude."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Whether Spark's workers have the package; the Pythons that are asked are real."""
+"""The check of the Python of Spark's workers, with real Python programs."""
 
 import sys
 from dataclasses import dataclass, field

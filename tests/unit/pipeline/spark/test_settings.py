@@ -1,4 +1,4 @@
-"""The options of a read, and what is sent to executors."""
+"""Options of a read, and the settings that are sent to executors."""
 
 import pickle
 from pathlib import Path
@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "spark.md"
 
 
 def test_the_names_of_options_are_case_insensitive() -> None:
-    found = read_settings(
+    result = read_settings(
         {
             "Tiered.Storage.URL": "s3://bucket/prefix",
             "TIERED.STORAGE.CLUSTER.NAME": "prod-a",
@@ -31,12 +31,12 @@ def test_the_names_of_options_are_case_insensitive() -> None:
             "pushfilters": "true",
         }
     )
-    how = found.reading()
-    assert (found.place.cluster, found.place.storage.url) == ("prod-a", "s3://bucket/prefix")
+    how = result.reading()
+    assert (result.place.cluster, result.place.storage.url) == ("prod-a", "s3://bucket/prefix")
     assert (how.columns, how.isolation) == (("offset", "key"), IsolationLevel.READ_COMMITTED)
     assert (how.memory_budget, how.most_records) == (16 << 20, 1000)
     assert not how.fail_on_data_loss
-    assert found.push_filters
+    assert result.push_filters
 
 
 def test_headers_are_a_column_only_on_request() -> None:
@@ -52,12 +52,12 @@ def test_a_job_that_is_sent_to_executors_has_references_but_no_secret(
     keys = dict.fromkeys(
         ("tiered.storage.s3.access.key.id", "tiered.storage.s3.secret.access.key"), SECRET
     )
-    found = read_settings({**PLACE, **keys, "subscribe": "orders"})
-    sent = pickle.dumps(found)
+    result = read_settings({**PLACE, **keys, "subscribe": "orders"})
+    sent = pickle.dumps(result)
     assert b"hunter2" not in sent
-    assert "hunter2" not in repr(found)
+    assert "hunter2" not in repr(result)
     received = pickle.loads(sent)  # noqa: S301 -- made two lines before
-    assert received == found
+    assert received == result
     reference = received.place.storage.s3.secret_access_key
     assert reference.resolve() == "hunter2"
 

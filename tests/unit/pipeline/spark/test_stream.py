@@ -1,4 +1,4 @@
-"""Where a stream stands, in the orders in which Spark asks."""
+"""The position of a stream, in the orders of Spark's calls."""
 
 import json
 from collections.abc import Iterator
@@ -68,8 +68,8 @@ class Streams:
         return self._open[-1]
 
     def close(self) -> None:
-        for one in self._open:
-            one.close()
+        for item in self._open:
+            item.close()
 
 
 def at(*offsets: int) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""What PySpark does around each task costs a worker little."""
+"""The reduced overhead of tasks in a reused Python worker."""
 
 import gc
 import importlib

@@ -1,4 +1,4 @@
-"""How far one batch of a stream goes."""
+"""The ends of a batch of a stream with maxOffsetsPerTrigger."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,9 +35,9 @@ def test_every_batch_advances_and_keeps_the_limit(spans: list[tuple[int, int]], 
     starts = {TopicPartition("t", at): start for at, (start, _) in enumerate(spans)}
     ends = {tp: Offset(starts[tp] + size) for tp, (_, size) in zip(starts, spans, strict=True)}
 
-    found = limited_ends(starts, ends, most)
+    result = limited_ends(starts, ends, most)
 
-    taken = {tp: found[tp] - starts[tp] for tp in starts}
-    assert all(starts[tp] <= found[tp] <= ends[tp] for tp in starts)
+    taken = {tp: result[tp] - starts[tp] for tp in starts}
+    assert all(starts[tp] <= result[tp] <= ends[tp] for tp in starts)
     assert all(taken[tp] > 0 for tp in starts if ends[tp] > starts[tp])
     assert sum(taken.values()) <= most + len(spans)

@@ -1,4 +1,4 @@
-"""Offsets that are told without a byte of the segments, and when they are not."""
+"""Reads of only offsets, from the metadata of segments where that is possible."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -131,10 +131,10 @@ def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: CountingStorag
     splits = plan_of(store, max_split_bytes=1).splits
     assert all(len(split.pieces) == 1 for split in splits)
 
-    found = read_splits(store, splits, columns=OFFSET, fail_on_data_loss=False)
+    result = read_splits(store, splits, columns=OFFSET, fail_on_data_loss=False)
 
-    assert found.offsets == [*range(100), *range(200, 300)]
-    assert [tuple(map(int, (one.range.start, one.range.end))) for one in found.missing] == [
+    assert result.offsets == [*range(100), *range(200, 300)]
+    assert [tuple(map(int, (gap.range.start, gap.range.end))) for gap in result.missing] == [
         (100, 200)
     ]
 

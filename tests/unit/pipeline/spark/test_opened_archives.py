@@ -1,4 +1,4 @@
-"""What a process keeps open."""
+"""The archives that a process keeps open."""
 
 import os
 from pathlib import Path
