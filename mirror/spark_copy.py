@@ -364,8 +364,8 @@ def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
     ):
         raise MirrorError(
             f"topic {topic} was deleted and created again on the source while it was copied "
-            f"(topic id {now.topic_id}, copied was {copy.source_id}): nothing of the new topic "
-            "was copied. Run the same command again: it prints the next steps"
+            f"(topic id {now.topic_id}, the copied topic had {copy.source_id}): nothing of the new "
+            "topic was copied. Run the same command again: it prints the next steps"
         )
 
 

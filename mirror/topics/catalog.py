@@ -171,7 +171,7 @@ class PlannedCopy:
     kept: Mapping[int, Lineage] = field(default_factory=dict)
     """The lineages stored with the progress, by partition number."""
     replaces: UUID | None = None
-    """The id of an existing target topic to delete first, because the copy is made again."""
+    """The id of an existing target topic to delete first, because the copy begins again."""
     former: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
     """Progress of a target topic that was or will be deleted; brokers delete it after the topic."""
 

@@ -261,7 +261,7 @@ def was_recreated(now: Lineage, kept: Lineage) -> bool:
 
 
 def may_restart(now: Lineage, kept: Iterable[Lineage]) -> bool:
-    """Whether a copy may be deleted and made again because its source topic was recreated.
+    """Whether a copy may be deleted and begun again because its source topic was recreated.
 
     The target topic must be the one to which this mirror has copied the former source topic: its id
     is the one stored with the progress. Brokers before 2.8 have no ids.
@@ -299,17 +299,17 @@ def progress_problem(now: Lineage, kept: Lineage, target: str) -> str | None:
     if was_recreated(now, kept):
         return (
             f"topic {now.topic}: it was deleted and created again on the source (topic id "
-            f"{now.source_id}, copied was {kept.source_id}), so that its offsets name other "
+            f"{now.source_id}, the copied topic had {kept.source_id}), so its offsets name other "
             "records. Copy it under another name (another --name with a --rename rule), or delete "
-            f"topic {target} on the target, with which its progress goes, and it is copied anew; "
-            "--on-recreate restart does so"
+            f"topic {target} on the target, which also deletes its progress, to copy the new topic "
+            "from its start; --on-recreate restart does so"
         )
     if None not in (now.target_id, kept.target_id) and now.target_id != kept.target_id:
         return (
             f"topic {target} was deleted and created again on the target (topic id "
-            f"{now.target_id}, copied to was {kept.target_id}): the records that were copied are "
-            f"gone. To copy all of {now.topic} again, stop the mirror and delete topic {target}, "
-            "with which its progress goes"
+            f"{now.target_id}, the former copy had {kept.target_id}): the copied records are gone. "
+            f"To copy all of {now.topic} again, stop the mirror and delete topic {target}, which "
+            "also deletes its progress"
         )
     return None
 
@@ -329,8 +329,8 @@ def was_added(partition: int, kept: Iterable[Lineage]) -> bool:
 def records_problem(source: str, target: str) -> str:
     """Return why a target topic that has records but no progress is refused."""
     return (
-        f"topic {target} on the target has records, and this mirror has no progress of it: records "
-        f"of {source} that it has already would be there twice. Without members a group's offsets "
+        f"topic {target} on the target has records, and this mirror has no progress of it: a copy "
+        f"could write records of {source} a second time. Without members a group's offsets "
         "expire (offsets.retention.minutes, default 7 days). Delete the topic, copy under another "
         "name (--rename), or accept the records (--accept-target-records)"
     )
