@@ -257,7 +257,7 @@ def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and wha
                 continue
             end = Offset(plan.end)
             copied = CopiedRange(
-                tp, copies[tp], Offset(plan.start), end, source.stable_end(tp) or end
+                tp, copies[tp], Offset(plan.start), end, source.last_stable_offset(tp) or end
             )
             checked = check_copy(
                 copied,

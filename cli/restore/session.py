@@ -398,7 +398,11 @@ class _Session:
                 # Records that the store's lifecycle rules have deleted since cannot be compared.
                 start = partition.start if view is None else max(partition.start, view.start)
                 copied = CopiedRange(
-                    partition.source, partition.target, start, partition.end, partition.stable_end
+                    partition.source,
+                    partition.target,
+                    start,
+                    partition.end,
+                    partition.last_stable_offset,
                 )
                 try:
                     checked[partition.target] = check_copy(
@@ -466,7 +470,7 @@ class _Session:
             if note is not None and self.given["begin"] is None:
                 start = note.start
             view = archive.view(course.tp, _VIEW_SECONDS)
-            stable_end = archive.stable_end(course.tp, _VIEW_SECONDS)
+            last_stable_offset = archive.last_stable_offset(course.tp, _VIEW_SECONDS)
             end = Offset(max(start, course.end or 0))
             partitions.append(
                 PartitionRestore(
@@ -475,7 +479,7 @@ class _Session:
                     start,
                     end,
                     archive_end=end if view is None else view.end,
-                    stable_end=end if stable_end is None else stable_end,
+                    last_stable_offset=end if last_stable_offset is None else last_stable_offset,
                     note=RestoreNote(
                         planned.lineage,
                         start,
@@ -536,7 +540,7 @@ class ArchiveRanges:
         view = self.archive.view(tp, _VIEW_SECONDS)
         if view is None:
             return OffsetRange(Offset(0), Offset(0))
-        end = view.end if self.aborts_open else self.archive.stable_end(tp, _VIEW_SECONDS)
+        end = view.end if self.aborts_open else self.archive.last_stable_offset(tp, _VIEW_SECONDS)
         return OffsetRange(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:

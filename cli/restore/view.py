@@ -171,9 +171,10 @@ def notes(
 ) -> str | None:
     """Return what the operator should know or do; None if there is nothing."""
     lines = [
-        f"{partition.source}: {partition.undecided} archived offsets from {partition.stable_end} "
-        "on are left out: a transaction that begins there is open at the end of the archive. If it "
-        "will never be decided, restore what is behind its start with --open-transactions abort"
+        f"{partition.source}: {partition.undecided} archived offsets from "
+        f"{partition.last_stable_offset} on are left out: a transaction that begins there is open "
+        "at the end of the archive. If it will never be decided, restore the records from its start "
+        "on with --open-transactions abort"
         for partition in partitions
         if partition.undecided
     ]

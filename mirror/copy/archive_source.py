@@ -141,13 +141,13 @@ class ArchiveSource:
             return None
         return view
 
-    def stable_end(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
+    def last_stable_offset(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
         """Return the end of the readable offsets, exclusive: no open transaction begins below it.
 
         Returns None if nothing is stored. Raises the errors of `view`.
         """
         view = self.view(tp, max_age)
-        return None if view is None else self._stable_end(tp, view)
+        return None if view is None else self._last_stable_offset(tp, view)
 
     def read(self, tp: TopicPartition, offset: Offset, max_age: float = 0.0) -> ArchiveRead:
         """Return the batches from the batch that has `offset` on, or why there are none.
@@ -160,7 +160,7 @@ class ArchiveSource:
         view = self.view(tp, max_age)
         if view is None:
             return ArchiveEnd(Offset(0))
-        end = self._stable_end(tp, view)
+        end = self._last_stable_offset(tp, view)
         if offset >= end:
             return ArchiveEnd(end)
         log = view.holder(offset)
@@ -247,7 +247,7 @@ class ArchiveSource:
         missing = first_missing(offset, until, gaps, view.start)
         return ArchiveGap(missing.first, missing.end, missing.detail(view.where))
 
-    def _stable_end(self, tp: TopicPartition, view: ArchiveView) -> Offset:
+    def _last_stable_offset(self, tp: TopicPartition, view: ArchiveView) -> Offset:
         if not view.logs or view.is_pinterest or self._abort_open:
             return view.end
         still_open = self._transactions_of(tp).open_behind(view, view.logs[-1])

@@ -414,7 +414,7 @@ class KafkaSource:
             selection = select_batches(read.data, position, read.aborted, until=until)
         else:  # compaction has removed the last records of a segment
             selection = Selection((), until, 0)
-        end = archive.stable_end(tp, _MAX_SNAPSHOT_AGE) or until
+        end = archive.last_stable_offset(tp, _MAX_SNAPSHOT_AGE) or until
         fetched = Fetched(tp, position, selection, len(read.data), end, from_archive=True)
         return self._state.put(generation, fetched)
 

@@ -39,16 +39,16 @@ class CopiedRange:
         target: Its copy.
         start: The first source offset, inclusive.
         end: The end of the source offsets, exclusive.
-        stable_end: The first offset of a transaction that is open at the archive's end; otherwise
-            the archive's end. Records from there on were copied only if open transactions count as
-            aborted.
+        last_stable_offset: The first offset of a transaction that is open at the archive's end;
+            otherwise the archive's end. Records from there on were copied only if open transactions
+            count as aborted.
     """
 
     source: TopicPartition
     target: TopicPartition
     start: Offset
     end: Offset
-    stable_end: Offset
+    last_stable_offset: Offset
 
 
 class ArchivedRecords:
@@ -86,7 +86,7 @@ class ArchivedRecords:
             SidetierError: The archive cannot be read.
         """
         tp, end = copied.source, copied.end
-        decided = min(end, copied.stable_end)
+        decided = min(end, copied.last_stable_offset)
         yield from archived_records(self.committed, tp, copied.start, decided)
         if view is None or end <= decided:
             return

@@ -72,8 +72,8 @@ class PartitionRestore:
         start: The first offset, inclusive.
         end: The end of the offsets, exclusive.
         archive_end: The partition is archived up to this offset, exclusive.
-        stable_end: The first offset of a transaction that is open at the archive's end; otherwise
-            `archive_end`.
+        last_stable_offset: The first offset of a transaction that is open at the archive's end;
+            otherwise `archive_end`.
         note: The note to store with the progress.
         restored_to: The progress: the next source offset. None before the first run.
     """
@@ -83,7 +83,7 @@ class PartitionRestore:
     start: Offset
     end: Offset
     archive_end: Offset
-    stable_end: Offset
+    last_stable_offset: Offset
     note: RestoreNote
     restored_to: Offset | None = None
 
@@ -95,7 +95,8 @@ class PartitionRestore:
     @property
     def undecided(self) -> int:
         """Number of archived offsets that are left out because a transaction is open below them."""
-        return self.archive_end - self.stable_end if self.end == self.stable_end else 0
+        is_cut = self.end == self.last_stable_offset
+        return self.archive_end - self.last_stable_offset if is_cut else 0
 
 
 class ArchivedTopics:

@@ -103,14 +103,14 @@ def test_partitions_that_are_not_whole_are_named_with_the_cause_of_the_job() -> 
     assert verdict(["copy-0"], None).splitlines()[1:] == ["copy-0"]
 
 
-def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> PartitionRestore:
+def planned(end: int = 60, archive_end: int = 60, last_stable_offset: int = 60) -> PartitionRestore:
     return PartitionRestore(
         TP,
         TARGET,
         Offset(0),
         Offset(end),
         Offset(archive_end),
-        Offset(stable_end),
+        Offset(last_stable_offset),
         RestoreNote(Lineage("orders", ("lost",)), Offset(0)),
     )
 
@@ -128,7 +128,7 @@ def test_the_exit_code_tells_whether_everything_was_restored() -> None:
     assert result(planned()).exit_code == 0
     assert result(planned(), "a difference").exit_code == 3
     assert result(planned(), gaps=1).exit_code == 3
-    assert result(planned(end=40, stable_end=40)).exit_code == 3
+    assert result(planned(end=40, last_stable_offset=40)).exit_code == 3
     assert RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0)).exit_code == 0
     stopped = RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0), stopped=True)
     assert stopped.exit_code == 130
@@ -137,7 +137,7 @@ def test_the_exit_code_tells_whether_everything_was_restored() -> None:
 def test_what_is_left_out_and_left_to_do_is_shown() -> None:
     plan = RestorePlan(
         "dr",
-        [planned(end=40, stable_end=40)],
+        [planned(end=40, last_stable_offset=40)],
         settings_left={"copy.orders": {"cleanup.policy": "compact,delete", "retention.ms": "5"}},
     )
     (table,) = plan.as_tables()

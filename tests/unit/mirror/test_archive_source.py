@@ -52,7 +52,7 @@ def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
     directory: str, chunk_bytes: int
 ) -> None:
     source, tp = archive_of(directory, chunk_bytes)
-    end = source.stable_end(tp)
+    end = source.last_stable_offset(tp)
     assert end is not None
     path = next(item for item in broker_segments.directories() if item.name == directory)
     rows = broker_segments.consumed(path, "read_committed")
@@ -68,10 +68,10 @@ def test_the_archive_of_a_former_topic_is_ignored() -> None:
     archive.segment(0, batches(0, 20))
     archive.mark(0, 20, topic_id=stored)
     source = ArchiveSource(access_to(archive.store))
-    assert source.stable_end(TP) == 20
+    assert source.last_stable_offset(TP) == 20
     assert source.view(TP, topic_id=UUID(int=2)) is None
     source.expect({TP.topic: UUID(int=1)})
-    assert source.stable_end(TP) == 20
+    assert source.last_stable_offset(TP) == 20
     source.expect({TP.topic: UUID(int=2)})
     assert source.read(TP, Offset(0)) == ArchiveEnd(Offset(0))
 
@@ -99,10 +99,10 @@ def test_transactions_are_read_from_transaction_indexes_or_from_markers(
         archive.transaction_indexes(second_base, [aborted], {7: 0, 8: 3})
     archive.mark(second_base, log.next_offset)
     source = ArchiveSource(access_to(archive.store))
-    assert source.stable_end(TP) == 9
+    assert source.last_stable_offset(TP) == 9
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8]
     source = ArchiveSource(access_to(archive.store), abort_open=True)
-    assert source.stable_end(TP) == 12
+    assert source.last_stable_offset(TP) == 12
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8, 11]
 
 

@@ -38,7 +38,7 @@ def wanted(
         Offset(start),
         Offset(end),
         archive_end=Offset(more.get("archive_end", 50)),
-        stable_end=Offset(more.get("stable_end", 50)),
+        last_stable_offset=Offset(more.get("last_stable_offset", 50)),
         note=note,
         restored_to=None if "restored_to" not in more else Offset(more["restored_to"]),
     )
@@ -152,5 +152,5 @@ def test_offsets_that_are_left_and_undecided() -> None:
     assert wanted().offsets_left == 40
     assert wanted(restored_to=30).offsets_left == 20
     assert wanted(restored_to=60).offsets_left == 0
-    assert wanted(end=40, archive_end=50, stable_end=40).undecided == 10
-    assert wanted(end=30, archive_end=50, stable_end=40).undecided == 0
+    assert wanted(end=40, archive_end=50, last_stable_offset=40).undecided == 10
+    assert wanted(end=30, archive_end=50, last_stable_offset=40).undecided == 0
