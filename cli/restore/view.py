@@ -173,8 +173,8 @@ def notes(
     lines = [
         f"{partition.source}: {partition.undecided} archived offsets from "
         f"{partition.last_stable_offset} on are left out: a transaction that begins there is open "
-        "at the end of the archive. If it will never be decided, restore the records from its start "
-        "on with --open-transactions abort"
+        "at the end of the archive. If it will never be decided, restore the records behind its "
+        "start with --open-transactions abort"
         for partition in partitions
         if partition.undecided
     ]
