@@ -185,7 +185,7 @@ def _restore(
             for gap in gaps:
                 if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
                     problems[tp] = (
-                        f"{tp}: cannot be restored: offsets {gap.start}-{gap.end} are in no "
+                        f"{tp}: cannot be restored: offsets [{gap.start}, {gap.end}) are in no "
                         f"segment and in no recorded gap: {gap.detail}"
                     )
     return problems

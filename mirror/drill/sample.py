@@ -1,4 +1,7 @@
-"""Choose the part of an archive that a drill restores. The seed alone decides the choice."""
+"""Choose the part of an archive that a drill restores, and compare the restored records.
+
+The seed alone decides the choice, so that a drill can be repeated.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +19,8 @@ from sidetier.mirror.hydrate.plan import (
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
+
+_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +134,6 @@ def plan_of_sample(cluster: str, sample: Sequence[PlannedPartition]) -> HydrateP
     return HydratePlan(new_plan_id(), cluster, topics, tuple(sample))
 
 
-_TRIES: Final = 3
-_EVERY: Final = IsolationLevel.READ_UNCOMMITTED
-
-
 class RecordSource(Protocol):
     """Brokers whose records can be consumed."""
 
@@ -171,7 +172,7 @@ def differences_from_archive(
         difference = digest.difference(restored.digest(plan, level))
         if difference is not None:
             problems.append(
-                f"{plan.topic_partition}: offsets {plan.start}-{plan.end}, {level}: the restored "
+                f"{plan.topic_partition}: offsets [{plan.start}, {plan.end}), {level}: the restored "
                 f"broker has {difference}"
             )
     return problems
@@ -214,7 +215,7 @@ def compare_with_live(
         LeadershipUnavailableError: Brokers do not answer.
     """
     start = max(plan.start, log_start(plan.topic_partition))
-    for tries_left in reversed(range(_TRIES)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         if start >= plan.end:
             return LiveComparison(None)
         failure = None
@@ -229,7 +230,7 @@ def compare_with_live(
         if not problems and failure is None:
             return LiveComparison(start)
         moved = max(plan.start, log_start(plan.topic_partition))
-        if moved == start or tries_left == 0:
+        if moved == start or attempts_left == 0:
             if failure is not None:
                 raise failure
             break
@@ -249,10 +250,11 @@ def _segments_from(plan: PlannedPartition, start: int) -> Iterator[PlannedPartit
 def _difference(
     part: PlannedPartition, restored: RecordSource, live: RecordSource, name: str
 ) -> str | None:
-    difference = live.digest(part, _EVERY).difference(restored.digest(part, _EVERY))
+    level = IsolationLevel.READ_UNCOMMITTED  # aborted records are compared too
+    difference = live.digest(part, level).difference(restored.digest(part, level))
     if difference is None:
         return None
     return (
-        f"{part.topic_partition}: offsets {part.start}-{part.end}, {part.segments[0].key}: {name} "
-        f"has {difference}, as the live brokers have"
+        f"{part.topic_partition}: offsets [{part.start}, {part.end}), {part.segments[0].key}: "
+        f"{name} has {difference}, as the live brokers have"
     )

@@ -76,11 +76,15 @@ def test_equal_records_have_no_difference() -> None:
 def test_one_flipped_bit_is_found_on_either_side() -> None:
     flipped = Records({17: b"valud"})
     (uncommitted, committed) = differences_from_archive(PLAN, expected(Records()), flipped)
-    assert uncommitted.startswith("orders-3: offsets 0-30, read_uncommitted: the restored broker")
+    assert uncommitted.startswith(
+        "orders-3: offsets [0, 30), read_uncommitted: the restored broker"
+    )
     assert "checksum" in committed
     live = Records()
     (problem,) = compare_with_live(PLAN, flipped, live, live.log_start).problems
-    assert problem.startswith("orders-3: offsets 10-20, orders-3/10.log: the restored broker has")
+    assert problem.startswith(
+        "orders-3: offsets [10, 20), orders-3/10.log: the restored broker has"
+    )
     live = Records({17: b"valud"})
     assert len(compare_with_live(PLAN, Records(), live, live.log_start).problems) == 1
 
