@@ -172,8 +172,8 @@ def differences_from_archive(
         difference = digest.difference(restored.digest(plan, level))
         if difference is not None:
             problems.append(
-                f"{plan.topic_partition}: offsets [{plan.start}, {plan.end}), {level}: the restored "
-                f"broker has {difference}"
+                f"{plan.topic_partition}: offsets [{plan.start}, {plan.end}), {level}: the "
+                f"restored broker has {difference}"
             )
     return problems
 
