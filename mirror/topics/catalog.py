@@ -223,7 +223,7 @@ class Catalog:
         self._is_first = True
 
     def plan(self) -> list[PlannedCopy]:
-        """Return every selected topic, with its problem if it has planned. Changes nothing.
+        """Return every selected topic, with its problem if it has one. Changes nothing.
 
         Raises:
             ConfigurationError: A rename rule gives a name that is not legal, or one name to two
@@ -275,9 +275,9 @@ class Catalog:
             source_id=topic.topic_id,
             replaces=replaces,
         )
-        loop = (
-            loop_problem(lineage, target, state.cluster_id) if self._options.refuse_loops else None
-        )
+        loop = None
+        if self._options.refuse_loops:
+            loop = loop_problem(lineage, target, state.cluster_id)
         if existing is None or replaces is not None:
             missing = None
             if not self._options.create:
@@ -289,21 +289,16 @@ class Catalog:
         kept = _kept(progress, _partitions(target, count))
         # Without progress, the topic may be another one with the same name: nothing is added to it.
         adds = bool(kept) and topic.partitions > count and self._options.raise_partitions
+        problems = (
+            loop,
+            _progress_problem(lineage, kept.values(), target),
+            None if adds else partition_problem(lineage.topic, target, topic.partitions, count),
+            records_problem(lineage.topic, target) if target in state.with_records else None,
+            self._timestamp_problem(target, effective),
+        )
         return replace(
             planned,
-            problem=(
-                loop
-                or _progress_problem(lineage, kept.values(), target)
-                or (
-                    None
-                    if adds
-                    else partition_problem(lineage.topic, target, topic.partitions, count)
-                )
-                or (
-                    records_problem(lineage.topic, target) if target in state.with_records else None
-                )
-                or self._timestamp_problem(target, effective)
-            ),
+            problem=next(filter(None, problems), None),
             added_partitions=topic.partitions - count if adds else 0,
             changed_settings=self._changed_settings(wanted, effective),
             kept=kept,
