@@ -481,12 +481,8 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
     from sidetier.mirror.copy.archive_source import ArchiveSource  # noqa: PLC0415
     from sidetier.mirror.topics.acls import AclCopier  # noqa: PLC0415
-    from sidetier.mirror.topics.catalog import (  # noqa: PLC0415
-        BrokerTopics,
-        Catalog,
-        CatalogOptions,
-        CopySettings,
-    )
+    from sidetier.mirror.topics.catalog import BrokerTopics, Catalog  # noqa: PLC0415
+    from sidetier.mirror.topics.planning import CatalogOptions, CopySettings  # noqa: PLC0415
     from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415

@@ -23,7 +23,7 @@ from sidetier.segments.errors import ConfigurationError
 if TYPE_CHECKING:
     from sidetier.mirror.adopt import AdoptedPartition, CommittedAs
     from sidetier.mirror.offsets.groups import Groups
-    from sidetier.mirror.topics.catalog import PlannedCopy
+    from sidetier.mirror.topics.planning import PlannedCopy
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
 
@@ -142,7 +142,8 @@ def _adopted(
     from sidetier.mirror.copy.target import KafkaTarget  # noqa: PLC0415
     from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
-    from sidetier.mirror.topics.catalog import BrokerTopics, Catalog, CatalogOptions  # noqa: PLC0415
+    from sidetier.mirror.topics.catalog import BrokerTopics, Catalog  # noqa: PLC0415
+    from sidetier.mirror.topics.planning import CatalogOptions  # noqa: PLC0415
     from sidetier.mirror.topics.rules import MirrorNames  # noqa: PLC0415
 
     names = MirrorNames(given["name"])

@@ -18,7 +18,7 @@ from sidetier.mirror.copy.engine import Counts, Engine, Limits
 from sidetier.mirror.metrics import MirrorCollector
 from sidetier.mirror.offsets.offset_sync import OffsetSync
 from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
-from sidetier.mirror.topics.catalog import PlannedCopy
+from sidetier.mirror.topics.planning import PlannedCopy
 
 _LINE_SECONDS = 1.0
 

@@ -65,7 +65,8 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     rivals_of_one_process,
 )
-from sidetier.mirror.topics.catalog import Catalog, CatalogOptions, PlannedCopy
+from sidetier.mirror.topics.catalog import Catalog
+from sidetier.mirror.topics.planning import CatalogOptions, PlannedCopy
 from sidetier.mirror.topics.rules import MirrorNames, TopicRules, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.mirror.topics.catalog import PlannedCopy, SourceTopic
+from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition

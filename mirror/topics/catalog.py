@@ -1,30 +1,29 @@
-"""Find a mirror's topics on the source, check them, and create them on the target."""
+"""Find a mirror's topics on the source, and create and change them on the target."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Final, Protocol
-from uuid import UUID
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
 from sidetier.mirror.copy.engine import Copy
 from sidetier.mirror.topics.acls import AclCopier
+from sidetier.mirror.topics.planning import (
+    CatalogOptions,
+    PlannedCopy,
+    SourceTopic,
+    TargetState,
+    partitions_of,
+    plan_copy,
+    text_of,
+)
 from sidetier.mirror.topics.rules import (
     GROUP_PREFIX,
-    NOT_COPIED,
-    TIMESTAMP_TYPE,
     Lineage,
     MirrorNames,
     TopicRules,
     decode_lineage,
     lineage_of_copy,
-    loop_problem,
-    may_restart,
-    partition_problem,
-    progress_problem,
-    records_problem,
-    timestamp_problem,
 )
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError, KafkaApiError
 from sidetier.segments.offsets import TopicPartition
@@ -39,6 +38,9 @@ from sidetier.wire.requests import (
 )
 from sidetier.wire.topics import create_partitions, create_topic, set_topic_settings, topic_settings
 
+if TYPE_CHECKING:
+    from uuid import UUID
+
 _OFFSETS_TOPIC: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     # Small segments, because only closed segments are compacted and readers start at the beginning.
@@ -46,15 +48,6 @@ _OFFSETS_TOPIC: Final[Mapping[str, str]] = {
 }
 
 log = structlog.get_logger("sidetier.mirror")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTopic:
-    """A source topic: number of partitions, settings that are set on the topic, and id."""
-
-    partitions: int
-    settings: Mapping[str, str]
-    topic_id: UUID | None = None
 
 
 class SourceTopics(Protocol):
@@ -106,95 +99,6 @@ class BrokerTopics:
         return lineages
 
 
-class CopySettings(StrEnum):
-    """Which copies get the settings of their source topic."""
-
-    NONE = "none"
-    ONCE = "once"
-    """Copies that the mirror creates, at creation."""
-    SYNC = "sync"
-    """All copies, again whenever a setting is changed on either side."""
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogOptions:
-    """How topics are created, and which problems are accepted.
-
-    Attributes:
-        create: Whether missing topics are created on the target.
-        replication_factor: Replication factor of created topics; -1 for the target's default.
-        settings: Which copies get the settings that are set on the source topic.
-        accept_log_append_time: Whether a target topic may replace timestamps.
-        accept_records: Whether a target topic without progress may have records.
-        raise_partitions: Whether a copy gets more partitions when its source topic does.
-        restart_recreated: Whether a copy is deleted and created again when its source topic was.
-        refuse_loops: Whether copies are refused that would feed a cluster its own records.
-    """
-
-    create: bool = True
-    replication_factor: int = -1
-    settings: CopySettings = CopySettings.ONCE
-    accept_log_append_time: bool = False
-    accept_records: bool = False
-    raise_partitions: bool = True
-    restart_recreated: bool = False
-    refuse_loops: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCopy:
-    """The plan for one topic: its copy, and the changes of `copies`, or why it is refused.
-
-    Attributes:
-        source: The source topic.
-        target: The name of its copy.
-        partitions: Number of partitions of the source topic.
-        lineage: The lineage of the copy, with the current ids of the topics.
-        settings: Settings with which the target topic is created.
-        exists: Whether the target topic exists and stays.
-        problem: Why the topic cannot be copied; None if it can.
-        source_id: Kafka's id of the source topic.
-        added_partitions: Number of partitions to add to an existing target topic.
-        changed_settings: Settings to set on an existing target topic.
-    """
-
-    source: str
-    target: str
-    partitions: int
-    lineage: Lineage
-    settings: Mapping[str, str]
-    exists: bool
-    problem: str | None = None
-    source_id: UUID | None = None
-    added_partitions: int = 0
-    changed_settings: Mapping[str, str] = field(default_factory=dict)
-    kept: Mapping[int, Lineage] = field(default_factory=dict)
-    """The lineages stored with the progress, by partition number."""
-    replaces: UUID | None = None
-    """The id of an existing target topic to delete first, because the copy begins again."""
-    former: Mapping[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    """Progress of a target topic that was or will be deleted; brokers delete it after the topic."""
-
-
-@dataclass(frozen=True, slots=True)
-class _TargetState:
-    """The target cluster before anything is changed.
-
-    Attributes:
-        cluster_id: Kafka's id of the cluster; "" if the brokers have none.
-        topics: The topics that exist and have the name of a copy.
-        settings: The effective settings of these topics.
-        progress: The progress of the mirror.
-        with_records: The topics that have a partition with records but without progress.
-    """
-
-    cluster_id: str
-    topics: Mapping[str, TopicMetadata]
-    settings: Mapping[str, Mapping[str, str]]
-    progress: Mapping[TopicPartition, CommittedOffset]
-    with_records: Collection[str]
-
-
 class Catalog:
     """Plans and creates the topics of a mirror. Not thread-safe.
 
@@ -235,105 +139,27 @@ class Catalog:
         cluster_id, lineages = self._source.cluster_id(), self._source.lineages()
         state = self._read_target(set(targets.values()))
         return [
-            self._plan_copy(
-                topics[source], target, lineage_of_copy(source, cluster_id, lineages), state
+            plan_copy(
+                topics[source],
+                target,
+                lineage_of_copy(source, cluster_id, lineages),
+                state,
+                self._options,
             )
             for source, target in targets.items()
         ]
 
-    def _read_target(self, targets: Collection[str]) -> _TargetState:
+    def _read_target(self, targets: Collection[str]) -> TargetState:
         metadata = self._target.metadata()
         existing = {name: topic for name, topic in metadata.topics.items() if name in targets}
         progress = self._progress()
-        return _TargetState(
+        return TargetState(
             metadata.cluster_id or "",
             existing,
             topic_settings(self._target, existing, only_set=False),
             progress,
             self._topics_with_records(existing, progress),
         )
-
-    def _plan_copy(
-        self, topic: SourceTopic, target: str, lineage: Lineage, state: _TargetState
-    ) -> PlannedCopy:
-        existing = state.topics.get(target)
-        lineage = replace(
-            lineage,
-            source_id=_text(topic.topic_id),
-            target_id=None if existing is None else _text(existing.topic_id),
-        )
-        progress = {tp: state.progress[tp] for tp in state.progress if tp.topic == target}
-        replaces = self._replaced_id(existing, lineage, progress)
-        wanted = {} if self._options.settings is CopySettings.NONE else topic.settings
-        planned = PlannedCopy(
-            lineage.topic,
-            target,
-            topic.partitions,
-            lineage,
-            {name: value for name, value in wanted.items() if name not in NOT_COPIED},
-            exists=existing is not None and replaces is None,
-            source_id=topic.topic_id,
-            replaces=replaces,
-        )
-        loop = None
-        if self._options.refuse_loops:
-            loop = loop_problem(lineage, target, state.cluster_id)
-        if existing is None or replaces is not None:
-            missing = None
-            if not self._options.create:
-                missing = f"topic {target} does not exist on the target"
-            problem = loop or missing or self._timestamp_problem(target, wanted)
-            return replace(planned, problem=problem, former=progress)
-        effective = state.settings.get(target, {})
-        count = len(existing.partitions)
-        kept = _kept(progress, _partitions(target, count))
-        # Without progress, the topic may be another one with the same name: nothing is added to it.
-        adds = bool(kept) and topic.partitions > count and self._options.raise_partitions
-        problems = (
-            loop,
-            _progress_problem(lineage, kept.values(), target),
-            None if adds else partition_problem(lineage.topic, target, topic.partitions, count),
-            records_problem(lineage.topic, target) if target in state.with_records else None,
-            self._timestamp_problem(target, effective),
-        )
-        return replace(
-            planned,
-            problem=next(filter(None, problems), None),
-            added_partitions=topic.partitions - count if adds else 0,
-            changed_settings=self._changed_settings(wanted, effective),
-            kept=kept,
-        )
-
-    def _timestamp_problem(self, target: str, settings: Mapping[str, str]) -> str | None:
-        if self._options.accept_log_append_time:
-            return None
-        return timestamp_problem(target, settings)
-
-    def _replaced_id(
-        self,
-        existing: TopicMetadata | None,
-        lineage: Lineage,
-        progress: Mapping[TopicPartition, CommittedOffset],
-    ) -> UUID | None:
-        """Return the id of the target topic to delete first; None if it stays."""
-        if existing is None or not self._options.restart_recreated:
-            return None
-        if not may_restart(lineage, _kept(progress, progress).values()):
-            return None
-        return existing.topic_id
-
-    def _changed_settings(
-        self, wanted: Mapping[str, str], effective: Mapping[str, str]
-    ) -> dict[str, str]:
-        if self._options.settings is not CopySettings.SYNC:
-            return {}
-        return {
-            name: value
-            for name, value in wanted.items()
-            if effective.get(name) != value
-            and name not in NOT_COPIED
-            and (name != TIMESTAMP_TYPE or self._options.accept_log_append_time)
-        }
 
     def copies(self) -> dict[TopicPartition, Copy]:
         """Create missing topics and partitions, and return the partitions of all workers.
@@ -365,7 +191,7 @@ class Catalog:
         return {
             source: self._copy(planned, source, ids.get(planned.target, planned.lineage.target_id))
             for planned in sound
-            for source in _partitions(planned.source, planned.partitions)
+            for source in partitions_of(planned.source, planned.partitions)
         }
 
     def _copy(self, planned: PlannedCopy, source: TopicPartition, target_id: str | None) -> Copy:
@@ -396,7 +222,7 @@ class Catalog:
         new = [
             tp
             for name, topic in existing.items()
-            for tp in _partitions(name, len(topic.partitions))
+            for tp in partitions_of(name, len(topic.partitions))
             if tp not in progress
         ]
         if not new:
@@ -458,7 +284,7 @@ class Catalog:
         if planned.former:
             self._target.retrying(lambda: self._require_forgotten(planned))
         # The cache may have the leaders of the deleted topic.
-        self._target.forget_leaders(_partitions(planned.target, planned.partitions))
+        self._target.forget_leaders(partitions_of(planned.target, planned.partitions))
         create_topic(
             self._target,
             planned.target,
@@ -494,7 +320,7 @@ class Catalog:
         if not topics:
             return {}
         described = self._target.metadata(topics).topics
-        return {name: _text(topic.topic_id) for name, topic in described.items()}
+        return {name: text_of(topic.topic_id) for name, topic in described.items()}
 
     def create_offsets_topic(self) -> None:
         """Create the offset map's topic if it does not exist. Raises the errors of `copies`."""
@@ -509,32 +335,7 @@ class Catalog:
             )
 
 
-def _partitions(topic: str, count: int) -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for number in range(count)]
-
-
-def _text(topic_id: UUID | None) -> str | None:
-    return None if topic_id is None else str(topic_id)
-
-
 def _first_count(planned: PlannedCopy, partition: int) -> int | None:
     """Return the source topic's number of partitions when the copy of this partition began."""
     kept = planned.kept.get(partition)
     return planned.partitions if kept is None else kept.partitions
-
-
-def _kept(
-    progress: Mapping[TopicPartition, CommittedOffset], partitions: Iterable[TopicPartition]
-) -> dict[int, Lineage]:
-    lineages = {
-        tp.partition: decode_lineage(progress[tp].metadata) for tp in partitions if tp in progress
-    }
-    return {number: lineage for number, lineage in lineages.items() if lineage is not None}
-
-
-def _progress_problem(lineage: Lineage, kept: Iterable[Lineage], target: str) -> str | None:
-    for noted in kept:
-        problem = progress_problem(lineage, noted, target)
-        if problem is not None:
-            return problem
-    return None

@@ -17,7 +17,7 @@ from sidetier.mirror.restore.plan import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.topics.catalog import PlannedCopy, SourceTopic
+from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
 from sidetier.mirror.topics.rules import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
