@@ -24,8 +24,7 @@ from sidetier.archive.objects.chapters import SEGMENTS
 from sidetier.archive.objects.watermark import decode_watermark
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import Filters, ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import Filters, ReadRequest, Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from sidetier.mirror.engine import Copy, map_batch
-from sidetier.mirror.offset_map import MapChunk, Run, encode_map_record, joined
+from sidetier.mirror.copy.engine import Copy, map_batch
+from sidetier.mirror.copy.offset_map import MapChunk, Run, encode_map_record, joined
+from sidetier.mirror.copy.target import OutgoingBatch, Target
 from sidetier.mirror.partition_log import PartitionLog
-from sidetier.mirror.target import OutgoingBatch, Target
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record
@@ -187,8 +187,8 @@ def adopt_partition(
     if committed > source_log.end:
         raise ConfigurationError(
             f"{copy.source}: the old mirror's next offset is {committed}, and the source ends at "
-            f"{source_log.end}: --committed says what the committed offset means; or the topic was "
-            "created again"
+            f"{source_log.end}: check the meaning of the committed offset (--committed); or the "
+            "topic was created again"
         )
     behind = Offset(max(source_log.last_stable - committed, 0))
     unverified = AdoptedPartition(copy, committed, committed, Verdict.NOT_COMPARED, 0, behind)
@@ -284,7 +284,7 @@ def write_progress(
         for partition in adopted
         if partition.runs and partition.copy.target in progress
     ]
-    target.start()
+    target.start()  # fences a mirror of this name that runs by mistake
     if records:
         tp = TopicPartition(offsets_topic, 0)
         batch = memoryview(map_batch(records, now_ms))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from sidetier.mirror.engine import Counts, PartitionLag
-from sidetier.mirror.offset_sync import OffsetSyncCounts
+from sidetier.mirror.copy.engine import Counts, PartitionLag
+from sidetier.mirror.offsets.offset_sync import OffsetSyncCounts
 from sidetier.telemetry import mirror_catalogue as catalogue
 from sidetier.telemetry.catalogue import Metric
 

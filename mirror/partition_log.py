@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from sidetier.mirror.batches import SourceBatch, select_batches
+from sidetier.mirror.copy.batches import SourceBatch, select_batches
 from sidetier.segments.arrow.decode import decode
 from sidetier.segments.errors import MirrorError
 from sidetier.segments.isolation import IsolationLevel
@@ -27,7 +27,7 @@ _WAIT_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 90.0
 """Seconds. Longer than the default transaction timeout of a worker that was killed."""
 _COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
-_LOOK_SECONDS: Final = 0.5
+_CHECK_SECONDS: Final = 0.5
 
 log = structlog.get_logger("sidetier.mirror")
 
@@ -97,8 +97,8 @@ class ClusterLog:
             elif now > deadline:
                 raise MirrorError(
                     f"{tp}: a transaction at offset {position} has been open for more than "
-                    f"{self._patience:.0f} s, so that what lies behind it cannot be read; try "
-                    "again once it has ended"
+                    f"{self._patience:.0f} s, so later records cannot be read; try again once it "
+                    "has ended"
                 )
             position = selection.next_offset
 
@@ -150,4 +150,4 @@ def wait_for_open_transactions(
         if not is_logged:
             log.info("mirror.waits_for_transactions", partitions=[str(tp) for tp in partitions])
             is_logged = True
-        stop.wait(_LOOK_SECONDS)
+        stop.wait(_CHECK_SECONDS)

@@ -5,34 +5,44 @@ driver or the JVM. There is one task for each partition because the records of a
 written in order and its progress is one offset: two ranges of one partition would have to wait for
 each other.
 
-The attempts of a task fence each other by the transactional id of its partition. Other writers of
-the partition are fenced in one of two ways. A restore's task fences the transactional id of a
-restore without Spark. A mirror's driver is the only worker of the mirror, and its tasks commit with
-its membership, which the coordinator refuses as soon as another worker joins.
+Other writers of a partition are fenced in one of two ways. A restore's task fences the
+transactional id of a restore without Spark. A mirror's driver is the only worker of the mirror, and
+its tasks commit with its membership, which the coordinator refuses as soon as another worker joins.
+
+Spark starts an attempt of a task again when it fails, and starts a second attempt beside a slow
+one. All attempts use the partition's transactional id: the newest attempt fences the others and
+continues from the progress. A fenced attempt must not fence the newest one back at once, or both
+would abort each other's transactions for ever. A fenced attempt must not end either. If it fails,
+Spark counts a failure and starts another attempt, which fences the one that writes. If it succeeds,
+Spark kills the attempt that writes. So a fenced attempt waits (`Standby`).
 """
 
 import pickle
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import structlog
 
 from sidetier.archive.access import ArchiveAccess, open_archive
 from sidetier.archive.folders import ArchiveFolder, access_to_folders
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, resolved
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.attempts import Standby, run_attempt
-from sidetier.mirror.engine import Copy, Counts, Engine, Limits, summed
-from sidetier.mirror.source import KafkaSource, OnGap
-from sidetier.mirror.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Counts, Engine, Limits, summed
+from sidetier.mirror.copy.source import KafkaSource, OnGap
+from sidetier.mirror.copy.target import MEMBERSHIP_LOST, TRANSACTION_TIMEOUT, KafkaTarget
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import (
     BrokerError,
     KafkaApiError,
     MirrorError,
+    ProducerFencedError,
     SidetierError,
     UnsupportedVersionError,
 )
@@ -52,11 +62,17 @@ from sidetier.wire.settings import ClientSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+STANDBY_SECONDS: Final = 60.0
+_LONGEST_STANDBY_SECONDS: Final = 960.0
+_CHECK_SECONDS: Final = 1.0
+_NEVER: Final = threading.Event()
 _NOTHING_COPIED: Final = Offset(-1)
 _SCHEMA: Final = "number long, counts binary, problem string"
 _ARROW: Final = pa.schema(
     [("number", pa.int64()), ("counts", pa.binary()), ("problem", pa.string())]
 )
+
+log = structlog.get_logger("sidetier.mirror")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +320,8 @@ class SparkCopy:
                 with suppress(SidetierError):
                     target.start()
                 raise MirrorError(
-                    "the driver is no longer a member of the progress group, so that the target "
-                    f"takes nothing more from its tasks: {error}"
+                    "the driver is no longer a member of the progress group, so the target refuses "
+                    f"commits of its tasks: {error}"
                 ) from error
 
     def _first_offset(self, task: PartitionTask, source: ClientSettings | None) -> Offset:
@@ -314,7 +330,7 @@ class SparkCopy:
             raise MirrorError(
                 f"{task.copy.target}: the progress has disappeared since the copy was planned: the "
                 "topic was deleted and created again on the target. Run the same command again: "
-                "it says what to do"
+                "it prints the next steps"
             )
         if source is None or self.archive is not None:
             return task.start
@@ -348,6 +364,85 @@ def _require_same_topic(copy: Copy, source: ClientSettings) -> None:
     ):
         raise MirrorError(
             f"topic {topic} was deleted and created again on the source while it was copied "
-            f"(topic id {now.topic_id}, copied was {copy.source_id}): nothing of the new topic "
-            "was copied. Run the same command again: it says what to do"
+            f"(topic id {now.topic_id}, the copied topic had {copy.source_id}): nothing of the new "
+            "topic was copied. Run the same command again: it prints the next steps"
         )
+
+
+class Step(Enum):
+    """The next step of a fenced attempt."""
+
+    WAIT = auto()
+    TAKE_OVER = auto()
+    END = auto()
+
+
+@dataclass(slots=True)
+class Standby:
+    """Decides the next step of a fenced attempt. No I/O.
+
+    The attempt takes over when the progress does not change: the attempt that fenced it may be
+    dead, and Spark starts no other attempt while this one runs. Each takeover doubles the patience,
+    so that two slow attempts do not keep each other from committing.
+
+    Args:
+        end: The end of the offsets to copy, exclusive.
+        patience: Seconds without progress after which the attempt takes over.
+    """
+
+    end: Offset
+    patience: float = STANDBY_SECONDS
+    _position: Offset | None = field(default=None, init=False)
+    _moved_at: float = field(default=0.0, init=False)
+
+    def begin(self, now: float) -> None:
+        """Start to wait after the attempt was fenced; `now` is in seconds of a monotonic clock."""
+        self._position = None
+        self._moved_at = now
+
+    def step(self, position: Offset | None, now: float) -> Step:
+        """Return the next step; `position` is the progress, None if it cannot be read now."""
+        if position is not None and position >= self.end:
+            return Step.END
+        if position is not None and position != self._position:
+            self._position = position
+            self._moved_at = now
+        if now - self._moved_at < self.patience:
+            return Step.WAIT
+        self.patience = min(2 * self.patience, _LONGEST_STANDBY_SECONDS)
+        return Step.TAKE_OVER
+
+
+def run_attempt(
+    copy: Callable[[], None],
+    progress: Callable[[], Offset | None],
+    standby: Standby,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = _NEVER.wait,
+) -> None:
+    """Copy up to the end, or wait until another attempt has done it.
+
+    Args:
+        copy: Copies from the progress on, with a new producer at each call.
+        progress: Returns the offset of the next source record; None if it cannot be read now.
+        standby: Decides the next step of this attempt after it was fenced.
+        clock: Returns seconds of a monotonic clock.
+        pause: Waits for the given number of seconds.
+
+    Raises:
+        SidetierError: Any error of `copy` except ProducerFencedError.
+    """
+    while True:
+        try:
+            copy()
+        except ProducerFencedError as error:
+            log.warning("mirror.attempt_stands_by", reason=str(error))
+        else:
+            return
+        standby.begin(clock())
+        while (step := standby.step(progress(), clock())) is Step.WAIT:
+            pause(_CHECK_SECONDS)
+        if step is Step.END:
+            return
+        log.warning("mirror.attempt_takes_over", next_patience_seconds=standby.patience)

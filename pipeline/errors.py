@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from sidetier.pipeline.export.epoch_history import Truncated
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import UNDECIDED, Missing
+from sidetier.pipeline.planning.split import UNDECIDED, Missing, in_words
 from sidetier.pipeline.reading.timestamps import reason
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
-_MOST_TOLD: Final = 5
+_MOST_LISTED: Final = 5
 
 
 class NoSuchTopicError(ConfigurationError):
@@ -40,12 +39,12 @@ class MissingRecordsError(ArchiveError):
     """
 
     def __init__(self, missing: Sequence[Missing]) -> None:
-        listed = "; ".join(describe_missing(gap) for gap in missing[:_MOST_TOLD])
-        more = len(missing) - _MOST_TOLD
+        listed = "; ".join(describe_missing(gap) for gap in missing[:_MOST_LISTED])
+        more = len(missing) - _MOST_LISTED
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
-            f"records that were asked for are not stored: {listed}{rest}. To read on without them, "
-            "and have them counted, set failOnDataLoss to false (exports: --on-data-loss skip)"
+            f"requested records are not stored: {listed}{rest}. To skip and count them, set "
+            "failOnDataLoss to false (exports: --on-data-loss skip)"
         )
         self.missing = tuple(missing)
 
@@ -57,8 +56,8 @@ class MissingRecordsError(ArchiveError):
 class UndecidedRecordsError(ArchiveError):
     """Nothing stored shows yet whether these records were committed or aborted.
 
-    They are never skipped: they may be committed later, and a reader that had continued behind them
-    would have lost them.
+    They are never skipped: they may be committed later, and a reader that had skipped them would
+    have lost them.
 
     Attributes:
         range: the undecided offsets.
@@ -66,8 +65,8 @@ class UndecidedRecordsError(ArchiveError):
 
     def __init__(self, tp: TopicPartition, span: OffsetRange) -> None:
         super().__init__(
-            f"{in_words(tp)}, offsets {span}: {UNDECIDED}. Read again "
-            f"once more is stored, or only up to offset {span.start} (endingOffsets)"
+            f"{in_words(tp)}, offsets {span}: {UNDECIDED}. Read again when later segments are "
+            f"stored, or read only up to offset {span.start} (endingOffsets)"
         )
         self.tp, self.range = tp, span
 
@@ -98,22 +97,22 @@ class StreamBehindError(ArchiveError):
     truncated.
 
     Attributes:
-        stands: the stream's next offset.
+        position: the stream's next offset.
         end: the archive's end (exclusive).
     """
 
-    def __init__(self, tp: TopicPartition, stands: Offset, end: Offset) -> None:
+    def __init__(self, tp: TopicPartition, position: Offset, end: Offset) -> None:
         super().__init__(
-            f"{in_words(tp)}: the stream stands at offset {stands}, and the archive ends at {end}: "
-            "the topic was created again, or brokers have thrown records away and what replaces "
-            "them is not archived yet. Begin with another checkpoint, or set failOnDataLoss to "
-            "false to wait until the archive has come that far"
+            f"{in_words(tp)}: the stream is at offset {position}, and the archive ends at {end}: "
+            "the topic was created again, or the brokers have discarded records and the records "
+            "that replace them are not archived yet. Begin with another checkpoint, or set "
+            "failOnDataLoss to false to wait until the archive has reached that offset"
         )
-        self.tp, self.stands, self.end = tp, stands, end
+        self.tp, self.position, self.end = tp, position, end
 
     def __reduce__(self) -> tuple[type["StreamBehindError"], tuple[TopicPartition, Offset, Offset]]:
         """Make the error picklable, so that executors can send it."""
-        return StreamBehindError, (self.tp, self.stands, self.end)
+        return StreamBehindError, (self.tp, self.position, self.end)
 
 
 class StreamTruncatedError(ArchiveError):
@@ -124,13 +123,13 @@ class StreamTruncatedError(ArchiveError):
     """
 
     def __init__(self, truncated: Sequence[Truncated]) -> None:
-        text = "; ".join(str(divergence) for divergence in truncated[:_MOST_TOLD])
-        more = len(truncated) - _MOST_TOLD
+        text = "; ".join(str(divergence) for divergence in truncated[:_MOST_LISTED])
+        more = len(truncated) - _MOST_LISTED
         rest = f"; and {more} more" if more > 0 else ""
         super().__init__(
-            "the brokers have thrown away records that the stream has read already (an unclean "
-            f"leader election), and have others in their place: {text}{rest}. Set onTruncation to "
-            "reread to read what replaces them, or begin with another checkpoint"
+            "the brokers have discarded records that the stream has read (an unclean leader "
+            f"election), and have other records at these offsets: {text}{rest}. Set onTruncation "
+            "to reread to read the new records, or begin with another checkpoint"
         )
         self.truncated = tuple(truncated)
 
@@ -149,9 +148,10 @@ class StreamTopicReplacedError(ArchiveError):
 
     def __init__(self, topic: str, known: str, now: str) -> None:
         super().__init__(
-            f"topic {topic}: the stream has read the topic with the id {known}, and the archive is "
-            f"that of {now}: the topic was deleted and created again. Begin with another "
-            "checkpoint, or set failOnDataLoss to false to read the new topic from its start"
+            f"topic {topic}: the stream has read the topic with the id {known}, and the archive "
+            f"has the topic with the id {now}: it was deleted and created again. Begin with "
+            "another checkpoint, or set failOnDataLoss to false to read the new topic from its "
+            "start"
         )
         self.topic, self.known, self.now = topic, known, now
 

@@ -225,7 +225,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
 
 def _wanted(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    from sidetier.mirror.topics import compiled  # noqa: PLC0415
+    from sidetier.mirror.topics.rules import compiled  # noqa: PLC0415
     from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
 
     if not patterns:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
     from sidetier.cli.backfill.job import Amount
     from sidetier.config.model import Config
-    from sidetier.mirror.hydrate.cluster_state import RestoredKind
-    from sidetier.mirror.hydrate.finish import OpenTransactionFound
+    from sidetier.mirror.cluster_state.restore import RestoredKind
+    from sidetier.mirror.hydrate.finish import OpenTransaction
     from sidetier.mirror.hydrate.plan import HydratePlan, PlannedTopic
     from sidetier.mirror.hydrate.survey import Cut
     from sidetier.mirror.hydrate.topics import DescribedTopic, TopicAdmin
@@ -598,7 +598,7 @@ def _placed_topics(plan: "HydratePlan", admin: "TopicAdmin") -> "dict[str, Descr
     existing = admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
     finish.check_topics(plan, existing)
     finish.check_placed(
-        plan, admin.ends(partition.topic_partition for partition in plan.partitions)
+        plan, admin.log_ranges(partition.topic_partition for partition in plan.partitions)
     )
     return existing
 
@@ -639,8 +639,8 @@ def _restored(
     )
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
-    from sidetier.mirror.hydrate.cluster_state import restore_cluster_state  # noqa: PLC0415
-    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+    from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+    from sidetier.mirror.cluster_state.restore import restore_cluster_state  # noqa: PLC0415
 
     with open_archive(config) as archive:
         store = archive.default_store
@@ -730,7 +730,7 @@ def _with_factor(plan: "HydratePlan", factor: int | None) -> "HydratePlan":
     return replace(plan, topics=topics)
 
 
-def _open_rows(found: "Sequence[OpenTransactionFound]") -> list[tuple[str, int, int]]:
+def _open_rows(found: "Sequence[OpenTransaction]") -> list[tuple[str, int, int]]:
     return [
         (
             str(transaction.partition),

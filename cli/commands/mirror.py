@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from sidetier.cli.mirror.session import CopyResult
     from sidetier.config.model import Config
     from sidetier.config.types import References
-    from sidetier.mirror.archive_source import ArchiveSource
-    from sidetier.mirror.catalog import Catalog
-    from sidetier.mirror.engine import Copy
-    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
-    from sidetier.mirror.offset_sync import OffsetSync
-    from sidetier.mirror.topics import Lineage, MirrorNames, TopicRules
-    from sidetier.mirror.workers import KafkaWorkerGroup
+    from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
+    from sidetier.mirror.copy.archive_source import ArchiveSource
+    from sidetier.mirror.copy.engine import Copy
+    from sidetier.mirror.copy.workers import KafkaWorkerGroup
+    from sidetier.mirror.offsets.offset_sync import OffsetSync
+    from sidetier.mirror.topics.catalog import Catalog
+    from sidetier.mirror.topics.rules import Lineage, MirrorNames, TopicRules
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
     from sidetier.wire.requests import CommittedOffset
@@ -180,7 +180,7 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 def _mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
     from sidetier.cli.mirror.on_spark import SPARK  # noqa: PLC0415 -- `--help` must not load Kafka's client
     from sidetier.cli.output import emit  # noqa: PLC0415
-    from sidetier.mirror.workers import KafkaWorkerGroup, group_kind  # noqa: PLC0415
+    from sidetier.mirror.copy.workers import KafkaWorkerGroup, group_kind  # noqa: PLC0415
 
     with _opened(call, given) as mirror:
         if given["dry_run"]:
@@ -208,9 +208,9 @@ def _copy_here(
     mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
 ) -> "CopyResult":
     from sidetier.cli.mirror.session import copy_limits, run_engine  # noqa: PLC0415
-    from sidetier.mirror.engine import Engine  # noqa: PLC0415
-    from sidetier.mirror.source import KafkaSource, OnGap  # noqa: PLC0415
-    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
+    from sidetier.mirror.copy.engine import Engine  # noqa: PLC0415
+    from sidetier.mirror.copy.source import KafkaSource, OnGap  # noqa: PLC0415
+    from sidetier.mirror.copy.target import KafkaTarget  # noqa: PLC0415
 
     until = mirror.ends(mirror.catalog.copies()) if given["until_caught_up"] else None
     source = KafkaSource(
@@ -354,14 +354,14 @@ def _offset_sync(
     given: Mapping[str, Any],
 ) -> "Iterator[OffsetSync]":
     """Open the task that shortens the offset map, stores it, and sets consumer groups."""
-    from sidetier.mirror.engine import write_map_records  # noqa: PLC0415
-    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
-    from sidetier.mirror.offset_sync import OffsetSync  # noqa: PLC0415
+    from sidetier.mirror.copy.engine import write_map_records  # noqa: PLC0415
+    from sidetier.mirror.copy.target import KafkaTarget  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.offsets.offset_sync import OffsetSync  # noqa: PLC0415
+    from sidetier.mirror.offsets.stored_map import MapStore  # noqa: PLC0415
+    from sidetier.mirror.offsets.translate import OffsetMapReader  # noqa: PLC0415
     from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
-    from sidetier.mirror.stored_map import MapStore  # noqa: PLC0415
-    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
-    from sidetier.mirror.topics import compiled  # noqa: PLC0415
-    from sidetier.mirror.translate import OffsetMapReader  # noqa: PLC0415
+    from sidetier.mirror.topics.rules import compiled  # noqa: PLC0415
 
     patterns = [compiled(text, "--translate-groups") for text in given["group_patterns"]]
     store, archive = None, mirror.archive_access
@@ -423,7 +423,7 @@ class _Mirror:
         With `--from end`, a partition that was added to a topic that is already copied still begins
         at its beginning.
         """
-        from sidetier.mirror.topics import decode_lineage, was_added  # noqa: PLC0415
+        from sidetier.mirror.topics.rules import decode_lineage, was_added  # noqa: PLC0415
         from sidetier.segments.isolation import IsolationLevel  # noqa: PLC0415
         from sidetier.wire.requests import (  # noqa: PLC0415
             EARLIEST,
@@ -479,14 +479,10 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[_Mirror]:
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.config.types import resolved  # noqa: PLC0415
     from sidetier.leadership.cluster import as_texts  # noqa: PLC0415
-    from sidetier.mirror.acls import AclCopier  # noqa: PLC0415
-    from sidetier.mirror.archive_source import ArchiveSource  # noqa: PLC0415
-    from sidetier.mirror.catalog import (  # noqa: PLC0415
-        BrokerTopics,
-        Catalog,
-        CatalogOptions,
-        CopySettings,
-    )
+    from sidetier.mirror.copy.archive_source import ArchiveSource  # noqa: PLC0415
+    from sidetier.mirror.topics.acls import AclCopier  # noqa: PLC0415
+    from sidetier.mirror.topics.catalog import BrokerTopics, Catalog  # noqa: PLC0415
+    from sidetier.mirror.topics.planning import CatalogOptions, CopySettings  # noqa: PLC0415
     from sidetier.telemetry.logs import configure_logs  # noqa: PLC0415
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
@@ -573,7 +569,7 @@ def _require_engine(given: Mapping[str, Any], clients: "Mapping[str, References]
 
 
 def _admin(properties: Mapping[str, str]) -> "KafkaClusterAdmin":
-    from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
+    from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin  # noqa: PLC0415
 
     client_properties = {
         name: value for name, value in properties.items() if name != "bootstrap.servers"
@@ -582,7 +578,7 @@ def _admin(properties: Mapping[str, str]) -> "KafkaClusterAdmin":
 
 
 def _named(given: Mapping[str, Any]) -> "tuple[MirrorNames, TopicRules]":
-    from sidetier.mirror.topics import MirrorNames  # noqa: PLC0415
+    from sidetier.mirror.topics.rules import MirrorNames  # noqa: PLC0415
 
     if given["name"] is None:
         raise ConfigurationError("--name is missing: the mirror's progress is kept under it")

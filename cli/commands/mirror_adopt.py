@@ -22,8 +22,8 @@ from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.mirror.adopt import AdoptedPartition, CommittedAs
-    from sidetier.mirror.catalog import Planned
-    from sidetier.mirror.groups import Groups
+    from sidetier.mirror.offsets.groups import Groups
+    from sidetier.mirror.topics.planning import PlannedCopy
     from sidetier.segments.offsets import Offset, TopicPartition
     from sidetier.wire.cluster import Cluster
 
@@ -139,11 +139,12 @@ def _adopted(
         progress_to_write,
         write_progress,
     )
-    from sidetier.mirror.catalog import BrokerTopics, Catalog, CatalogOptions  # noqa: PLC0415
-    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.copy.target import KafkaTarget  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
-    from sidetier.mirror.target import KafkaTarget  # noqa: PLC0415
-    from sidetier.mirror.topics import MirrorNames  # noqa: PLC0415
+    from sidetier.mirror.topics.catalog import BrokerTopics, Catalog  # noqa: PLC0415
+    from sidetier.mirror.topics.planning import CatalogOptions  # noqa: PLC0415
+    from sidetier.mirror.topics.rules import MirrorNames  # noqa: PLC0415
 
     names = MirrorNames(given["name"])
     rules = topic_rules(given["topics"] or (".*",), given["exclude"], given["rename"])
@@ -209,7 +210,7 @@ def require_no_workers(target: "Cluster", group: str) -> None:
 
 
 def copies_of(
-    planned: "Sequence[Planned]", offsets: "Mapping[TopicPartition, Offset]", group: str
+    planned: "Sequence[PlannedCopy]", offsets: "Mapping[TopicPartition, Offset]", group: str
 ) -> "list[tuple[Any, Offset]]":
     """Return the copy of each partition with an offset that the old mirror committed, and that
     offset.
@@ -218,7 +219,7 @@ def copies_of(
         ConfigurationError: The new mirror cannot copy one of the topics, or there is no such
             partition.
     """
-    from sidetier.mirror.engine import Copy  # noqa: PLC0415
+    from sidetier.mirror.copy.engine import Copy  # noqa: PLC0415
     from sidetier.segments.offsets import TopicPartition  # noqa: PLC0415
 
     topics = {tp.topic for tp in offsets}

@@ -19,9 +19,9 @@ from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sidetier.archive.access import ArchiveAccess
-    from sidetier.mirror.groups import CommittedGroups
-    from sidetier.mirror.topics import MirrorNames
-    from sidetier.mirror.translate import MirroredPartition
+    from sidetier.mirror.offsets.groups import CommittedGroups
+    from sidetier.mirror.offsets.translate import MirroredPartition
+    from sidetier.mirror.topics.rules import MirrorNames
     from sidetier.wire.cluster import Cluster
 
 
@@ -78,9 +78,9 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
 def _translate(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
     from sidetier.cli.mirror.session import TranslateResult  # noqa: PLC0415 -- `--help` needs none
     from sidetier.cli.output import emit  # noqa: PLC0415
-    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
-    from sidetier.mirror.topics import MirrorNames, compiled  # noqa: PLC0415
-    from sidetier.mirror.translate import GroupTranslator, selected_groups  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.offsets.translate import GroupTranslator, selected_groups  # noqa: PLC0415
+    from sidetier.mirror.topics.rules import MirrorNames, compiled  # noqa: PLC0415
 
     names = MirrorNames(given["name"])
     patterns = [compiled(text, "--groups") for text in given["patterns"]]
@@ -107,7 +107,7 @@ def _opened(
 ) -> "Iterator[tuple[CommittedGroups, Cluster, ArchiveAccess | None]]":
     """Yield the source's groups, the target, and the source's archive if one is configured."""
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
-    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
     from sidetier.wire.cluster import Cluster  # noqa: PLC0415
     from sidetier.wire.settings import ClientSettings  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def _opened(
 
 def _snapshot_groups(archive: "ArchiveAccess | None") -> "CommittedGroups":
     from sidetier.archive.objects.cluster_snapshots import read_cluster_state  # noqa: PLC0415
-    from sidetier.mirror.groups import SnapshotGroups  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import SnapshotGroups  # noqa: PLC0415
 
     if archive is None:
         raise ConfigurationError(
@@ -145,14 +145,14 @@ def _partitions(
     target: "Cluster", archive: "ArchiveAccess | None", names: "MirrorNames"
 ) -> "list[MirroredPartition]":
     """Return the mirror's partitions with their offset maps, from the target and the store."""
-    from sidetier.mirror.groups import ClusterGroups  # noqa: PLC0415
-    from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
-    from sidetier.mirror.stored_map import MapStore  # noqa: PLC0415
-    from sidetier.mirror.translate import (  # noqa: PLC0415
+    from sidetier.mirror.offsets.groups import ClusterGroups  # noqa: PLC0415
+    from sidetier.mirror.offsets.stored_map import MapStore  # noqa: PLC0415
+    from sidetier.mirror.offsets.translate import (  # noqa: PLC0415
         OffsetMapReader,
         copied_partitions,
         mirrored_partitions,
     )
+    from sidetier.mirror.partition_log import ClusterLog  # noqa: PLC0415
 
     stored = {}
     if archive is not None:

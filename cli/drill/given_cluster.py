@@ -13,9 +13,11 @@ import click
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.catalog import create_topic
-from sidetier.mirror.copy_check import ArchivedRecords, CopiedRange, check_copy
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Engine
+from sidetier.mirror.copy.offset_map import OffsetMap
+from sidetier.mirror.copy.source import KafkaSource, OnGap, SourceGap
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.mirror.drill.given_cluster import (
     delete_drill,
     delete_left_over,
@@ -24,15 +26,13 @@ from sidetier.mirror.drill.given_cluster import (
     topics_of_run,
 )
 from sidetier.mirror.drill.sample import plan_of_sample
-from sidetier.mirror.engine import Copy, Engine
+from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import PlannedPartition
-from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide, Digest
-from sidetier.mirror.offset_map import OffsetMap
-from sidetier.mirror.restore import KEEPS_RECORDS, RestoreNote
-from sidetier.mirror.source import GapFound, KafkaSource, OnGap
-from sidetier.mirror.target import KafkaTarget
-from sidetier.mirror.topics import Lineage, MirrorNames
-from sidetier.mirror.translate import read_offset_map
+from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide
+from sidetier.mirror.offsets.translate import read_offset_map
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CopiedRange, check_copy
+from sidetier.mirror.restore.plan import KEEPS_RECORDS, RestoreNote
+from sidetier.mirror.topics.rules import Lineage, MirrorNames
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -44,6 +44,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
+from sidetier.wire.topics import create_topic
 
 _SETTINGS: Final[Mapping[str, str]] = {**KEEPS_RECORDS, "max.message.bytes": str(100 << 20)}
 """An archived batch may be larger than the cluster's default limit. 100 MiB is the largest request
@@ -184,7 +185,7 @@ def _restore(
             for gap in gaps:
                 if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
                     problems[tp] = (
-                        f"{tp}: cannot be restored: offsets {gap.start}-{gap.end} are in no "
+                        f"{tp}: cannot be restored: offsets [{gap.start}, {gap.end}) are in no "
                         f"segment and in no recorded gap: {gap.detail}"
                     )
     return problems
@@ -196,7 +197,7 @@ def _copy(
     names: MirrorNames,
     plan: PlannedPartition,
     copy: Copy,
-) -> list[GapFound]:
+) -> list[SourceGap]:
     """Copy the planned offsets; return the gaps in them."""
     source = KafkaSource(
         None,
@@ -228,7 +229,7 @@ class _ArchivedRecords:
 
     def digest(self, plan: PlannedPartition, isolation: IsolationLevel) -> Digest:
         """See `RecordSource`."""
-        return self._archive.expected(plan).digests[isolation]
+        return self._archive.expected(plan)[isolation]
 
 
 def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and what was copied
@@ -256,7 +257,7 @@ def _compare(  # noqa: PLR0913, PLR0917 -- both sides of the comparison, and wha
                 continue
             end = Offset(plan.end)
             copied = CopiedRange(
-                tp, copies[tp], Offset(plan.start), end, source.stable_end(tp) or end
+                tp, copies[tp], Offset(plan.start), end, source.last_stable_offset(tp) or end
             )
             checked = check_copy(
                 copied,

@@ -166,7 +166,7 @@ def _make_readable(plan: HydratePlan, broker: KafkaCluster) -> None:
     admin = _admin(broker)
     admin.wait_until_led({name: topic.partitions for name, topic in plan.topics.items()})
     finish.check_placed(
-        plan, admin.ends(partition.topic_partition for partition in plan.partitions)
+        plan, admin.log_ranges(partition.topic_partition for partition in plan.partitions)
     )
     with finish.connected({"bootstrap.servers": broker.bootstrap_servers}) as cluster:
         open_transactions = finish.archived_open_transactions(cluster, plan.partitions)
@@ -176,7 +176,7 @@ def _make_readable(plan: HydratePlan, broker: KafkaCluster) -> None:
 def _compared(
     plan: PlannedPartition, archive: ArchiveSide, restored: BrokerSide, live: LiveBrokers | None
 ) -> DrilledPartition:
-    expected = archive.expected(plan).digests
+    expected = archive.expected(plan)
     records = expected[IsolationLevel.READ_UNCOMMITTED].records
     problems = differences_from_archive(plan, expected, restored)
     live_problems, live_text = compared_with_live(plan, restored, live, "the restored broker")

@@ -19,7 +19,7 @@ from sidetier.pipeline.export.files.values.registry import (
     SchemaKind,
     SchemaRegistry,
 )
-from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.request import Edge
 from sidetier.segments.errors import ConfigurationError
 
 

@@ -11,16 +11,16 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.files.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.files.values.registry import RegistryConfig
 from sidetier.pipeline.export.tables.run import Terms
-from sidetier.pipeline.planning.limits import (
+from sidetier.pipeline.planning.offsets_json import parse_numbers
+from sidetier.pipeline.planning.request import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
     Edge,
     Limit,
+    ReadRequest,
+    Topics,
 )
-from sidetier.pipeline.planning.offsets_json import parse_numbers
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 

@@ -36,7 +36,7 @@ from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tail.java_properties import java_properties
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import Topics
 from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ArchivePlace, ReadSettings, TaskOptions
 from sidetier.segments.errors import SidetierError

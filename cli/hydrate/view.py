@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
-from sidetier.mirror.hydrate.cluster_state import RestoredKind
+from sidetier.mirror.cluster_state.restore import RestoredKind
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
 from sidetier.mirror.hydrate.place import Journal, Placed

@@ -19,8 +19,8 @@ from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import References
-from sidetier.mirror.engine import Counts, PartitionLag, summed
-from sidetier.mirror.source import OnGap
+from sidetier.mirror.copy.engine import Counts, PartitionLag, summed
+from sidetier.mirror.copy.source import OnGap
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome, unfinished
 from sidetier.segments.errors import (
     BrokerError,

@@ -12,7 +12,7 @@ from sidetier.cli.export.kafka_options import by_reference
 from sidetier.config.properties_file import parse_properties
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.config.units import parse_duration, parse_size
-from sidetier.mirror.topics import TopicRules, compiled
+from sidetier.mirror.topics.rules import TopicRules, compiled
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:

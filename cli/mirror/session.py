@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
 from sidetier.cli.output import Table
-from sidetier.mirror.catalog import Planned
-from sidetier.mirror.engine import Counts, Engine, Limits
+from sidetier.mirror.copy.engine import Counts, Engine, Limits
 from sidetier.mirror.metrics import MirrorCollector
-from sidetier.mirror.offset_sync import OffsetSync
-from sidetier.mirror.translate import Outcome, TranslatedGroup, TranslatedOffset
+from sidetier.mirror.offsets.offset_sync import OffsetSync
+from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
+from sidetier.mirror.topics.planning import PlannedCopy
 
 _LINE_SECONDS = 1.0
 
@@ -98,7 +98,7 @@ class CopyResult:
 class PlanResult:
     """What would be copied."""
 
-    planned: Sequence[Planned]
+    planned: Sequence[PlannedCopy]
     positions: Mapping[str, int]
     """Number of offsets to copy of each source topic, including markers and aborted records."""
 
@@ -142,7 +142,7 @@ class PlanResult:
         return exits.MISCONFIGURED if any(topic.problem for topic in self.planned) else exits.OK
 
 
-def _target_topic(planned: Planned) -> str:
+def _target_topic(planned: PlannedCopy) -> str:
     if planned.replaces is not None:
         return "would be deleted and created again: the source topic was"
     return "exists" if planned.exists else "would be created"

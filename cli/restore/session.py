@@ -37,14 +37,16 @@ from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.config.types import PropertyValue, References, SecretRef, resolved
 from sidetier.leadership.cluster import as_texts
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.catalog import Catalog, CatalogOptions, Planned, topic_settings
-from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
-from sidetier.mirror.engine import Copy, Engine
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Engine
+from sidetier.mirror.copy.offset_map import OffsetMap
+from sidetier.mirror.copy.source import KafkaSource, OnGap
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.mirror.hydrate.survey import archived_partitions
 from sidetier.mirror.hydrate.verify import BrokerSide
-from sidetier.mirror.offset_map import OffsetMap
-from sidetier.mirror.restore import (
+from sidetier.mirror.offsets.translate import read_offset_map
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
+from sidetier.mirror.restore.plan import (
     ArchivedTopics,
     PartitionRestore,
     RestoreNote,
@@ -56,7 +58,6 @@ from sidetier.mirror.restore import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.source import KafkaSource, OnGap
 from sidetier.mirror.spark_copy import (
     PartitionTask,
     SparkCopy,
@@ -64,9 +65,9 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     rivals_of_one_process,
 )
-from sidetier.mirror.target import KafkaTarget
-from sidetier.mirror.topics import MirrorNames, TopicRules, decode_lineage
-from sidetier.mirror.translate import read_offset_map
+from sidetier.mirror.topics.catalog import Catalog
+from sidetier.mirror.topics.planning import CatalogOptions, PlannedCopy
+from sidetier.mirror.topics.rules import MirrorNames, TopicRules, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
@@ -81,6 +82,7 @@ from sidetier.wire.requests import (
     list_offsets,
 )
 from sidetier.wire.settings import ClientSettings
+from sidetier.wire.topics import topic_settings
 
 _CONNECTIONS = 16
 
@@ -397,7 +399,11 @@ class _Session:
                 # Records that the store's lifecycle rules have deleted since cannot be compared.
                 start = partition.start if view is None else max(partition.start, view.start)
                 copied = CopiedRange(
-                    partition.source, partition.target, start, partition.end, partition.stable_end
+                    partition.source,
+                    partition.target,
+                    start,
+                    partition.end,
+                    partition.last_stable_offset,
                 )
                 try:
                     checked[partition.target] = check_copy(
@@ -407,7 +413,7 @@ class _Session:
                         self.records.records(copied, view),
                         brokers,
                         with_timestamps=not self.given["accept_log_append_time"],
-                        tell=tell,
+                        progress=tell,
                     )
                 except _StoppedError:
                     return replace(result, stopped=True, checked=checked)
@@ -451,7 +457,7 @@ class _Session:
 
     def _partitions(
         self,
-        targets: Mapping[str, Planned],
+        targets: Mapping[str, PlannedCopy],
         progress: Mapping[TopicPartition, CommittedOffset],
     ) -> list[PartitionRestore]:
         archive = ArchiveSource(self.source)
@@ -465,7 +471,7 @@ class _Session:
             if note is not None and self.given["begin"] is None:
                 start = note.start
             view = archive.view(course.tp, _VIEW_SECONDS)
-            stable_end = archive.stable_end(course.tp, _VIEW_SECONDS)
+            last_stable_offset = archive.last_stable_offset(course.tp, _VIEW_SECONDS)
             end = Offset(max(start, course.end or 0))
             partitions.append(
                 PartitionRestore(
@@ -474,7 +480,7 @@ class _Session:
                     start,
                     end,
                     archive_end=end if view is None else view.end,
-                    stable_end=end if stable_end is None else stable_end,
+                    last_stable_offset=end if last_stable_offset is None else last_stable_offset,
                     note=RestoreNote(
                         planned.lineage,
                         start,
@@ -535,7 +541,7 @@ class ArchiveRanges:
         view = self.archive.view(tp, _VIEW_SECONDS)
         if view is None:
             return OffsetRange(Offset(0), Offset(0))
-        end = view.end if self.aborts_open else self.archive.stable_end(tp, _VIEW_SECONDS)
+        end = view.end if self.aborts_open else self.archive.last_stable_offset(tp, _VIEW_SECONDS)
         return OffsetRange(view.start, max(view.start, end or view.start))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:

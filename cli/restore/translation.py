@@ -17,14 +17,14 @@ from sidetier.cli.restore.session import target_properties
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.model import Config
 from sidetier.config.problems import suggestion
-from sidetier.mirror.groups import ClusterGroups, SnapshotGroups
-from sidetier.mirror.topics import MirrorNames
-from sidetier.mirror.translate import (
+from sidetier.mirror.offsets.groups import ClusterGroups, SnapshotGroups
+from sidetier.mirror.offsets.translate import (
     GroupTranslator,
     copied_partitions,
     mirrored_partitions,
     read_offset_map,
 )
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.cluster_state import GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
 from sidetier.wire.cluster import Cluster

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from sidetier.cli import exits
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.output import Cell, Table
-from sidetier.mirror.copy_check import CheckedCopy
-from sidetier.mirror.restore import PartitionRestore
+from sidetier.mirror.restore.copy_check import CheckedCopy
+from sidetier.mirror.restore.plan import PartitionRestore
 from sidetier.segments.offsets import TopicPartition
 
 _KAFKA_CONFIGS = "kafka-configs.sh --alter --entity-type topics --entity-name"
@@ -171,9 +171,10 @@ def notes(
 ) -> str | None:
     """Return what the operator should know or do; None if there is nothing."""
     lines = [
-        f"{partition.source}: {partition.undecided} archived offsets from {partition.stable_end} "
-        "on are left out: a transaction that begins there is open at the end of the archive. If it "
-        "will never be decided, restore what is behind its start with --open-transactions abort"
+        f"{partition.source}: {partition.undecided} archived offsets from "
+        f"{partition.last_stable_offset} on are left out: a transaction that begins there is open "
+        "at the end of the archive. If it will never be decided, restore the records behind its "
+        "start with --open-transactions abort"
         for partition in partitions
         if partition.undecided
     ]

@@ -3,7 +3,7 @@
 A drill creates the topics `sidetier-drill-<run>-topic-<number>` and `sidetier-drill-<run>-offsets`,
 where `<run>` is its start time and a random number, and deletes them when it ends. A kill leaves
 them, and the group `sidetier-drill-<run>` with the progress of their copy. A later drill deletes
-what a kill has left.
+them.
 """
 
 import re
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from sidetier.mirror.restore import decode_note
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.restore.plan import decode_note
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.offsets import TopicPartition
 from sidetier.wire.cluster import Cluster, TopicMetadata
 from sidetier.wire.requests import (
@@ -139,6 +139,7 @@ def delete_left_over(cluster: Cluster, now: float, age: float) -> LeftOver:
     deleted: list[str] = []
     unproven: list[str] = []
     for group, topics in by_group.items():
+        # Without waiting for open transactions: the drill that was killed may have left one.
         progress = committed_offsets(cluster, group, require_stable=False)
         ours = [topic for topic in topics if is_of_drill(topic, _ends(cluster, topic), progress)]
         delete_drill(cluster, group, ours)

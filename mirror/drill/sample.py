@@ -1,21 +1,26 @@
-"""Choose the part of an archive that a drill restores. The seed alone decides the choice."""
+"""Choose the part of an archive that a drill restores, and compare the restored records.
+
+The seed alone decides the choice, so that a drill can be repeated.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import (
     HydratePlan,
-    OffsetPair,
     PlannedPartition,
     PlannedTopic,
+    gaps_between,
     new_plan_id,
 )
-from sidetier.mirror.hydrate.verify import Digest
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
+
+_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +117,8 @@ def part_of(whole: PlannedPartition, first: int, count: int) -> PlannedPartition
     start = max(whole.start, segments[0].base_offset)
     end = behind[0].base_offset if behind else whole.end
     return replace(
-        whole, start=start, end=end, segments=segments, gaps=_within(whole.gaps, start, end)
+        whole, start=start, end=end, segments=segments, gaps=gaps_between(whole.gaps, start, end)
     )
-
-
-def _within(gaps: Iterable[OffsetPair], start: int, end: int) -> tuple[OffsetPair, ...]:
-    clipped = ((max(first, start), min(behind, end)) for first, behind in gaps)
-    return tuple((first, behind) for first, behind in clipped if first < behind)
 
 
 def plan_of_sample(cluster: str, sample: Sequence[PlannedPartition]) -> HydratePlan:
@@ -132,10 +132,6 @@ def plan_of_sample(cluster: str, sample: Sequence[PlannedPartition]) -> HydrateP
         known = topics.get(part.topic, PlannedTopic(0))
         topics[part.topic] = PlannedTopic(max(known.partitions, part.partition + 1))
     return HydratePlan(new_plan_id(), cluster, topics, tuple(sample))
-
-
-_TRIES: Final = 3
-_EVERY: Final = IsolationLevel.READ_UNCOMMITTED
 
 
 class RecordSource(Protocol):
@@ -176,8 +172,8 @@ def differences_from_archive(
         difference = digest.difference(restored.digest(plan, level))
         if difference is not None:
             problems.append(
-                f"{plan.topic_partition}: offsets {plan.start}-{plan.end}, {level}: the restored "
-                f"broker has {difference}"
+                f"{plan.topic_partition}: offsets [{plan.start}, {plan.end}), {level}: the "
+                f"restored broker has {difference}"
             )
     return problems
 
@@ -219,7 +215,7 @@ def compare_with_live(
         LeadershipUnavailableError: Brokers do not answer.
     """
     start = max(plan.start, log_start(plan.topic_partition))
-    for tries_left in reversed(range(_TRIES)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         if start >= plan.end:
             return LiveComparison(None)
         failure = None
@@ -234,7 +230,7 @@ def compare_with_live(
         if not problems and failure is None:
             return LiveComparison(start)
         moved = max(plan.start, log_start(plan.topic_partition))
-        if moved == start or tries_left == 0:
+        if moved == start or attempts_left == 0:
             if failure is not None:
                 raise failure
             break
@@ -254,10 +250,11 @@ def _segments_from(plan: PlannedPartition, start: int) -> Iterator[PlannedPartit
 def _difference(
     part: PlannedPartition, restored: RecordSource, live: RecordSource, name: str
 ) -> str | None:
-    difference = live.digest(part, _EVERY).difference(restored.digest(part, _EVERY))
+    level = IsolationLevel.READ_UNCOMMITTED  # aborted records are compared too
+    difference = live.digest(part, level).difference(restored.digest(part, level))
     if difference is None:
         return None
     return (
-        f"{part.topic_partition}: offsets {part.start}-{part.end}, {part.segments[0].key}: {name} "
-        f"has {difference}, as the live brokers have"
+        f"{part.topic_partition}: offsets [{part.start}, {part.end}), {part.segments[0].key}: "
+        f"{name} has {difference}, as the live brokers have"
     )

@@ -160,7 +160,7 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
     (broker,) = cluster.leaders([tp])
     with cluster.connect(broker) as connection:
 
-        def ask() -> None:
+        def request_next() -> None:
             send_fetch(
                 connection,
                 [FetchPosition(tp, position, _FETCH_BYTES)],
@@ -169,12 +169,13 @@ def fetch_batches(cluster: Cluster, plan: PlannedPartition) -> Iterator[FetchedB
                 max_bytes=_FETCH_BYTES,
             )
 
-        ask()
+        request_next()
         while True:
             answer = receive_fetched_partition(connection)
             start, (size, position) = position, _whole_batches(answer.records, position, plan.end)
+            # Before the yield: the broker reads the next batches while the caller compares these.
             if position > start and position < plan.end:
-                ask()
+                request_next()
             aborted = frozenset(
                 (transaction.producer_id, transaction.first_offset)
                 for transaction in answer.aborted

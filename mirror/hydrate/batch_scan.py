@@ -1,14 +1,23 @@
-"""Find the record batches of a segment that arrives in chunks of any size."""
+"""Find the record batches of a segment that arrives in chunks of any size, and its transactions.
+
+A transaction begins with the first transactional batch of its producer and ends with that
+producer's next marker (KIP-98; Kafka's `ProducerStateManager` and `ProducerAppendInfo`). A marker
+without a batch before it decides nothing.
+"""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from typing import Final
 
 from sidetier.mirror.hydrate.plan import PlannedSegment
 from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
 from sidetier.segments.headers import HEADER_BYTES, BatchHeader, parse_batch_header
-from sidetier.segments.records import decode_records
+from sidetier.segments.offsets import Offset
+from sidetier.segments.producer_snapshot import encode_snapshot
+from sidetier.segments.records import COMMIT_MARKER, marker_type
+from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.port import IfMatch, RemoteStorage
 from sidetier.storage.ranges import read_into
 from sidetier.storage.settings import AttemptDeadline
@@ -18,8 +27,6 @@ RANGES_AHEAD: Final = 3
 
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
-_MARKER_KEY = struct.Struct(">hh")
-_COMMIT = 1
 NORMALISED_EPOCH = 0
 """The leader epoch of a new partition. No placed batch may have a higher one."""
 
@@ -63,8 +70,9 @@ class BatchScanner:
             commits = None
             if header.is_control:
                 if at + header.length > size:
-                    break
-                commits = _commits(header, bytes(buffer[at + HEADER_BYTES : at + header.length]))
+                    break  # the marker's record is needed too: wait for the rest of it
+                payload = bytes(buffer[at + HEADER_BYTES : at + header.length])
+                commits = marker_type(header, payload) == COMMIT_MARKER
             batches.append((at, header, commits))
             at += header.length
         if at < size:
@@ -143,7 +151,7 @@ class RangeReader:
             fill(start, room)
             return room
 
-        def ask() -> None:
+        def read_next() -> None:
             start = next(starts, None)
             if start is not None:
                 room = self._room(min(RANGE_BYTES, size - start))
@@ -151,10 +159,10 @@ class RangeReader:
 
         try:
             for _ in range(RANGES_AHEAD):
-                ask()
+                read_next()
             while ahead:
                 data = ahead.pop(0).result()
-                ask()
+                read_next()
                 yield data
                 if len(data) == RANGE_BYTES:
                     self._free.append(data)
@@ -194,12 +202,75 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
 
 
-def _commits(header: BatchHeader, payload: bytes) -> bool:
-    """Whether a transaction marker commits. Its key is version and type, two int16."""
-    records = decode_records(header, payload)
-    key = records[0].key if records else None
-    if key is None or len(key) < _MARKER_KEY.size:
-        raise DamagedSegmentError(
-            f"control batch at offset {header.base_offset}: it holds no transaction marker"
-        )
-    return bool(_MARKER_KEY.unpack_from(key)[1] == _COMMIT)
+_PRODUCER = struct.Struct(">qhiqiqiq")
+_UNKNOWN_COORDINATOR = -1
+_SEQUENCES = 2**31
+
+
+@dataclass(slots=True)
+class _OpenProducer:
+    """A producer with an open transaction: the first and the last batch of the transaction."""
+
+    first: BatchHeader
+    last: BatchHeader
+
+
+@dataclass(slots=True)
+class TransactionFollower:
+    """Follows the batches of a partition by ascending offset."""
+
+    _aborted: list[AbortedTxn] = field(default_factory=list)
+    _open: dict[int, _OpenProducer] = field(default_factory=dict)
+
+    def add(self, header: BatchHeader, commits: bool | None) -> None:  # noqa: FBT001
+        """Take the next batch; `commits` is whether a marker commits, None for other batches."""
+        if commits is not None:
+            self._decide(header, commits=commits)
+        elif header.is_transactional:
+            known = self._open.get(header.producer_id)
+            if known is None:
+                self._open[header.producer_id] = _OpenProducer(header, header)
+            else:
+                known.last = header
+
+    def take_aborted(self) -> list[AbortedTxn]:
+        """Return the transaction index entries since the last call, by ascending marker offset."""
+        taken, self._aborted = self._aborted, []
+        return taken
+
+    def producer_snapshot(self) -> bytes:
+        """Return the `.snapshot` for the offset after the last batch, with open transactions only.
+
+        It has the producers whose transactions are open and no others, so the broker forgets all
+        other producer ids: a producer of the new cluster that is given an archived id again is not
+        taken for the old one.
+        """
+        return encode_snapshot(map(_row, self._open.values()))
+
+    def _decide(self, header: BatchHeader, *, commits: bool) -> None:
+        producer = self._open.pop(header.producer_id, None)
+        if producer is None:
+            return
+        if not commits:
+            others = (producer_left.first.base_offset for producer_left in self._open.values())
+            stable = min(others, default=Offset(header.base_offset + 1))
+            self._aborted.append(
+                AbortedTxn(
+                    header.producer_id, producer.first.base_offset, header.base_offset, stable
+                )
+            )
+
+
+def _row(producer: _OpenProducer) -> bytes:
+    last = producer.last
+    delta = last.last_offset - last.base_offset
+    return _PRODUCER.pack(
+        last.producer_id,
+        last.producer_epoch,
+        (last.base_sequence + delta) % _SEQUENCES,
+        last.last_offset,
+        delta,
+        last.max_timestamp,
+        _UNKNOWN_COORDINATOR,
+        producer.first.base_offset,
+    )

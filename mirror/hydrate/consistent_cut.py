@@ -97,7 +97,7 @@ class LoweredEnd:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    """What a transaction-consistent plan left out, and what it cannot guarantee.
+    """The parts that a transaction-consistent plan leaves out, and its missing guarantees.
 
     Attributes:
         lowered: The lowered ends, by partition.
@@ -124,7 +124,7 @@ class TransactionReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentCut:
-    """The end of each partition, and the report on how it was found."""
+    """The end of each partition, and the report on the lowered ends."""
 
     ends: Mapping[TopicPartition, Offset]
     report: TransactionReport
@@ -177,7 +177,7 @@ def consistent_cut(
 
     Args:
         partitions: The batches of the partitions with transactions. `latest_marker_ms` and
-            `time_needed` tell how much must be read.
+            `time_needed` return how much must be read.
         ends: The requested end of each partition, exclusive.
     """
     return _Cut.of(partitions, ends).lowered()

@@ -10,7 +10,7 @@ from typing import Final
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition
 from sidetier.mirror.hydrate.topics import DescribedTopic
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import BrokerId, TopicPartition
+from sidetier.segments.offsets import BrokerId, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Broker, Cluster, Controller
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.requests import (
@@ -45,30 +45,32 @@ def check_topics(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> N
         ConfigurationError: A topic was deleted or created again.
     """
     _refuse(
-        f"topic {name} is not the one that `sidetier hydrate prepare` created"
-        for name, prepared in plan.prepared.items()
-        if name not in existing or existing[name].topic_id != prepared.topic_id
+        [
+            f"topic {name} is not the topic that `sidetier hydrate prepare` created"
+            for name, prepared in plan.prepared.items()
+            if name not in existing or existing[name].topic_id != prepared.topic_id
+        ]
     )
 
 
-def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int]]) -> None:
+def check_placed(plan: HydratePlan, logs: Mapping[TopicPartition, OffsetRange]) -> None:
     """Check that the brokers serve the offsets that the plan has placed.
 
     A higher log start is accepted: a step may be repeated after the broker deleted old segments.
 
     Args:
         plan: The plan, with its topics created.
-        ends: Log start offset and high watermark of each partition.
+        logs: Log start offset and high watermark of each partition.
 
     Raises:
         ConfigurationError: A partition begins before its planned start, or ends before its end.
     """
     problems = []
     for partition in plan.partitions:
-        start, end = ends[partition.topic_partition]
-        if start < partition.start or end < partition.end:
+        log = logs[partition.topic_partition]
+        if log.start < partition.start or log.end < partition.end:
             problems.append(
-                f"{partition.topic_partition} holds offsets [{start}, {end}), the plan has "
+                f"{partition.topic_partition} holds offsets {log}, the plan has "
                 f"[{partition.start}, {partition.end}): was `sidetier hydrate place` run on its "
                 "broker's host?"
             )
@@ -78,7 +80,7 @@ def check_placed(plan: HydratePlan, ends: Mapping[TopicPartition, tuple[int, int
 def check_replicated(
     plan: HydratePlan,
     existing: Mapping[str, DescribedTopic],
-    still_open: Sequence["OpenTransactionFound"],
+    still_open: Sequence["OpenTransaction"],
 ) -> None:
     """Check that the step `replicate` was completed.
 
@@ -100,18 +102,17 @@ def check_replicated(
         f"{transaction.partition} has an open transaction of the archive"
         for transaction in still_open
     ]
-    _refuse(f"{problem}: run `sidetier hydrate replicate` first" for problem in problems)
+    _refuse([f"{problem}: run `sidetier hydrate replicate` first" for problem in problems])
 
 
-def _refuse(found: Iterable[str]) -> None:
-    problems = list(found)
+def _refuse(problems: Sequence[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigurationError(problems[0] + more)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransactionFound:
+class OpenTransaction:
     """An archived transaction in one partition that no marker ends."""
 
     partition: TopicPartition
@@ -120,7 +121,7 @@ class OpenTransactionFound:
 
 def archived_open_transactions(
     cluster: Cluster, partitions: Sequence[PlannedPartition]
-) -> list[OpenTransactionFound]:
+) -> list[OpenTransaction]:
     """Return open transactions that began in placed records; their coordinator no longer exists."""
     by_tp = {
         partition.topic_partition: partition
@@ -130,19 +131,19 @@ def archived_open_transactions(
     if not by_tp:
         return []
     return [
-        OpenTransactionFound(tp, producer)
+        OpenTransaction(tp, producer)
         for tp, producers in sorted(active_producers(cluster, list(by_tp)).items())
         for producer in producers
         if producer.transaction_start is not None and producer.transaction_start < by_tp[tp].end
     ]
 
 
-def abort_transactions(cluster: Cluster, found: Iterable[OpenTransactionFound]) -> None:
+def abort_transactions(cluster: Cluster, transactions: Iterable[OpenTransaction]) -> None:
     """Write an abort marker for each transaction. Without it, read-committed consumers are stuck.
 
     The marker adds one offset to the partition.
     """
-    for transaction in found:
+    for transaction in transactions:
         abort_hung_transaction(cluster, transaction.partition, transaction.producer)
 
 
@@ -304,7 +305,7 @@ def pass_producer_ids(
             if highest - response.producer_id > _MOST_PRODUCER_IDS:
                 raise ConfigurationError(
                     f"archived records have producer ids up to {highest}, and the new cluster "
-                    f"hands out {response.producer_id}: run this again once replicas have "
+                    f"assigns {response.producer_id}: run this again once replicas have "
                     "forgotten these producers, producer.id.expiration.ms (1 day by default, can "
                     "be changed while brokers run) after their last records"
                 )

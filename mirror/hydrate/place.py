@@ -38,6 +38,7 @@ from sidetier.mirror.hydrate.batch_scan import (
     RANGES_AHEAD,
     BatchScanner,
     RangeReader,
+    TransactionFollower,
     normalise_epoch,
     read_chunk,
     scan_batches,
@@ -58,7 +59,6 @@ from sidetier.mirror.hydrate.plan import (
     replace_file,
     sync_directory,
 )
-from sidetier.mirror.hydrate.transactions import TransactionFollower
 from sidetier.segments.epoch_history import EpochHistory, encode_leader_epoch_checkpoint
 from sidetier.segments.errors import ConfigurationError, DamagedSegmentError
 from sidetier.segments.names import FileKind, segment_file_name
@@ -185,11 +185,11 @@ def place(
         ConfigurationError: A disk is too small; nothing was written.
         StoppedError: `settings.stop` was set.
     """
-    every = list(wanted)
+    destinations = list(wanted)
     todo = [
-        one
-        for one in every
-        if str(one.plan.topic_partition) not in journals[one.log_dir.path].placed
+        destination
+        for destination in destinations
+        if str(destination.plan.topic_partition) not in journals[destination.log_dir.path].placed
     ]
     _check_space(todo, plan.plan_id)
     _write_log_starts(todo)
@@ -198,23 +198,25 @@ def place(
         ThreadPoolExecutor(settings.at_once, "hydrate-place") as placers,
     ):
 
-        def run(one: Destination) -> Placed:
-            journal = journals[one.log_dir.path]
-            placement = _Placement(plan, one, archive, journal, settings, RangeReader(readers))
-            tp = one.plan.topic_partition
+        def run(destination: Destination) -> Placed:
+            journal = journals[destination.log_dir.path]
+            tp = destination.plan.topic_partition
             if str(tp) in journal.placed:
-                return Placed(tp, one.plan.size, already=True)
+                return Placed(tp, destination.plan.size, already=True)
+            ranges = RangeReader(readers)
             try:
-                placement.run()
+                _Placement(plan, destination, archive, journal, settings, ranges).run()
             except (StoppedError, KeyboardInterrupt):
                 raise
             except Exception as error:  # noqa: BLE001 -- one partition must not stop the others
                 return Placed(tp, problem=str(error) or type(error).__name__)
-            return Placed(tp, one.plan.size)
+            return Placed(tp, destination.plan.size)
 
-        results = list(placers.map(run, every))
-    done = {str(one.topic_partition) for one in results if not one.already and not one.problem}
-    _write_recovery_points([one for one in every if str(one.plan.topic_partition) in done])
+        results = list(placers.map(run, destinations))
+    done = {result.topic_partition for result in results if not (result.already or result.problem)}
+    _write_recovery_points(
+        destination for destination in destinations if destination.plan.topic_partition in done
+    )
     return results
 
 
@@ -326,6 +328,8 @@ class _Placement:
                 return
             self._stage()
             self._step("switch: move the empty directory")
+            # Before the first rename: after a kill between the renames, no log dir has a live
+            # directory of the partition, and only this note shows where it belongs.
             self.journal.note_switching(name)
             self._remove(self._emptied)
             self._live.rename(self._emptied)
@@ -410,7 +414,7 @@ class _Placement:
         for _, header, commits in scan_batches(_chunks(path), str(path)):
             follower.add(header, commits)
             end = header.next_offset
-        follower.take_aborted()  # its transaction index is already written
+        follower.take_aborted()  # dropped: the earlier run has written this transaction index
         self.settings.written(segment.size, 1)
         return end
 
@@ -448,6 +452,8 @@ class _Placement:
             else:
                 scanner.finish()
             file.flush()
+            # The rename of the `.part` file says that the segment is whole, so its bytes must be
+            # durable first.
             os.fsync(file.fileno())
         facts = walker.finish()
         if facts.indexes is None:

@@ -15,12 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from sidetier.archive.view import ArchiveView
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 PLAN_VERSION: Final = 1
-
-OffsetPair = tuple[int, int]
-"""First offset, and the offset after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class PlannedPartition:
     end: int
     archive_end: int
     segments: tuple[PlannedSegment, ...] = ()
-    gaps: tuple[OffsetPair, ...] = ()
+    gaps: tuple[OffsetRange, ...] = ()
     last_timestamp_ms: int | None = None
 
     @property
@@ -152,7 +149,7 @@ def new_plan_id() -> str:
 def plan_partition(
     tp: TopicPartition,
     view: ArchiveView | None,
-    gaps: Iterable[tuple[Offset, Offset]] = (),
+    gaps: Iterable[OffsetRange] = (),
     end: Offset | None = None,
     last_timestamp_ms: int | None = None,
 ) -> PlannedPartition:
@@ -176,7 +173,7 @@ def plan_partition(
         tuple(
             PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in view.logs
         ),
-        _gaps_between(gaps, view.start, view.end),
+        gaps_between(gaps, view.start, view.end),
         last_timestamp_ms,
     )
     return end_at(whole, view.end if end is None else end)
@@ -187,22 +184,22 @@ def end_at(plan: PlannedPartition, end: int) -> PlannedPartition:
     cut = min(max(end, plan.start), plan.end)
     segments = tuple(segment for segment in plan.segments if segment.base_offset < cut)
     # Without segments the log is empty and begins at the archive's start, so it has no gaps.
-    gaps = _gaps_between(plan.gaps, plan.start, cut) if segments else ()
+    gaps = gaps_between(plan.gaps, plan.start, cut) if segments else ()
     return replace(plan, end=cut, segments=segments, gaps=gaps)
 
 
-def _gaps_between(gaps: Iterable[tuple[int, int]], start: int, end: int) -> tuple[OffsetPair, ...]:
-    """Return the parts of the gaps between two offsets, merged if they touch."""
-    joined: list[list[int]] = []
-    for first, behind in sorted(gaps):
-        lower, upper = max(first, start), min(behind, end)
+def gaps_between(gaps: Iterable[OffsetRange], start: int, end: int) -> tuple[OffsetRange, ...]:
+    """Return the parts of the gaps in [`start`, `end`), sorted, and merged if they touch."""
+    merged: list[OffsetRange] = []
+    for gap in sorted(gaps):
+        lower, upper = Offset(max(gap.start, start)), Offset(min(gap.end, end))
         if lower >= upper:
             continue
-        if joined and lower <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], upper)
+        if merged and lower <= merged[-1].end:
+            merged[-1] = OffsetRange(merged[-1].start, max(merged[-1].end, upper))
         else:
-            joined.append([lower, upper])
-    return tuple((lower, upper) for lower, upper in joined)
+            merged.append(OffsetRange(lower, upper))
+    return tuple(merged)
 
 
 def check_partition(plan: PlannedPartition) -> None:

@@ -159,9 +159,9 @@ def _stored_planner(
     archive: ArchiveAccess, cut: Cut
 ) -> Callable[[TopicPartition], tuple[PlannedPartition, Offset]]:
     """Return a function that plans a stored partition whole and returns where it is cut."""
-    elsewhere = SettingsCheck(archive)
+    settings_check = SettingsCheck(archive)
     return lambda tp: _plan_stored(
-        PartitionArchive(tp, archive, elsewhere, monotonic), archive, cut
+        PartitionArchive(tp, archive, settings_check, monotonic), archive, cut
     )
 
 
@@ -194,36 +194,36 @@ def _check_offsets(cut: Cut, stored: Iterable[TopicPartition]) -> None:
 
 
 def _plan_stored(
-    found: PartitionArchive, archive: ArchiveAccess, cut: Cut
+    stored: PartitionArchive, archive: ArchiveAccess, cut: Cut
 ) -> tuple[PlannedPartition, Offset]:
-    view = found.snapshot().view
+    view = stored.snapshot().view
     if view is None:
-        return plan_partition(found.tp, None), Offset(0)
+        return plan_partition(stored.tp, None), Offset(0)
     last_ms = None
     if view.logs:
-        last_ms = _largest_timestamp(found, view.logs[-1])
-    whole = plan_partition(found.tp, view, found.gaps(), last_timestamp_ms=last_ms)
-    end = _end_of(found, archive, view, cut)
+        last_ms = _largest_timestamp(stored, view.logs[-1])
+    whole = plan_partition(stored.tp, view, stored.gaps(), last_timestamp_ms=last_ms)
+    end = _end_of(stored, archive, view, cut)
     return whole, view.end if end is None else end
 
 
-def _largest_timestamp(found: PartitionArchive, log: StoredLog) -> int | None:
+def _largest_timestamp(stored: PartitionArchive, log: StoredLog) -> int | None:
     """Return the largest timestamp in a segment's metadata; None for Pinterest's segments."""
     try:
-        noted = found.store.head_object(log.key).metadata.get(MAX_TIMESTAMP_KEY, "")
+        noted = stored.store.head_object(log.key).metadata.get(MAX_TIMESTAMP_KEY, "")
     except ObjectNotFoundError:
         return None
     return int(noted) if noted.isascii() and noted.isdecimal() else None
 
 
 def _end_of(
-    found: PartitionArchive, archive: ArchiveAccess, view: ArchiveView, cut: Cut
+    stored: PartitionArchive, archive: ArchiveAccess, view: ArchiveView, cut: Cut
 ) -> Offset | None:
     """Return where the partition is cut; None for its archive's end."""
     if cut.until_ms is not None:
-        return first_batch_at(archive, found.tp, view, cut.until_ms)
-    wanted = None if cut.offsets is None else cut.offsets.get(found.tp)
-    return None if wanted is None else batch_border(archive, found.tp, view, wanted)
+        return first_batch_at(archive, stored.tp, view, cut.until_ms)
+    wanted = None if cut.offsets is None else cut.offsets.get(stored.tp)
+    return None if wanted is None else batch_border(archive, stored.tp, view, wanted)
 
 
 def first_batch_at(
@@ -275,9 +275,9 @@ def chunks_of(
     store = archive.store(tp.topic)
     deadline = archive.provider.endpoint(tp.topic).deadline
     for start in range(0, segment.size, _RANGE_BYTES):
-        room = bytearray(min(_RANGE_BYTES, segment.size - start))
-        read_chunk(store, segment, start, room, deadline)
-        yield room
+        buffer = bytearray(min(_RANGE_BYTES, segment.size - start))
+        read_chunk(store, segment, start, buffer, deadline)
+        yield buffer
 
 
 def may_have_transactions(
@@ -397,6 +397,8 @@ def find_consistent_cut(
         for plan in partitions
         if plan.segments
     }
+    # Each round reads more of the archive, until the cut needs no part that was not read. It ends,
+    # because each segment is read at most once.
     _read(pool, readers.values(), methodcaller("read_back", None))
     while True:
         known = {

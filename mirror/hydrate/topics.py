@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 from sidetier.leadership.cluster import End, all_offsets, kafka_text
 from sidetier.mirror.hydrate.plan import HydratePlan, PreparedTopic
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 SAFE_CONFIGS: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
@@ -105,7 +105,7 @@ class TopicAdmin:
         names = list(topics)
         if not names:
             return {}
-        futures = self._asked(
+        futures = self._ask(
             lambda: self._client.describe_topics(TopicCollection(names), request_timeout=_TIMEOUT)
         )
         topics_by_name = {}
@@ -133,7 +133,7 @@ class TopicAdmin:
             NewTopic(name, partitions, 1, config=dict(configs))
             for name, partitions in topics.items()
         ]
-        futures = self._asked(lambda: self._client.create_topics(new, request_timeout=_TIMEOUT))
+        futures = self._ask(lambda: self._client.create_topics(new, request_timeout=_TIMEOUT))
         created = set()
         for name, future in futures.items():
             try:
@@ -184,7 +184,7 @@ class TopicAdmin:
             ) from None
         return described
 
-    def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
         """Return the log start offset and high watermark of each partition."""
         wanted = list(tps)
         if not wanted:
@@ -198,12 +198,14 @@ class TopicAdmin:
             reraise=True,
         )
         starts, ends = (
-            self._asked(
+            self._ask(
                 lambda end=end: trying(all_offsets, self._client, wanted, end, _TIMEOUT)  # type: ignore[misc]
             )
             for end in (End.START, End.LATEST)
         )
-        return {tp: (int(starts[tp].offset), int(ends[tp].offset)) for tp in wanted}
+        return {
+            tp: OffsetRange(Offset(starts[tp].offset), Offset(ends[tp].offset)) for tp in wanted
+        }
 
     def configure(self, topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
         """Set configs of a topic; None removes a config, so that the broker's default applies.
@@ -216,18 +218,18 @@ class TopicAdmin:
         """
         if not configs:
             return {}
-        reason = self._configured(topic, configs)
+        reason = self._try_configure(topic, configs)
         if reason is None:
             return {}
         if len(configs) == 1:
             return dict.fromkeys(configs, reason)
         return {
-            refused: why
+            refused: reason
             for name, value in configs.items()
-            for refused, why in self.configure(topic, {name: value}).items()
+            for refused, reason in self.configure(topic, {name: value}).items()
         }
 
-    def _configured(self, topic: str, configs: Mapping[str, str | None]) -> str | None:
+    def _try_configure(self, topic: str, configs: Mapping[str, str | None]) -> str | None:
         """Set the configs; return why the brokers refuse them, None if they accept them."""
         entries = [
             ConfigEntry(
@@ -240,7 +242,7 @@ class TopicAdmin:
             for name, value in sorted(configs.items())
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        futures = self._asked(
+        futures = self._ask(
             lambda: self._client.incremental_alter_configs([resource], request_timeout=_TIMEOUT)
         )
         try:
@@ -254,7 +256,7 @@ class TopicAdmin:
         return None
 
     def wait(
-        self, done: Callable[[], bool], seconds: float, what: str, every: float = _POLL_SECONDS
+        self, done: Callable[[], bool], seconds: float, goal: str, every: float = _POLL_SECONDS
     ) -> None:
         """Wait until `done` returns True; it is called every `every` seconds.
 
@@ -266,7 +268,7 @@ class TopicAdmin:
                 return
             if self._stop.wait(every):
                 break
-        raise LeadershipUnavailableError(f"waited {seconds:.0f} s in vain for {what}")
+        raise LeadershipUnavailableError(f"waited {seconds:.0f} s for {goal}, without success")
 
     def _described_cluster(self) -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
         """Describe the cluster through its controller.
@@ -283,14 +285,12 @@ class TopicAdmin:
         )
 
         def ask() -> Any:  # noqa: ANN401 -- librdkafka's type has no public name
-            self._client.list_topics(
-                timeout=_CONTROLLER_TIMEOUT
-            )  # refreshes which broker is the controller
+            self._client.list_topics(timeout=_CONTROLLER_TIMEOUT)  # refreshes the controller
             return self._client.describe_cluster(request_timeout=_CONTROLLER_TIMEOUT).result()
 
-        return self._asked(lambda: trying(ask))
+        return self._ask(lambda: trying(ask))
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _ask(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:
@@ -306,13 +306,15 @@ def _is_unanswered(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _NO_ANSWER
 
 
-def _described(told: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's type has no public name
-    replicas = [tuple(node.id for node in partition.replicas) for partition in told.partitions]
+def _described(description: Any) -> DescribedTopic:  # noqa: ANN401 -- librdkafka's type has no public name
+    replicas = [
+        tuple(node.id for node in partition.replicas) for partition in description.partitions
+    ]
     leaders = [
         _UNKNOWN_OFFSET if partition.leader is None else partition.leader.id
-        for partition in told.partitions
+        for partition in description.partitions
     ]
-    topic_id = None if told.topic_id is None else kafka_text(str(told.topic_id))
+    topic_id = None if description.topic_id is None else kafka_text(str(description.topic_id))
     return DescribedTopic(topic_id, tuple(replicas), tuple(leaders))
 
 
@@ -324,7 +326,7 @@ def to_create(plan: HydratePlan, existing: Mapping[str, DescribedTopic]) -> dict
 def check_existing(
     plan: HydratePlan,
     existing: Mapping[str, DescribedTopic],
-    ends: Mapping[TopicPartition, tuple[int, int]],
+    logs: Mapping[TopicPartition, OffsetRange],
 ) -> None:
     """Check that existing topics, left by an interrupted run, can take archived segments.
 
@@ -344,9 +346,7 @@ def check_existing(
                 "deleted by the others; delete it, or leave it out with --topic"
             )
         used = [
-            number
-            for number in range(wanted.partitions)
-            if ends[TopicPartition(name, number)][1] > ends[TopicPartition(name, number)][0]
+            number for number in range(wanted.partitions) if logs[TopicPartition(name, number)].size
         ]
         if used:
             raise ConfigurationError(
@@ -367,14 +367,15 @@ def prepare(plan: HydratePlan, admin: TopicAdmin) -> tuple[str | None, dict[str,
         LeadershipUnavailableError: The brokers do not answer, or refuse.
     """
     existing = admin.described(plan.topics)
-    check_existing(plan, existing, admin.ends(_partitions(existing)))
+    # Before any topic is created, so that a refused plan leaves nothing.
+    check_existing(plan, existing, admin.log_ranges(_partitions(existing)))
     created = admin.create(to_create(plan, existing), SAFE_CONFIGS)
     described = admin.wait_until_led(
         {name: topic.partitions for name, topic in plan.topics.items()}
     )
     # The first broker that described the topics may not have known all of them.
     taken_over = {name: topic for name, topic in described.items() if name not in created}
-    check_existing(plan, taken_over, admin.ends(_partitions(taken_over)))
+    check_existing(plan, taken_over, admin.log_ranges(_partitions(taken_over)))
     for name in taken_over:
         for config, reason in admin.configure(name, SAFE_CONFIGS).items():
             raise ConfigurationError(

@@ -4,11 +4,9 @@ The bytes of all batches are compared first (`batch_compare`). If they are not e
 cannot be read that way, every record is consumed and compared to find the difference.
 """
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -21,12 +19,8 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.kafka_messages import records_of
 from sidetier.archive.reader import (
     ArchiveReader,
-    Failed,
-    Gap,
     IsolationLevel,
-    ReachedEnd,
     ReaderSettings,
-    Records,
 )
 from sidetier.mirror.hydrate.batch_compare import (
     EqualBatches,
@@ -34,23 +28,25 @@ from sidetier.mirror.hydrate.batch_compare import (
     compare_batches,
     fetch_batches,
 )
-from sidetier.mirror.hydrate.batch_scan import RangeReader, read_chunk, scan_batches
+from sidetier.mirror.hydrate.batch_scan import RangeReader, read_chunk
+from sidetier.mirror.hydrate.digest import (
+    COLUMNS,
+    Digest,
+    HiddenOffsets,
+    archived_records,
+    hidden_ranges,
+)
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
-from sidetier.mirror.hydrate.survey import chunks_of, may_have_transactions
+from sidetier.mirror.hydrate.survey import may_have_transactions
 from sidetier.mirror.hydrate.topics import is_not_leading
 from sidetier.segments.errors import (
     BrokerError,
     LeadershipUnavailableError,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import EARLIEST, list_offsets
 
-COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-"""The columns that a digest covers."""
-_FIXED = struct.Struct(">qqb")
-_LENGTH = struct.Struct(">i")
-_NULL: Final = _LENGTH.pack(-1)
 _AT_ONCE: Final = 16
 _RANGES_AT_ONCE: Final = 12
 _TAKE: Final = 10_000
@@ -63,128 +59,6 @@ _SAMPLE: Final = 1000
 log = structlog.get_logger("sidetier.mirror.hydrate")
 
 T = TypeVar("T")
-
-OffsetSpan = tuple[int, int]
-"""First offset, and the offset after the last."""
-
-
-@dataclass(slots=True)
-class Digest:
-    """Digest of the records of a partition.
-
-    Attributes:
-        records: Number of records.
-        first_offset: Offset of the first record; None without records.
-        last_offset: Offset of the last record; None without records.
-        checksum: Checksum over offset, timestamp, timestamp type, key, value and headers of each
-            record.
-        timestamps: A sample of timestamps across the partition, for look-ups by time.
-    """
-
-    records: int = 0
-    first_offset: int | None = None
-    last_offset: int | None = None
-    checksum: int = 0
-    timestamps: list[int] = field(default_factory=list)
-    """A sample of timestamps across the partition, for look-ups by time."""
-
-    def add(self, batch: pa.RecordBatch, hidden: "Hidden | None" = None) -> None:
-        """Add records in offset order, except the hidden ones."""
-        columns = [batch.column(name).to_pylist() for name in COLUMNS]
-        for offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
-            if hidden is not None and hidden.has(offset):
-                continue
-            if self.first_offset is None:
-                self.first_offset = offset
-            self.last_offset = offset
-            if self.records.bit_count() == 1:  # after 1, 2, 4, 8, ... records
-                self.timestamps.append(timestamp)
-            self.records += 1
-            self.checksum += _hashed(offset, timestamp, kind, key, value, headers)
-        self.checksum %= 1 << 64
-
-    def difference(self, other: "Digest") -> str | None:
-        """Return how `other` differs from this digest, which is the expected one; None if equal."""
-        if self.records != other.records:
-            return f"{other.records} records, expected {self.records}"
-        ours, theirs = (
-            (self.first_offset, self.last_offset),
-            (other.first_offset, other.last_offset),
-        )
-        if ours != theirs:
-            return f"offsets {theirs[0]} to {theirs[1]}, expected {ours[0]} to {ours[1]}"
-        if self.checksum != other.checksum:
-            return "the checksum over keys, values, headers and timestamps differs"
-        return None
-
-
-def _hashed(
-    offset: int,
-    timestamp: int,
-    kind: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[Mapping[str, Any]] | None,
-) -> int:
-    parts = [_FIXED.pack(offset, timestamp, kind), _sized(key), _sized(value)]
-    for header in headers or ():
-        parts += (_sized(header["key"].encode()), _sized(header["value"]))
-    return int.from_bytes(blake2b(b"".join(parts), digest_size=8).digest())
-
-
-def _sized(data: bytes | None) -> bytes:
-    return _NULL if data is None else _LENGTH.pack(len(data)) + data
-
-
-class Hidden:
-    """Offsets that a read-committed consumer does not see. Look-ups must be in ascending order."""
-
-    def __init__(self, spans: Iterable[OffsetSpan]) -> None:
-        self._spans = sorted(spans)
-        self._at = 0
-
-    def has(self, offset: int) -> bool:
-        """Whether the offset is hidden."""
-        while self._at < len(self._spans) and self._spans[self._at][1] <= offset:
-            self._at += 1
-        return self._at < len(self._spans) and self._spans[self._at][0] <= offset
-
-
-def hidden_spans(
-    archive: ArchiveAccess, tp: TopicPartition, segments: Iterable[PlannedSegment], end: int
-) -> list[OffsetSpan]:
-    """Return the offsets of transactions that were aborted, or are not decided before `end`.
-
-    Args:
-        archive: The archive.
-        tp: The partition.
-        segments: The segments to read, by ascending base offset.
-        end: The end of the offsets to read, exclusive.
-
-    Raises:
-        DamagedSegmentError, UnsupportedFormatError: A segment is not a sequence of batches.
-        StorageError: As `RemoteStorage` documents.
-    """
-    undecided: dict[int, list[OffsetSpan]] = {}
-    hidden: list[OffsetSpan] = []
-    for segment in segments:
-        for _, header, commits in scan_batches(chunks_of(archive, tp, segment), segment.key):
-            if header.base_offset >= end:
-                break
-            if commits is not None:
-                spans = undecided.pop(header.producer_id, [])
-                hidden += [] if commits else spans
-            elif header.is_transactional:
-                span = (int(header.base_offset), int(header.next_offset))
-                undecided.setdefault(header.producer_id, []).append(span)
-    return hidden + [span for spans in undecided.values() for span in spans]
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The digests that consumers must get of one partition, by isolation level."""
-
-    digests: Mapping[IsolationLevel, Digest]
 
 
 class ArchiveSide:
@@ -201,27 +75,18 @@ class ArchiveSide:
         self._reader.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def expected(self, plan: PlannedPartition) -> Expected:
-        """Return the digests that consumers must get of a partition.
+    def expected(self, plan: PlannedPartition) -> dict[IsolationLevel, Digest]:
+        """Return the digests that consumers must get of a partition, by isolation level.
 
         Raises:
             SidetierError: The archive cannot be read.
         """
         every, committed = Digest(), Digest()
-        hidden = Hidden(self._hidden(plan))
-        for records in self._records(plan):
+        hidden = HiddenOffsets(self._hidden(plan))
+        for records in archived_records(self._reader, plan.topic_partition, plan.start, plan.end):
             every.add(records)
             committed.add(records, hidden)
-        return Expected(
-            {
-                IsolationLevel.READ_UNCOMMITTED: every,
-                IsolationLevel.READ_COMMITTED: committed,
-            }
-        )
-
-    def _records(self, plan: PlannedPartition) -> Iterator[pa.RecordBatch]:
-        """Yield all records of a partition, including those of aborted transactions; skip gaps."""
-        return archived_records(self._reader, plan.topic_partition, plan.start, plan.end)
+        return {IsolationLevel.READ_UNCOMMITTED: every, IsolationLevel.READ_COMMITTED: committed}
 
     def placed(self, plan: PlannedPartition) -> PlacedBatches:
         """Return the placed bytes of a partition. Several threads may read different partitions."""
@@ -241,7 +106,7 @@ class ArchiveSide:
         offset = self._reader.offset_for_time(plan.topic_partition, timestamp)
         return None if offset is None or offset >= plan.end else max(int(offset), plan.start)
 
-    def _hidden(self, plan: PlannedPartition) -> list[OffsetSpan]:
+    def _hidden(self, plan: PlannedPartition) -> list[OffsetRange]:
         tp = plan.topic_partition
         with ThreadPoolExecutor(_AT_ONCE, "hydrate-verify") as pool:
             flags = list(
@@ -250,34 +115,7 @@ class ArchiveSide:
                 )
             )
         wanted = [segment for segment, flag in zip(plan.segments, flags, strict=True) if flag]
-        return hidden_spans(self._archive, tp, wanted, plan.end)
-
-
-def archived_records(
-    reader: ArchiveReader, tp: TopicPartition, start: int, end: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records in [`start`, `end`); skip gaps.
-
-    Raises:
-        SidetierError: The archive cannot be read.
-    """
-    if end <= start:
-        return
-    reader.assign(tp, start, until=end)
-    try:
-        while True:
-            for taken in reader.take(_TAKE, 1.0):
-                match taken:
-                    case Records(records=records):
-                        yield records
-                    case Gap(offsets=missing):
-                        reader.seek(tp, missing.end)
-                    case Failed(error=error) if not error.retry:
-                        raise error
-                    case ReachedEnd():
-                        return
-    finally:
-        reader.unassign(tp)
+        return hidden_ranges(self._archive, tp, wanted, plan.end)
 
 
 class BrokerSide:
@@ -504,6 +342,7 @@ def verify_partitions(
         starts = list_offsets(
             cluster, {partition.topic_partition: EARLIEST for partition in partitions}
         )
+    # Retention is unlimited until `finish`. Records that a broker has deleted cannot be compared.
     deleted = {
         partition.topic_partition: _started_later(
             partition, starts[partition.topic_partition].offset
@@ -578,7 +417,7 @@ def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: Brok
     Raises:
         SidetierError: The archive or the brokers cannot be read.
     """
-    expected = archive.expected(plan).digests
+    expected = archive.expected(plan)
     problems = []
     for level, digest in expected.items():
         difference = digest.difference(brokers.digest(plan, level))

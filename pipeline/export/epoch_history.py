@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.epoch_history import NO_EPOCHS, Entry, EpochHistory, behind, contradiction
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,

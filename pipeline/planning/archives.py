@@ -22,13 +22,13 @@ from sidetier.archive.reader.time_search import Largest, SegmentTimes, TimeSearc
 from sidetier.archive.settings_check import SettingsCheck
 from sidetier.archive.view import ArchiveView
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import MalformedObjectError, StorageError
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _INDEX_BYTES: Final = 64 * 1024**2
-_READ_AT_ONCE: Final = 8
+_CHAPTERS_AT_ONCE: Final = 8
 log: Final = logging.getLogger("sidetier.pipeline")
 
 
@@ -50,16 +50,16 @@ class Archives:
     _largest: dict[TopicPartition, Largest] = field(default_factory=dict)
     _ends: dict[TopicPartition, dict[Version, Offset]] = field(default_factory=dict)
     _in_chapters: dict[TopicPartition, int] = field(default_factory=dict)
-    elsewhere: SettingsCheck = field(init=False)
+    settings_check: SettingsCheck = field(init=False)
 
     def __post_init__(self) -> None:
-        self.elsewhere = SettingsCheck(self.access)
+        self.settings_check = SettingsCheck(self.access)
 
     def of(self, tp: TopicPartition) -> PartitionArchive:
         """Return the archive of one partition."""
         with self._guard:
             if tp not in self._known:
-                self._known[tp] = PartitionArchive(tp, self.access, self.elsewhere, self.clock)
+                self._known[tp] = PartitionArchive(tp, self.access, self.settings_check, self.clock)
             return self._known[tp]
 
     @property
@@ -121,19 +121,20 @@ class Archives:
         chapter.
 
         No request is made if the archive has too few new segments for another chapter. A chapter
-        that cannot be read is not an error: each segment is asked instead.
+        that cannot be read is not an error: the planner then requests the metadata of each segment.
         """
         known = self._in_chapters.get(tp, 0)
         if view.is_pinterest or len(view.logs) - known < SEGMENTS:
             return
+        # Noted before the request: a failure is not repeated until there are enough new segments.
         self._in_chapters[tp] = len(view.logs)
         store, topic_id = self.access.store(tp.topic), view.watermark.topic_id
         logs = {item.base_offset: item for item in view.logs}
         try:
             chapters = stored_chapters(store, self.access.layout, tp, topic_id)
-            with ThreadPoolExecutor(_READ_AT_ONCE, "chapters") as helpers:
+            with ThreadPoolExecutor(_CHAPTERS_AT_ONCE, "chapters") as pool:
                 entries_by_chapter = list(
-                    helpers.map(lambda item: read_chapter(store, item), chapters)
+                    pool.map(lambda item: read_chapter(store, item), chapters)
                 )
         except (MalformedObjectError, StorageError) as error:
             log.warning("the chapters of %s are not used: %s", tp, error)
@@ -142,6 +143,8 @@ class Archives:
         ends: dict[Version, Offset] = {}
         for entry in chain.from_iterable(entries_by_chapter):
             stored = logs.get(entry.base_offset)
+            # A chapter is older than the listing: a segment may have been replaced since, for
+            # example after an unclean election.
             if stored is not None and (stored.row.etag, stored.size) == (entry.etag, entry.size):
                 ends[stored.version] = entry.next_offset
                 if entry.largest_timestamp is not None:
@@ -176,24 +179,24 @@ class ArchiveSnapshots:
     """
 
     archives: Archives
-    helpers: Helpers
+    pool: RequestPool
 
-    def all(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
+    def of_all(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, ArchiveView | None]:
         """Return the present snapshot of each partition; None where nothing is stored."""
-        return self.helpers.of_each(self.one, tps)
+        return self.pool.of_each(self.of, tps)
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
         """Read the recorded gaps of the partitions. One listing for each topic."""
         topics = [list(group) for _, group in groupby(sorted(tps), lambda tp: tp.topic)]
-        by_topic = self.helpers.each(self.archives.gaps, topics)
+        by_topic = self.pool.each(self.archives.gaps, topics)
         return {tp: gaps for group in by_topic for tp, gaps in group.items()}
 
     def reaching(self, tp: TopicPartition, until: Offset) -> ArchiveView | None:
         """Return the cached snapshot if it reaches `until`; otherwise a new one."""
-        view = self.one(tp, float("inf"))
-        return self.one(tp) if view is None or view.end < until else view
+        view = self.of(tp, float("inf"))
+        return self.of(tp) if view is None or view.end < until else view
 
-    def one(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
+    def of(self, tp: TopicPartition, max_age: float = 0.0) -> ArchiveView | None:
         """Return a partition's snapshot that is at most `max_age` seconds old."""
         snapshot = self.archives.of(tp).snapshot(max_age)
         for change in snapshot.changes:
@@ -209,7 +212,7 @@ class ArchiveSnapshots:
         Returns:
             For each replaced archive, the first offset whose records are different.
         """
-        firsts = self.helpers.of_each(self._replaced_from, self.archives.known)
+        firsts = self.pool.of_each(self._replaced_from, self.archives.known)
         replaced = {tp: first for tp, first in firsts.items() if first is not None}
         for tp in replaced:
             self.archives.forget(tp)

@@ -7,8 +7,7 @@ from typing import Any
 
 from sidetier.config.units import size_text
 from sidetier.pipeline.errors import describe_missing
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import Missing, Plan, Split
+from sidetier.pipeline.planning.split import Missing, Plan, Split, in_words
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 

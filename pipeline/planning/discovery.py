@@ -8,14 +8,14 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.topics import cluster_prefixes, stored_partitions
 from sidetier.pipeline.errors import NoSuchTopicError
 from sidetier.pipeline.planning.archives import Archives
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern
+from sidetier.pipeline.planning.request import Assigned, Selection, TopicPattern
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 
 
 def find_partitions(
-    archives: Archives, selection: Selection, helpers: ThreadPoolExecutor
+    archives: Archives, selection: Selection, pool: ThreadPoolExecutor
 ) -> tuple[TopicPartition, ...]:
     """Return the stored partitions of a selection, sorted by topic and partition.
 
@@ -28,32 +28,30 @@ def find_partitions(
         StorageError: as the port says.
     """
     if isinstance(selection, Assigned):
-        return tuple(sorted(set(_assigned(archives, selection.partitions, helpers))))
+        return tuple(sorted(set(_assigned(archives, selection.partitions, pool))))
     if isinstance(selection, TopicPattern):
-        return tuple(sorted(_matching(archives.access, selection, helpers)))
+        return tuple(sorted(_matching(archives.access, selection, pool)))
     names = sorted(set(selection.names))
-    by_topic = [_of_topic(archives.access, name, helpers) for name in names]
+    by_topic = [_of_topic(archives.access, name, pool) for name in names]
     for name, tps in zip(names, by_topic, strict=True):
         if not tps:
-            archives.elsewhere.check(TopicPartition(name, 0))
-            raise _nothing(archives.access, name)
+            archives.settings_check.check(TopicPartition(name, 0))
+            raise _no_such_topic(archives.access, name)
     return tuple(sorted(set(chain.from_iterable(by_topic))))
 
 
-def _of_topic(
-    access: ArchiveAccess, topic: str, helpers: ThreadPoolExecutor
-) -> list[TopicPartition]:
+def _of_topic(access: ArchiveAccess, topic: str, pool: ThreadPoolExecutor) -> list[TopicPartition]:
     store = access.store(topic)
 
     def below(prefix: str) -> list[TopicPartition]:
         return list(stored_partitions(store, access.layout, prefix, topic))
 
     prefixes = cluster_prefixes(store, access.layout)
-    return list(chain.from_iterable(helpers.map(below, prefixes)))
+    return list(chain.from_iterable(pool.map(below, prefixes)))
 
 
 def _matching(
-    access: ArchiveAccess, pattern: TopicPattern, helpers: ThreadPoolExecutor
+    access: ArchiveAccess, pattern: TopicPattern, pool: ThreadPoolExecutor
 ) -> Iterator[TopicPartition]:
     for endpoint in access.provider.endpoints:
         store = access.stores.at(endpoint)
@@ -61,7 +59,7 @@ def _matching(
         def below(prefix: str, store: RemoteStorage = store) -> list[TopicPartition]:
             return list(stored_partitions(store, access.layout, prefix))
 
-        for partitions in helpers.map(below, cluster_prefixes(store, access.layout)):
+        for partitions in pool.map(below, cluster_prefixes(store, access.layout)):
             # Overrides can give a topic another store. Objects of the topic elsewhere are not
             # part of its archive.
             yield from (
@@ -72,19 +70,19 @@ def _matching(
 
 
 def _assigned(
-    archives: Archives, tps: Iterable[TopicPartition], helpers: ThreadPoolExecutor
+    archives: Archives, tps: Iterable[TopicPartition], pool: ThreadPoolExecutor
 ) -> Iterator[TopicPartition]:
     wanted = list(tps)
-    snapshots = helpers.map(lambda tp: archives.of(tp).snapshot(), wanted)
+    snapshots = pool.map(lambda tp: archives.of(tp).snapshot(), wanted)
     for tp, snapshot in zip(wanted, snapshots, strict=True):
         if snapshot.view is None:
             raise NoSuchTopicError(f"{in_words(tp)}: {archives.of(tp).missing()}")
         yield tp
 
 
-def _nothing(access: ArchiveAccess, topic: str) -> NoSuchTopicError:
+def _no_such_topic(access: ArchiveAccess, topic: str) -> NoSuchTopicError:
     cluster = access.layout.cluster
     return NoSuchTopicError(
-        f"topic {topic}: nothing of it is stored for cluster {cluster} at {access.url(topic)}; it "
-        "is there once its first segment is. `sidetier ls` shows what is stored"
+        f"topic {topic}: nothing of it is stored for cluster {cluster} at {access.url(topic)}; the "
+        "archive begins with the first closed segment. `sidetier ls` lists the stored topics"
     )

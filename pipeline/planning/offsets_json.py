@@ -73,7 +73,7 @@ def _object(text: str, name: str, example: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = next(_repeated(key for key, _ in pairs), None)
         if repeated is not None:
-            raise _wrong(name, f"{repeated!r}, which comes twice", example)
+            raise _wrong(name, f"{repeated!r}, which is given twice", example)
         return dict(pairs)
 
     try:
@@ -103,5 +103,5 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _wrong(name: str, what: str, example: str) -> ConfigurationError:
-    return ConfigurationError(f"{name}: {what}: must be JSON such as {example}")
+def _wrong(name: str, problem: str, example: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}: {problem}: must be JSON such as {example}")

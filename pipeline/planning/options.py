@@ -12,19 +12,23 @@ from typing import Final
 
 from sidetier.config.problems import suggestion
 from sidetier.config.units import parse_size
-from sidetier.pipeline.planning.limits import (
+from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
+from sidetier.pipeline.planning.request import (
+    DEFAULT_SPLIT_BYTES,
     EARLIEST_OFFSET,
     LATEST_OFFSET,
+    Assigned,
     AtOffsets,
     AtTimes,
     Edge,
     Limit,
     NoMatch,
+    ReadRequest,
+    Selection,
+    TopicPattern,
+    Topics,
 )
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.offsets_json import parse_numbers, parse_partitions
-from sidetier.pipeline.planning.request import DEFAULT_SPLIT_BYTES, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 
@@ -33,7 +37,7 @@ STORE_PREFIX: Final = "tiered.storage."
 
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 _ENDINGS: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-_TAKEN: Final = (
+_READ_OPTIONS: Final = (
     *_SELECTIONS,
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -48,7 +52,7 @@ _TAKEN: Final = (
     "kafka.isolation.level",
     "maxBytesPerSplit",
 )
-_WITHOUT_EFFECT: Final = (
+_IGNORED: Final = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -61,7 +65,7 @@ log = logging.getLogger("sidetier.pipeline")
 
 def option_names() -> tuple[str, ...]:
     """Return every option that this module reads, as users write it."""
-    return _TAKEN
+    return _READ_OPTIONS
 
 
 def read_request(options: Mapping[str, str], *, streaming: bool = False) -> ReadRequest:
@@ -73,7 +77,7 @@ def read_request(options: Mapping[str, str], *, streaming: bool = False) -> Read
     given = _Given.of(options)
     endings = given.among(_ENDINGS)
     if streaming and endings:
-        raise ConfigurationError(f"{endings[0]}: a stream has no end; take it away")
+        raise ConfigurationError(f"{endings[0]}: a stream has no end; remove the option")
     return ReadRequest(
         selection=_selection(given),
         starting=_starting(given, streaming=streaming),
@@ -97,7 +101,7 @@ class _Given:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "_Given":
-        spelling = {name.lower(): name for name in (*_TAKEN, *_WITHOUT_EFFECT)}
+        spelling = {name.lower(): name for name in (*_READ_OPTIONS, *_IGNORED)}
         values: dict[str, str] = {}
         for name, value in options.items():
             lower = name.lower()
@@ -108,7 +112,7 @@ class _Given:
                 raise ConfigurationError(
                     f"{name}: there is no such option{suggestion(name, spelling.values())}"
                 )
-            if known is None or known in _WITHOUT_EFFECT:
+            if known is None or known in _IGNORED:
                 log.debug("%s concerns a broker, and has no effect on a read of the archive", name)
             elif known in values:
                 raise ConfigurationError(f"{known}: given twice, in different case")
@@ -163,7 +167,8 @@ def _selection(given: _Given) -> Selection:
             f"both {chosen[0]} and {chosen[1]} are given" if chosen else "none of them is given"
         )
         raise ConfigurationError(
-            f"exactly one of subscribe, subscribePattern and assign says what is read: {problem}"
+            "exactly one of subscribe, subscribePattern and assign selects the partitions: "
+            f"{problem}"
         )
     name, value = chosen[0], given.values[chosen[0]].strip()
     if name == "subscribePattern" and value:
@@ -174,7 +179,7 @@ def _selection(given: _Given) -> Selection:
             return Assigned(partitions)
     topics = tuple(topic.strip() for topic in value.split(",") if topic.strip())
     if name != "subscribe" or not topics:
-        raise ConfigurationError(f"{name} {value!r}: names nothing that could be read")
+        raise ConfigurationError(f"{name} {value!r}: selects no topic or partition")
     return Topics(topics)
 
 

@@ -12,13 +12,13 @@ from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.reader.time_search import SegmentTimes
 from sidetier.archive.view import ArchiveView
 from sidetier.pipeline.planning.request import Filters
-from sidetier.pipeline.planning.spans import Span, cut, first_part, pack, without
+from sidetier.pipeline.planning.segment_parts import SegmentPart, cut, first_part, pack, without
 from sidetier.pipeline.planning.split import UNDECIDED, Missing, Origin, Piece, Split
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
 _MOST_BELOW = 8
 """Maximum segments with a lower base offset that are checked for the range, as in the archive
-reader.
+reader: after an election, a segment may reach beyond the base offset of later ones.
 """
 
 
@@ -57,14 +57,15 @@ def recorded_missing(
 ) -> Iterator[MissingOffsets]:
     """Yield only those missing offsets that a sidecar has recorded as a gap.
 
-    Only the segments before a gap are asked for their ends. Arguments as for `missing_offsets`.
+    Requests only the ends of the segments before a gap. Arguments as for `missing_offsets`.
     """
     floor = max(wanted.start, view.start)
     for gap in sorted(gaps):
-        span = OffsetRange(max(gap.start, floor), max(gap.start, min(gap.end, wanted.end)))
-        if span.start < span.end:
-            yield from missing_offsets(view, span, end_of, [gap])
-            floor = span.end
+        within = OffsetRange(max(gap.start, floor), max(gap.start, min(gap.end, wanted.end)))
+        if within.start < within.end:
+            # A segment may have offsets of a recorded gap: these are not missing.
+            yield from missing_offsets(view, within, end_of, [gap])
+            floor = within.end
 
 
 def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterator[MissingOffsets]:
@@ -76,28 +77,28 @@ def _by_reason(first: Offset, end: Offset, gaps: Gaps, start: Offset) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """Plan of one partition; see `Plan`. The spans are not cut yet."""
+    """Plan of one partition; see `Plan`. The parts of segments are not cut yet."""
 
     range: OffsetRange
-    spans: tuple[Span, ...] = ()
+    parts: tuple[SegmentPart, ...] = ()
     missing: tuple[Missing, ...] = ()
     pruned: int = 0
 
     @property
     def size(self) -> int:
         """Bytes to read."""
-        return sum(span.size for span in self.spans)
+        return sum(part.size for part in self.parts)
 
     def since(self, timestamp_ms: int, largest: Sequence[int]) -> "PartitionPlan":
         """Return the plan without segments that have no record at or after this time.
 
         Args:
             timestamp_ms: earliest wanted timestamp.
-            largest: largest timestamp of each span's segment, in the order of `spans`.
+            largest: largest timestamp of the segment of each part, in the order of `parts`.
         """
-        late = zip(self.spans, largest, strict=True)
-        kept = tuple(span for span, latest in late if latest >= timestamp_ms)
-        return replace(self, spans=kept, pruned=self.size - sum(span.size for span in kept))
+        late = zip(self.parts, largest, strict=True)
+        kept = tuple(part for part, latest in late if latest >= timestamp_ms)
+        return replace(self, parts=kept, pruned=self.size - sum(part.size for part in kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,9 @@ class PartitionPlanner:
         """The partition."""
         return self.archive.tp
 
-    def logs_for(self, asked: OffsetRange, filters: Filters) -> list[StoredLog]:
+    def logs_for(self, requested: OffsetRange, filters: Filters) -> list[StoredLog]:
         """Return the segments that may have requested offsets."""
-        wanted = _narrowed(asked, filters)
+        wanted = _narrowed(requested, filters)
         return logs_for(self.view, wanted) if wanted.start < wanted.end else []
 
     def end_of(self, log: StoredLog) -> Offset:
@@ -136,7 +137,7 @@ class PartitionPlanner:
 
     def plan(
         self,
-        asked: OffsetRange,
+        requested: OffsetRange,
         filters: Filters,
         gaps: Gaps,
         ends: Mapping[StoredLog, Offset] | None = None,
@@ -144,7 +145,7 @@ class PartitionPlanner:
         """Find the byte ranges of the requested offsets. Timestamps are not checked.
 
         Args:
-            asked: the requested offsets.
+            requested: the requested offsets.
             filters: offsets that are not needed.
             gaps: the recorded gaps.
             ends: ends of the segments of `logs_for`. With them, gaps that nothing records are
@@ -153,80 +154,85 @@ class PartitionPlanner:
         Raises:
             StorageError: as the port says.
         """
-        wanted = _narrowed(asked, filters)
+        wanted = _narrowed(requested, filters)
         missing = tuple(self._missing(wanted, gaps, ends))
         stored = without(wanted, [gap.range for gap in missing])
-        spans = tuple(span for part in stored for span in self._spans(part))
-        return PartitionPlan(asked, spans, missing)
+        parts = tuple(part for wanted_range in stored for part in self._parts(wanted_range))
+        return PartitionPlan(requested, parts, missing)
 
-    def size(self, asked: OffsetRange) -> int:
+    def size(self, requested: OffsetRange) -> int:
         """Return the stored bytes of a range; raises as `plan`."""
-        return sum(span.size for span in self._spans(self._stored(asked)))
+        return sum(part.size for part in self._parts(self._stored(requested)))
 
-    def end_within(self, asked: OffsetRange, most: int) -> Offset:
+    def end_within(self, requested: OffsetRange, most: int) -> Offset:
         """Return the end (exclusive) of the part of a range that has at most `most` bytes.
 
         The part consists of whole segments, and of the next segment up to an index entry. It has at
         least one interval of index entries. A segment without an index is not cut. Raises as
         `plan`.
         """
-        stored = self._stored(asked)
-        for span in self._spans(stored):
-            if span.size > most:
-                return self._end_in(span, most, is_first=span.range.start == stored.start)
-            most -= span.size
-        return asked.end
+        stored = self._stored(requested)
+        for part in self._parts(stored):
+            if part.size > most:
+                return self._end_in(part, most, is_first=part.range.start == stored.start)
+            most -= part.size
+        return requested.end
 
-    def _stored(self, asked: OffsetRange) -> OffsetRange:
-        return OffsetRange(max(asked.start, self.view.start), min(asked.end, self.view.end))
+    def _stored(self, requested: OffsetRange) -> OffsetRange:
+        return OffsetRange(max(requested.start, self.view.start), min(requested.end, self.view.end))
 
-    def _end_in(self, span: Span, most: int, *, is_first: bool) -> Offset:
-        entries = self.locator.offsets(self.read, span.log)
+    def _end_in(self, part: SegmentPart, most: int, *, is_first: bool) -> Offset:
+        entries = self.locator.offsets(self.read, part.log)
         if entries is None:
-            return span.range.end if is_first else span.range.start
-        return first_part(span, entries, most)
+            return part.range.end if is_first else part.range.start
+        return first_part(part, entries, most)
 
-    def cut(self, span: Span, most: int) -> list[Span]:
-        """Cut the span, if it has an index, into parts of at most `most` bytes. At most one
-        request.
+    def cut(self, part: SegmentPart, most: int) -> list[SegmentPart]:
+        """Cut the part into parts of at most `most` bytes, if its segment has an index.
+
+        Costs at most one request.
         """
-        entries = self.locator.offsets(self.read, span.log) if span.size > most else None
-        return [span] if entries is None else cut(span, entries, most)
+        entries = self.locator.offsets(self.read, part.log) if part.size > most else None
+        return [part] if entries is None else cut(part, entries, most)
 
-    def splits(self, spans: Iterable[Span], most: int) -> Iterator[Split]:
-        """Yield the cut spans as splits of at most `most` bytes; small adjacent spans share a
+    def splits(self, parts: Iterable[SegmentPart], most: int) -> Iterator[Split]:
+        """Yield the cut parts as splits of at most `most` bytes; small adjacent parts share a
         split.
         """
-        packed = pack(spans, most)
+        packed = pack(parts, most)
         for last, groups in groupby(packed, lambda group: group[-1].log.base_offset):
             origin = self._origin(last)
             for group in groups:
-                span = OffsetRange(group[0].range.start, group[-1].range.end)
-                yield Split(self.tp, span, tuple(piece.piece for piece in group), origin)
+                offsets = OffsetRange(group[0].range.start, group[-1].range.end)
+                yield Split(self.tp, offsets, tuple(part.piece for part in group), origin)
 
-    def _spans(self, part: OffsetRange) -> Iterator[Span]:
-        offset = part.start
+    def _parts(self, wanted: OffsetRange) -> Iterator[SegmentPart]:
+        offset = wanted.start
         log = self.view.holder(offset)
-        while log is not None and offset < part.end:
-            until = min(self.view.until(offset), part.end)
-            yield self._span(log, OffsetRange(offset, until))
+        while log is not None and offset < wanted.end:
+            until = min(self.view.until(offset), wanted.end)
+            yield self._part(log, OffsetRange(offset, until))
             offset = until
             log = self.view.holder(offset)
 
-    def _span(self, log: StoredLog, wanted: OffsetRange) -> Span:
+    def _part(self, log: StoredLog, wanted: OffsetRange) -> SegmentPart:
         start = self.locator.segment_position(self.read, log, wanted.start).position
         if wanted.end >= self.view.until(wanted.start):
-            return Span(log, wanted, start, log.size)
+            return SegmentPart(log, wanted, start, log.size)
+        # The part ends behind the batch that has the last wanted offset. Without an index, that
+        # batch is not known, and the part is the rest of the segment.
         extent = self.locator.extent(self.read, log, wanted.start, Offset(wanted.end - 1))
-        return Span(log, wanted, start, log.size if extent is None else extent[1])
+        return SegmentPart(log, wanted, start, log.size if extent is None else extent[1])
 
     def _origin(self, last: BaseOffset) -> Origin:
+        # A transaction that is open at the split's end is usually decided in the next segment. With
+        # this segment in the split, the task usually finds the marker without a listing.
         following = self.view.after(last)
         behind: tuple[Piece, ...] = ()
         until = self.view.until(last)
         if following is not None:
             until = self.view.until(following.base_offset)
-            behind = (Span(following, OffsetRange(until, until), 0, following.size).piece,)
+            behind = (SegmentPart(following, OffsetRange(until, until), 0, following.size).piece,)
         return Origin(self.view.watermark.topic_id, self.view.is_pinterest, until, behind)
 
     def _missing(
@@ -237,7 +243,7 @@ class PartitionPlanner:
             return
         below = min(wanted.end, self.view.start)
         if wanted.start < below:
-            yield self._told(
+            yield self._missing_of(
                 MissingOffsets(OffsetRange(wanted.start, below), GapReason.BELOW_START)
             )
         inside = (
@@ -245,7 +251,7 @@ class PartitionPlanner:
             if ends is None
             else missing_offsets(self.view, wanted, ends.__getitem__, gaps)
         )
-        yield from map(self._told, inside)
+        yield from map(self._missing_of, inside)
         yield from self._beyond(wanted)
 
     def _beyond(self, wanted: OffsetRange) -> Iterator[Missing]:
@@ -254,14 +260,14 @@ class PartitionPlanner:
             yield Missing(self.tp, undecided, f"{self.view.where}: {UNDECIDED}")
         above = OffsetRange(max(wanted.start, self.view.end), wanted.end)
         if above.start < above.end:
-            detail = f"they lie above what is stored, which ends at {self.view.end}"
+            detail = f"they are above the end of the archive, {self.view.end}"
             yield Missing(self.tp, above, f"{self.view.where}: {detail}")
 
-    def _told(self, missing: MissingOffsets) -> Missing:
+    def _missing_of(self, missing: MissingOffsets) -> Missing:
         return Missing(self.tp, missing.offsets, missing.detail(self.view.where))
 
 
-def _narrowed(asked: OffsetRange, filters: Filters) -> OffsetRange:
-    first = asked.start if filters.first is None else max(asked.start, filters.first)
-    until = asked.end if filters.until is None else min(asked.end, filters.until)
+def _narrowed(requested: OffsetRange, filters: Filters) -> OffsetRange:
+    first = requested.start if filters.first is None else max(requested.start, filters.first)
+    until = requested.end if filters.until is None else min(requested.end, filters.until)
     return OffsetRange(first, max(first, until))

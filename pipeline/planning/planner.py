@@ -1,4 +1,4 @@
-"""Planner: from a request to a plan of splits."""
+"""Planner: from a read request to a plan of splits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,14 +14,12 @@ from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.planning.archives import Archives, ArchiveSnapshots
 from sidetier.pipeline.planning.discovery import find_partitions
-from sidetier.pipeline.planning.helpers import Helpers
-from sidetier.pipeline.planning.limits import shares
 from sidetier.pipeline.planning.log_offsets import Edges, Ends, LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.partition_plan import PartitionPlan, PartitionPlanner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.resolving import Resolver, check_covered
-from sidetier.pipeline.planning.selection import Selection
-from sidetier.pipeline.planning.spans import Span
+from sidetier.pipeline.planning.request import ReadRequest, Selection
+from sidetier.pipeline.planning.request_pool import RequestPool
+from sidetier.pipeline.planning.resolving import Resolver, check_covered, shares
+from sidetier.pipeline.planning.segment_parts import SegmentPart
 from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ArchiveError
@@ -32,7 +30,7 @@ from sidetier.storage.attempt import monotonic
 _MANY: Final = 100
 """Number of segments from which on chapters save requests."""
 
-_A = TypeVar("_A")
+_T = TypeVar("_T")
 _Ranges = Mapping[TopicPartition, OffsetRange]
 _Planners = dict[TopicPartition, PartitionPlanner]
 _Plans = dict[TopicPartition, PartitionPlan]
@@ -43,12 +41,12 @@ _SegmentEnds = dict[StoredLog, Offset]
 class RangePlanner:
     """Plans many partitions at once, with parallel requests for their segments."""
 
-    looks: ArchiveSnapshots
+    snapshots: ArchiveSnapshots
     ends: Ends
 
     @property
-    def _helpers(self) -> Helpers:
-        return self.looks.helpers
+    def _pool(self) -> RequestPool:
+        return self.snapshots.pool
 
     def plan(self, ranges: _Ranges, request: ReadRequest) -> Plan:
         """Plan fixed ranges. All of the request applies except its selection and limits.
@@ -70,28 +68,26 @@ class RangePlanner:
     def ends_within(self, ranges: _Ranges, most: int) -> dict[TopicPartition, Offset]:
         """See `Planner.ends_within`."""
         planners = self._planners(ranges, ranges, IsolationLevel.READ_UNCOMMITTED)
-        sizes = self._helpers.of_each(lambda tp: planners[tp].size(ranges[tp]), planners)
+        sizes = self._pool.of_each(lambda tp: planners[tp].size(ranges[tp]), planners)
         parts = shares(sizes, most)
         cut = [tp for tp, size in sizes.items() if parts[tp] < size]
-        ends = self._helpers.of_each(lambda tp: planners[tp].end_within(ranges[tp], parts[tp]), cut)
+        ends = self._pool.of_each(lambda tp: planners[tp].end_within(ranges[tp], parts[tp]), cut)
         return {tp: ends.get(tp, span.end) for tp, span in ranges.items()}
 
     def _planners(
         self, tps: Iterable[TopicPartition], ranges: _Ranges, isolation: IsolationLevel
     ) -> _Planners:
         """Return a planner for each partition of which something is stored."""
-        planners = self._helpers.of_each(
-            lambda tp: self._planner(tp, ranges[tp].end, isolation), tps
-        )
+        planners = self._pool.of_each(lambda tp: self._planner(tp, ranges[tp].end, isolation), tps)
         return {tp: planner for tp, planner in planners.items() if planner is not None}
 
     def _planner(
         self, tp: TopicPartition, until: Offset, isolation: IsolationLevel
     ) -> PartitionPlanner | None:
-        view = self.looks.reaching(tp, until)
+        view = self.snapshots.reaching(tp, until)
         if view is None:
             return None
-        archives = self.looks.archives
+        archives = self.snapshots.archives
         return PartitionPlanner(
             archives.of(tp),
             view,
@@ -112,15 +108,15 @@ class RangePlanner:
         gaps = self._gaps(ranges, planners)
         since = request.filters.since_ms
         if request.find_gaps or since is not None:
-            # Below, each segment is asked for its end or its largest timestamp. Chapters have
-            # both for 1,000 segments in one object.
-            read = self.looks.archives.read_chapters
+            # The end or the largest timestamp of each segment is needed below: a request for each
+            # segment. Chapters have both for 1,000 segments in one object.
+            read = self.snapshots.archives.read_chapters
             many = [
                 tp
                 for tp, planner in planners.items()
                 if len(planner.logs_for(ranges[tp], request.filters)) >= _MANY
             ]
-            self._helpers.of_each(lambda tp: read(tp, planners[tp].view), many)
+            self._pool.of_each(lambda tp: read(tp, planners[tp].view), many)
         ends = self._segment_ends(ranges, planners, request) if request.find_gaps else None
 
         def planned(tp: TopicPartition) -> PartitionPlan:
@@ -129,7 +125,7 @@ class RangePlanner:
                 return PartitionPlan(ranges[tp], missing=self._all_missing(tp, ranges[tp]))
             return planner.plan(ranges[tp], request.filters, gaps.get(tp, []), ends)
 
-        plans = self._helpers.of_each(planned, tps)
+        plans = self._pool.of_each(planned, tps)
         return plans if since is None else self._late_enough(since, planners, plans)
 
     def _gaps(self, ranges: _Ranges, planners: _Planners) -> dict[TopicPartition, Gaps]:
@@ -142,7 +138,7 @@ class RangePlanner:
             for tp, planner in planners.items()
             if not planner.view.is_pinterest and ranges[tp].start < ranges[tp].end
         ]
-        return self.looks.gaps(partitions)
+        return self.snapshots.gaps(partitions)
 
     def _segment_ends(
         self, ranges: _Ranges, planners: _Planners, request: ReadRequest
@@ -153,35 +149,40 @@ class RangePlanner:
             for tp, planner in planners.items()
             for log in planner.logs_for(ranges[tp], request.filters)
         ]
-        ends = self._helpers.each(lambda pair: pair[0].end_of(pair[1]), logs)
+        ends = self._pool.each(lambda pair: pair[0].end_of(pair[1]), logs)
         return {log: end for (_, log), end in zip(logs, ends, strict=True)}
 
     def _late_enough(self, since: int, planners: _Planners, plans: _Plans) -> _Plans:
         """Return the plans without segments that have no record at or after this time."""
-        largest = self._of_each_span(planners, plans, lambda by, span: by.times.largest(span.log))
+        # One iterator for all partitions, so that their requests run in parallel. Each plan takes
+        # its own results, in the order in which they were requested.
+        largest = self._of_each_part(planners, plans, lambda by, part: by.times.largest(part.log))
         return {
-            tp: plan.since(since, list(islice(largest, len(plan.spans))))
+            tp: plan.since(since, list(islice(largest, len(plan.parts))))
             for tp, plan in plans.items()
         }
 
     def _splits(self, most: int, planners: _Planners, plans: _Plans) -> Iterator[Split]:
-        cuts = self._of_each_span(planners, plans, lambda by, span: by.cut(span, most))
+        cuts = self._of_each_part(planners, plans, lambda by, part: by.cut(part, most))
         for tp, planner in planners.items():
-            parts = list(chain.from_iterable(islice(cuts, len(plans[tp].spans))))
+            parts = list(chain.from_iterable(islice(cuts, len(plans[tp].parts))))
             yield from planner.splits(parts, most)
 
-    def _of_each_span(
-        self, planners: _Planners, plans: _Plans, ask: Callable[[PartitionPlanner, Span], _A]
-    ) -> Iterator[_A]:
-        """Yield `ask` of each span, in order, with at most one request for each."""
-        spans = [(planner, span) for tp, planner in planners.items() for span in plans[tp].spans]
-        return self._helpers.each(lambda pair: ask(*pair), spans)
+    def _of_each_part(
+        self,
+        planners: _Planners,
+        plans: _Plans,
+        request: Callable[[PartitionPlanner, SegmentPart], _T],
+    ) -> Iterator[_T]:
+        """Yield the result of `request` for each part of a segment, in order."""
+        parts = [(planner, part) for tp, planner in planners.items() for part in plans[tp].parts]
+        return self._pool.each(lambda pair: request(*pair), parts)
 
-    def _all_missing(self, tp: TopicPartition, asked: OffsetRange) -> tuple[Missing, ...]:
-        if asked.start >= asked.end:
+    def _all_missing(self, tp: TopicPartition, requested: OffsetRange) -> tuple[Missing, ...]:
+        if requested.start >= requested.end:
             return ()
-        where = self.looks.archives.of(tp).where
-        return (Missing(tp, asked, f"nothing is stored at {where}"),)
+        where = self.snapshots.archives.of(tp).where
+        return (Missing(tp, requested, f"nothing is stored at {where}"),)
 
 
 def _split_bytes(request: ReadRequest, total: int) -> int:
@@ -211,10 +212,10 @@ class Planner:
 
     Args:
         access: the cluster's archive.
-        threads: threads of its pool, if `helpers` is not given.
+        threads: threads of its pool, if `pool` is not given.
         clock: monotonic clock, in seconds.
         max_batch_bytes: as in `ReaderSettings`, for searches by timestamp.
-        helpers: a pool to share, which the caller closes.
+        pool: a pool to share, which the caller closes.
     """
 
     def __init__(
@@ -224,14 +225,14 @@ class Planner:
         threads: int = _THREADS,
         clock: Callable[[], float] = monotonic,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
-        helpers: Helpers | None = None,
+        pool: RequestPool | None = None,
     ) -> None:
         self._archives = Archives(access, clock, max_batch_bytes)
-        self._owns_threads = helpers is None
-        self._helpers = Helpers(threads) if helpers is None else helpers
+        self._owns_threads = pool is None
+        self._pool = RequestPool(threads) if pool is None else pool
         self._ends = Ends(self._archives)
-        self._looks = ArchiveSnapshots(self._archives, self._helpers)
-        self._ranges = RangePlanner(self._looks, self._ends)
+        self._snapshots = ArchiveSnapshots(self._archives, self._pool)
+        self._ranges = RangePlanner(self._snapshots, self._ends)
         self._noted_epoch_histories: dict[TopicPartition, tuple[str, EpochHistory]] = {}
 
     def another(self) -> "Planner":
@@ -245,7 +246,7 @@ class Planner:
             known.access,
             clock=known.clock,
             max_batch_bytes=known.max_batch_bytes,
-            helpers=self._helpers,
+            pool=self._pool,
         )
         made._archives.locator = known.locator
         return made
@@ -261,7 +262,7 @@ class Planner:
     def close(self) -> None:
         """Stop the threads. May be called twice. The caller that opened the stores closes them."""
         if self._owns_threads:
-            self._helpers.shutdown()
+            self._pool.shutdown()
 
     def renew(self) -> dict[TopicPartition, Offset]:
         """Drop the cached snapshots of archives that were replaced, so that planning can continue.
@@ -271,7 +272,7 @@ class Planner:
         Returns:
             For each replaced archive, the first offset whose records are different.
         """
-        return self._looks.renew()
+        return self._snapshots.renew()
 
     def partitions(self, selection: Selection) -> tuple[TopicPartition, ...]:
         """Return the stored partitions of a selection, sorted by topic and partition.
@@ -281,7 +282,7 @@ class Planner:
             WrongPlaceError: nothing is stored here, but something is under other entropy bits.
             StorageError: as the port says.
         """
-        return find_partitions(self._archives, selection, self._helpers)
+        return find_partitions(self._archives, selection, self._pool)
 
     def ends(
         self, tps: Iterable[TopicPartition], isolation: IsolationLevel
@@ -294,8 +295,8 @@ class Planner:
         Raises:
             ArchiveError, StorageError: as `PartitionArchive.look`.
         """
-        views = self._looks.all(tps)
-        return self._helpers.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
+        views = self._snapshots.of_all(tps)
+        return self._pool.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
 
     def undecided(self, topic: str) -> dict[TopicPartition, UndecidedTail]:
         """Return the stored offsets of a topic that wait for a transaction.
@@ -304,32 +305,32 @@ class Planner:
         raises as `ends`.
         """
         tps = [tp for tp in self._archives.known if tp.topic == topic]
-        views = {tp: self._looks.one(tp, float("inf")) for tp in tps}
-        tails = self._helpers.of_each(lambda tp: self._ends.undecided(tp, views[tp]), views)
+        views = {tp: self._snapshots.of(tp, float("inf")) for tp in tps}
+        tails = self._pool.of_each(lambda tp: self._ends.undecided(tp, views[tp]), views)
         return {tp: tail for tp, tail in tails.items() if tail is not None}
 
     def starts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Offset]:
         """Return the first stored offset of each partition; 0 where nothing is stored. Raises as
         `ends`.
         """
-        views = self._looks.all(tps)
+        views = self._snapshots.of_all(tps)
         return {tp: Offset(0) if view is None else view.start for tp, view in views.items()}
 
-    def reaches(
+    def log_offsets(
         self, tps: Iterable[TopicPartition], isolation: IsolationLevel
     ) -> dict[TopicPartition, LogOffsets]:
         """Return the present offsets of each stored partition; raises as `ends`."""
-        views = self._looks.all(tps)
+        views = self._snapshots.of_all(tps)
 
-        def reach(tp: TopicPartition) -> LogOffsets | None:
+        def of_partition(tp: TopicPartition) -> LogOffsets | None:
             view = views[tp]
             if view is None:
                 return None
             stable = self._ends.of(tp, view, isolation)
             return LogOffsets(view.start, stable, view.end, view.watermark.topic_id)
 
-        offsets = self._helpers.of_each(reach, views)
-        return {tp: log_offsets for tp, log_offsets in offsets.items() if log_offsets is not None}
+        offsets = self._pool.of_each(of_partition, views)
+        return {tp: known for tp, known in offsets.items() if known is not None}
 
     def epoch_histories(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, EpochHistory]:
         """Return the leader epochs of the stored records of each partition.
@@ -345,7 +346,7 @@ class Planner:
             MalformedObjectError: a stored history does not parse.
             ArchiveError, StorageError: as `ends`.
         """
-        views = {tp: view for tp, view in self._looks.all(tps).items() if view is not None}
+        views = {tp: view for tp, view in self._snapshots.of_all(tps).items() if view is not None}
 
         def epoch_history(tp: TopicPartition) -> EpochHistory:
             view = views[tp]
@@ -357,10 +358,12 @@ class Planner:
                 return NO_EPOCHS
             below = stored.up_to(view.end)
             if view.watermark.epoch_history is not None:
+                # Without the checksum in `offset.wm`, the leader epochs may change while its etag
+                # stays the same.
                 self._noted_epoch_histories[tp] = view.etag, below
             return below
 
-        return self._helpers.of_each(epoch_history, views)
+        return self._pool.of_each(epoch_history, views)
 
     def gaps(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Gaps]:
         """Read the recorded gaps of the partitions. One listing for each topic.
@@ -368,7 +371,7 @@ class Planner:
         Raises:
             StorageError: as the port says.
         """
-        return self._looks.gaps(tps)
+        return self._snapshots.gaps(tps)
 
     def topic_id(self, topic: str) -> str | None:
         """Return the topic id in the cached snapshots of the topic's partitions; None if the
@@ -382,7 +385,7 @@ class Planner:
             raise ArchiveError(
                 f"topic {topic}: its partitions are archived of topics with the ids "
                 f"{', '.join(sorted(ids))}: it was deleted and created again, and not all of the "
-                "old archive was set aside (`sidetier retire`)"
+                "old archive was retired (`sidetier retire`)"
             )
         return next(iter(ids), None)
 
@@ -410,7 +413,7 @@ class Planner:
         check_covered(request.ending, tps, "endingOffsets")
         wanted = request.filters.partitions
         tps = tuple(tp for tp in tps if wanted is None or tp.partition in wanted)
-        views = self._looks.all(tps)
+        views = self._snapshots.of_all(tps)
         resolver = Resolver(self._archives.first_at)
         limits = (request.starting, request.ending)
 
@@ -418,7 +421,7 @@ class Planner:
             edges = Edges(tp, views[tp], request.isolation, self._ends)
             return resolver.range(tp, limits, edges, request.no_match)
 
-        return self._helpers.of_each(resolved, tps)
+        return self._pool.of_each(resolved, tps)
 
     def plan(self, request: ReadRequest) -> Plan:
         """Plan a request.

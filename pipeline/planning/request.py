@@ -1,15 +1,110 @@
-"""Read requests: plain values, built from options, by a program, or by an export."""
+"""Read requests: the partitions, the start and end, filters and limits. Plain values."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
-from sidetier.pipeline.planning.limits import Edge, Limit, NoMatch
-from sidetier.pipeline.planning.selection import Selection
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import Offset
+from sidetier.segments.offsets import Offset, TopicPartition
 
 DEFAULT_SPLIT_BYTES: Final = 128 * 1024**2
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+"""With `EARLIEST_OFFSET`, Kafka's numbers for the ends of a log, where offsets are expected."""
+
+
+class Edge(Enum):
+    """An end of the archive, whatever its offset."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for each partition; -2 for the earliest, -1 for the latest."""
+
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """The first record at or after a time in ms.
+
+    Attributes:
+        everywhere: one time for all partitions; None if `times` gives one for each.
+    """
+
+    everywhere: int | None = None
+    times: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def of(self, tp: TopicPartition) -> int:
+        """Return the time for a partition; raises KeyError if none is given."""
+        return self.times[tp] if self.everywhere is None else self.everywhere
+
+
+Limit = Edge | AtOffsets | AtTimes
+
+
+class NoMatch(Enum):
+    """`startingOffsetsByTimestampStrategy`: the start of a partition without a record at or after
+    the starting time.
+    """
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Every stored partition of these topics: `subscribe`."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """Every stored partition of each topic whose whole name matches: `subscribePattern`.
+
+    Raises:
+        ConfigurationError: the pattern is not a regular expression.
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigurationError(
+                f"subscribePattern {self.pattern!r}: must be a regular expression: {error}"
+            ) from None
+
+    def matches(self, topic: str) -> bool:
+        """Whether the topic's whole name matches."""
+        return re.fullmatch(self.pattern, topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """These partitions: `assign`."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+Selection = Topics | TopicPattern | Assigned
+
+
+def is_selected(selection: Selection, tp: TopicPartition) -> bool:
+    """Whether the selection includes a partition, stored or not."""
+    if isinstance(selection, Topics):
+        return tp.topic in selection.names
+    if isinstance(selection, TopicPattern):
+        return selection.matches(tp.topic)
+    return tp in selection.partitions
 
 
 @dataclass(frozen=True, slots=True)

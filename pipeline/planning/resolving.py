@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from sidetier.pipeline.planning.limits import (
+from sidetier.pipeline.planning.log_offsets import Edges
+from sidetier.pipeline.planning.request import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
@@ -12,8 +13,7 @@ from sidetier.pipeline.planning.limits import (
     Limit,
     NoMatch,
 )
-from sidetier.pipeline.planning.log_offsets import Edges
-from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -64,7 +64,7 @@ class Resolver:
         return edges.latest if offset is None else min(offset, edges.latest)
 
 
-def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str) -> None:
+def check_covered(limit: Limit, partitions: Iterable[TopicPartition], option: str) -> None:
     """Check that offsets or times name exactly the partitions that are read, as Spark does.
 
     Raises:
@@ -77,11 +77,10 @@ def check_covered(limit: Limit, partitions: Iterable[TopicPartition], what: str)
     for kind, tps in (("leaves out", wanted - given.keys()), ("names", given.keys() - wanted)):
         if tps:
             partition = min(tps)
-            why = "" if kind == "leaves out" else ", which is not among them"
+            why = "" if kind == "leaves out" else ", which is not read"
             raise ConfigurationError(
-                f"{what}: must name each partition that is read, and {kind} "
-                f"{in_words(partition)}{why}; -2 stands for the earliest offset, -1 for the "
-                "latest"
+                f"{option}: must name each partition that is read, and {kind} "
+                f"{in_words(partition)}{why}; -2 is the earliest offset, -1 the latest"
             )
 
 
@@ -100,3 +99,29 @@ def _at(tp: TopicPartition, limit: Edge | AtOffsets, edges: Edges) -> Offset:
     if offset == EARLIEST_OFFSET:
         return edges.earliest
     return edges.latest if offset == LATEST_OFFSET else Offset(offset)
+
+
+def limited_ends(
+    starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int | None
+) -> dict[TopicPartition, Offset]:
+    """Return where the next batch ends in each partition (exclusive).
+
+    The batch has at most `most` offsets in total. Partitions share them in proportion to their
+    pending offsets, and each partition with pending offsets gets at least one, as in Spark's Kafka
+    source. So the total can exceed `most` when there are more such partitions.
+
+    Args:
+        starts: start of the batch; 0 for a partition that is not in it.
+        ends: present end of each partition (exclusive).
+        most: maximum offsets; None for no limit.
+    """
+    spans = {tp: max(end - starts.get(tp, 0), 0) for tp, end in ends.items()}
+    return {tp: Offset(starts.get(tp, 0) + share) for tp, share in shares(spans, most).items()}
+
+
+def shares(sizes: Mapping[TopicPartition, int], most: int | None) -> dict[TopicPartition, int]:
+    """Reduce the sizes proportionally to a total of `most`. A size above 0 stays at least 1."""
+    total = sum(sizes.values())
+    if most is None or total <= most:
+        return dict(sizes)
+    return {tp: max(most * size // total, min(size, 1)) for tp, size in sizes.items()}

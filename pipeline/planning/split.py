@@ -6,7 +6,7 @@ from typing import Final
 
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
-UNDECIDED: Final = "they belong to, or follow, a transaction that nothing stored decides yet"
+UNDECIDED: Final = "they belong to, or follow, a transaction that no stored marker decides yet"
 """Why offsets are missing at read_committed that a reader at read_uncommitted gets."""
 
 
@@ -118,3 +118,8 @@ class Plan:
     def size(self) -> int:
         """Bytes to read from the store."""
         return sum(split.size for split in self.splits)
+
+
+def in_words(tp: TopicPartition) -> str:
+    """Return, for example, `topic orders, partition 3`."""
+    return f"topic {tp.topic}, partition {tp.partition}"

@@ -18,7 +18,7 @@ from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.view import Extract
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.errors import MissingRecordsError, UndecidedRecordsError
-from sidetier.pipeline.planning.helpers import Helpers
+from sidetier.pipeline.planning.request_pool import RequestPool
 from sidetier.pipeline.planning.split import Missing, Piece, Split
 from sidetier.segments.arrow import schema_of
 from sidetier.segments.errors import ObjectNotFoundError
@@ -67,19 +67,21 @@ def holds_all(store: RemoteStorage, split: Split) -> bool:
     """
     if split.origin.is_pinterest:
         return False
+    # Offsets are dense in each segment, so a split without gaps between its segments has every
+    # offset.
     first, *others = split.pieces
     end = _end_of_full(store, first)
     if end is None or first.base_offset > split.range.start:
         return False
-    helpers = Helpers(_THREADS)
+    pool = RequestPool(_THREADS)
     try:
-        ends = helpers.each(lambda piece: _end_of_full(store, piece), others)
+        ends = pool.each(lambda piece: _end_of_full(store, piece), others)
         for piece, next_end in zip(others, ends, strict=True):
             if next_end is None or end != Offset(piece.base_offset):
                 return False
             end = next_end
     finally:
-        helpers.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
     return end >= split.range.end
 
 
@@ -140,12 +142,12 @@ OnMissing = Callable[[Missing], None]
 """Called with ranges of offsets that are not stored: once for each, in offset order."""
 
 _WAIT_SECONDS: Final = 1.0
-_ROOMS: Final = BufferPool()
+_BUFFERS: Final = BufferPool()
 """Buffers shared by all splits that this process reads; at most one memory budget is kept."""
 
 
 def read_split(
-    access: ArchiveAccess, split: Split, how: ReadOptions, on_missing: OnMissing
+    access: ArchiveAccess, split: Split, options: ReadOptions, on_missing: OnMissing
 ) -> Generator[pa.RecordBatch]:
     """Yield the records of a split in offset order, in batches that are never empty.
 
@@ -154,10 +156,10 @@ def read_split(
 
     Raises:
         MissingRecordsError: offsets are not stored, or a stored batch cannot be read, and
-            `how.fail_on_data_loss` is set. Otherwise `on_missing` is called, and reading continues
-            behind them.
-        BatchTooLargeError: a stored batch is larger, decompressed, than `how.max_batch_bytes`. It
-            is never skipped.
+            `options.fail_on_data_loss` is set. Otherwise `on_missing` is called, and reading
+            continues behind them.
+        BatchTooLargeError: a stored batch is larger, decompressed, than `options.max_batch_bytes`.
+            It is never skipped.
         UnsupportedFormatError: a stored batch has an unknown message format or compression codec.
             It is never skipped.
         UndecidedRecordsError: at read_committed, nothing stored shows whether a transaction was
@@ -165,42 +167,44 @@ def read_split(
         ArchiveReplacedError: the archive's history is not the planned one any more.
         StorageError: as the port says. The storage layer has retried transient errors.
     """
-    if how.columns == ONLY_OFFSETS and holds_all(access.store(split.tp.topic), split):
-        yield from offsets_of(split.range, how.most_records)
+    if options.columns == ONLY_OFFSETS and holds_all(access.store(split.tp.topic), split):
+        yield from offsets_of(split.range, options.most_records)
         return
     settings = ReaderSettings(
-        isolation=how.isolation,
-        memory_budget=how.memory_budget,
-        max_batch_bytes=how.max_batch_bytes,
-        columns=how.columns,
+        isolation=options.isolation,
+        memory_budget=options.memory_budget,
+        max_batch_bytes=options.max_batch_bytes,
+        columns=options.columns,
     )
-    with closing(ArchiveReader(access, settings, buffers=_ROOMS)) as reader:
-        yield from _SplitReader(reader, split, how, on_missing).read()
+    with closing(ArchiveReader(access, settings, buffers=_BUFFERS)) as reader:
+        yield from _SplitReader(reader, split, options, on_missing).read()
 
 
 class _SplitReader:
     def __init__(
-        self, reader: ArchiveReader, split: Split, how: ReadOptions, on_missing: OnMissing
+        self, reader: ArchiveReader, split: Split, options: ReadOptions, on_missing: OnMissing
     ) -> None:
         self._reader = reader
         self._split = split
-        self._how = how
+        self._options = options
         self._on_missing = on_missing
 
     def read(self) -> Iterator[pa.RecordBatch]:
         span = self._split.range
+        # The reader uses the listing of the planner: a new one could show other segments, and two
+        # splits would overlap or leave a gap.
         extract = extract_of(self._split)
         self._reader.assign(self._split.tp, span.start, until=span.end, extract=extract)
         reading = True
         while reading:
-            for taken in self._reader.take(self._how.most_records, _WAIT_SECONDS):
-                if isinstance(taken, Records):
-                    yield self._chosen(taken.records)
-                elif isinstance(taken, ReachedEnd):
-                    self._ended(taken.next_offset)
+            for result in self._reader.take(self._options.most_records, _WAIT_SECONDS):
+                if isinstance(result, Records):
+                    yield self._chosen(result.records)
+                elif isinstance(result, ReachedEnd):
+                    self._ended(result.next_offset)
                     reading = False
                 else:
-                    self._step_over(taken)
+                    self._step_over(result)
 
     def _ended(self, offset: Offset) -> None:
         """Check that the end of the split was reached; report offsets that the archive has lost.
@@ -214,27 +218,27 @@ class _SplitReader:
         end = Offset(0) if bounds is None else bounds.next_offset
         if offset < end:
             raise UndecidedRecordsError(tp, OffsetRange(offset, until))
-        self._tell(offset, until, f"what is stored of {tp} ends at {end} now")
+        self._report_missing(offset, until, f"the archive of {tp} ends at {end} now")
 
-    def _step_over(self, taken: Gap | Failed) -> None:
-        if isinstance(taken, Gap):
-            (start, end), detail = taken.offsets, taken.detail
-        elif isinstance(taken.error, DamagedArchiveError):
-            (start, end), detail = taken.error.offsets, str(taken.error)
+    def _step_over(self, result: Gap | Failed) -> None:
+        if isinstance(result, Gap):
+            (start, end), detail = result.offsets, result.detail
+        elif isinstance(result.error, DamagedArchiveError):
+            (start, end), detail = result.error.offsets, str(result.error)
         else:
-            raise taken.error
-        self._tell(start, end, detail)
+            raise result.error
+        self._report_missing(start, end, detail)
         self._reader.seek(self._split.tp, end)
 
-    def _tell(self, first: Offset, until: Offset, detail: str) -> None:
+    def _report_missing(self, first: Offset, until: Offset, detail: str) -> None:
         span = OffsetRange(first, min(until, self._split.range.end))
         missing = Missing(self._split.tp, span, detail)
         if span.start >= span.end:
             return
-        if self._how.fail_on_data_loss:
+        if self._options.fail_on_data_loss:
             raise MissingRecordsError([missing])
         self._on_missing(missing)
 
     def _chosen(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        columns = self._how.columns
+        columns = self._options.columns
         return records if columns is None else records.select(list(columns))

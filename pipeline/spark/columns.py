@@ -62,7 +62,7 @@ def columns_of(schema: StructType, known: Sequence[str]) -> tuple[str, ...]:
             kind = _TYPES[wanted.name].simpleString()
             raise ConfigurationError(
                 f"schema: {wanted.name} is {kind}, not {wanted.dataType.simpleString()}; read it "
-                "so, and cast it"
+                f"as {kind} and cast it"
             )
     return tuple(schema.names)
 
@@ -110,14 +110,14 @@ def chosen_columns(names: str | Iterable[str], *, headers: bool) -> tuple[str, .
     known = all_columns(headers=headers)
     unknown = [name for name in chosen if name not in known]
     if unknown == ["headers"]:
-        raise ConfigurationError("columns: headers are there with includeHeaders=true only")
+        raise ConfigurationError("columns: headers exist only with includeHeaders=true")
     if unknown or not chosen:
         problem = (
             f"there is no {unknown[0]!r}{suggestion(unknown[0], known)}" if unknown else "none"
         )
         raise ConfigurationError(f"columns: {problem}; give some of {', '.join(known)}")
     if len(set(chosen)) != len(chosen):
-        raise ConfigurationError(f"columns: one comes twice in {', '.join(chosen)}")
+        raise ConfigurationError(f"columns: a column is named twice in {', '.join(chosen)}")
     return chosen
 
 
@@ -164,7 +164,7 @@ class Shape:
             return pa.repeat(pa.scalar(self.tp.partition, TYPES[name]), records.num_rows)
         if name == "timestamp":
             return self._timestamps(records)
-        convert = _MADE.get(name)
+        convert = _CONVERSIONS.get(name)
         column = records.column(_SOURCES[name])
         return column if convert is None else convert(column)
 
@@ -202,7 +202,7 @@ def _offsets(lists: pa.Array) -> pa.Array:
     return pa.array(offsets.to_numpy()) if offsets.offset else offsets
 
 
-_MADE: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
+_CONVERSIONS: Final[Mapping[str, Callable[[pa.Array], pa.Array]]] = {
     "timestampType": _timestamp_type,
     "headers": _headers,
 }

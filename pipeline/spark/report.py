@@ -29,12 +29,12 @@ class _Union(AccumulatorParam[_Done]):
         return {}
 
     def addInPlace(self, value1: _Done, value2: _Done) -> _Done:  # noqa: N802
-        value1.update(value2)
+        value1.update(value2)  # not a sum: Spark may add the result of a task more than once
         return value1
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class TaskReporter:
     """Sends a task's counts to the driver. Sent to executors."""
 
     done: "Accumulator[_Done]"
@@ -118,9 +118,9 @@ class ReadReport:
             out.write(f"\r{self.line()}\n")
             out.flush()
 
-    def teller(self) -> Teller:
+    def task_reporter(self) -> TaskReporter:
         """Return the object with which the tasks of a read report."""
-        return Teller(self._done)
+        return TaskReporter(self._done)
 
     def expect(self, plan: Plan) -> None:
         """Add the plan of a read."""

@@ -71,7 +71,8 @@ def opened(place: ArchivePlace) -> ArchiveAccess:
         access = stack.enter_context(open_archive(place.cluster, place.storage))
         _open.archives[key] = (access, stack)
         while len(_open.archives) > _MOST_OPEN:
-            _open.archives.pop(next(iter(_open.archives)))[1].close()
+            oldest = next(iter(_open.archives))
+            _open.archives.pop(oldest)[1].close()
     return _open.archives[key][0]
 
 

@@ -18,65 +18,68 @@ from pyspark.sql.types import StructType
 from sidetier.pipeline.planning.request import Filters
 from sidetier.pipeline.planning.split import Split
 from sidetier.pipeline.spark.columns import all_columns, columns_of, spark_schema
-from sidetier.pipeline.spark.planned import plan_batch
 from sidetier.pipeline.spark.report import describe_plan
 from sidetier.pipeline.spark.settings import ReadSettings, read_settings
 from sidetier.pipeline.spark.stream import StreamPosition
 from sidetier.pipeline.spark.stream_offset import OffsetJson
 from sidetier.pipeline.spark.table_options import is_table, options_of, with_options
-from sidetier.pipeline.spark.tasks import read_task
-from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
+from sidetier.pipeline.spark.tasks import plan_batch, read_task
+from sidetier.pipeline.spark.worker_reuse import reduced_overhead
 from sidetier.segments.offsets import Offset
 
 _MICROSECONDS: Final = 1_000_000
 
 
-def pruning(filters: Iterable[Any]) -> Filters:
+def pruning(query_filters: Iterable[Any]) -> Filters:
     """Return the filters that planning can use.
 
     Filter classes are recognised by name, because older versions of PySpark do not have them. A
     filter that is not recognised has no effect.
     """
     combined = Filters()
-    for query_filter in filters:
-        column, value = _plain(query_filter)
+    for query_filter in query_filters:
+        column, value = _column_and_value(query_filter)
         narrow = _NARROWED.get((type(query_filter).__name__, column))
         if narrow is not None and value is not None:
             combined = narrow(combined, value)
     return combined
 
 
-def _plain(one: Any) -> tuple[str, Any]:  # noqa: ANN401 -- a class of PySpark that may not exist
-    attribute = getattr(one, "attribute", ())
-    return ".".join(attribute), getattr(one, "value", None)
+def _column_and_value(query_filter: Any) -> tuple[str, Any]:  # noqa: ANN401 -- older PySpark has no class
+    attribute = getattr(query_filter, "attribute", ())
+    return ".".join(attribute), getattr(query_filter, "value", None)
 
 
-def _partition_is(found: Filters, value: int) -> Filters:
-    return _partition_in(found, (value,))
+def _partition_is(filters: Filters, value: int) -> Filters:
+    return _partition_in(filters, (value,))
 
 
-def _partition_in(found: Filters, values: Iterable[int]) -> Filters:
+def _partition_in(filters: Filters, values: Iterable[int]) -> Filters:
     wanted = frozenset(values)
-    before = found.partitions
-    return replace(found, partitions=wanted if before is None else before & wanted)
+    before = filters.partitions
+    return replace(filters, partitions=wanted if before is None else before & wanted)
 
 
-def _from_offset(found: Filters, value: int) -> Filters:
-    return replace(found, first=Offset(max(value, found.first or 0)))
+def _from_offset(filters: Filters, value: int) -> Filters:
+    return replace(filters, first=Offset(max(value, filters.first or 0)))
 
 
-def _until_offset(found: Filters, value: int) -> Filters:
+def _until_offset(filters: Filters, value: int) -> Filters:
     value = max(value, 0)
-    return replace(found, until=Offset(value if found.until is None else min(value, found.until)))
+    return replace(
+        filters, until=Offset(value if filters.until is None else min(value, filters.until))
+    )
 
 
-def _offset_is(found: Filters, value: int) -> Filters:
-    return _until_offset(_from_offset(found, value), value + 1)
+def _offset_is(filters: Filters, value: int) -> Filters:
+    return _until_offset(_from_offset(filters, value), value + 1)
 
 
-def _since(found: Filters, value: datetime) -> Filters:
+def _since(filters: Filters, value: datetime) -> Filters:
     since = _milliseconds(value)
-    return replace(found, since_ms=since if found.since_ms is None else max(since, found.since_ms))
+    return replace(
+        filters, since_ms=since if filters.since_ms is None else max(since, filters.since_ms)
+    )
 
 
 def _milliseconds(value: datetime) -> int:
@@ -89,9 +92,9 @@ _NARROWED: Final[Mapping[tuple[str, str], Callable[[Filters, Any], Filters]]] = 
     ("In", "partition"): _partition_in,
     ("EqualTo", "offset"): _offset_is,
     ("GreaterThanOrEqual", "offset"): _from_offset,
-    ("GreaterThan", "offset"): lambda found, value: _from_offset(found, value + 1),
+    ("GreaterThan", "offset"): lambda filters, value: _from_offset(filters, value + 1),
     ("LessThan", "offset"): _until_offset,
-    ("LessThanOrEqual", "offset"): lambda found, value: _until_offset(found, value + 1),
+    ("LessThanOrEqual", "offset"): lambda filters, value: _until_offset(filters, value + 1),
     ("EqualTo", "timestamp"): _since,
     ("GreaterThanOrEqual", "timestamp"): _since,
     ("GreaterThan", "timestamp"): _since,
@@ -122,7 +125,7 @@ class SidetierDataSource(DataSource):
 
     def schema(self) -> StructType:
         """See `DataSource`; raises ConfigurationError for options that are wrong in any read."""
-        with cheap_upkeep():
+        with reduced_overhead():
             options = options_of(self.options)
             schema = spark_schema(read_settings(options).columns)
         return with_options(schema, options) if is_table(self.options) else schema
@@ -151,9 +154,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one input partition for each split; raises as `plan_batch`."""
-        with cheap_upkeep():
+        with reduced_overhead():
             plan = plan_batch(self._settings, self._filters)
-        log.info("reads %s", describe_plan(plan))
+        log.info("reading %s", describe_plan(plan))
         return [SplitPartition(split) for split in plan.splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -204,7 +207,7 @@ class StreamReader(DataSourceStreamReader):
         """
         plan = self._position.plan(start, end)
         if plan.splits:
-            log.info("reads %s", describe_plan(plan))
+            log.info("reading %s", describe_plan(plan))
         return [SplitPartition(split) for split in plan.splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

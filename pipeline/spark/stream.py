@@ -23,10 +23,9 @@ from sidetier.pipeline.errors import (
 )
 from sidetier.pipeline.export.epoch_history import Truncated, followed, shortened
 from sidetier.pipeline.export.histories import archived_positions, find_truncated
-from sidetier.pipeline.planning.limits import limited_ends
 from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.pipeline.planning.split import Plan
-from sidetier.pipeline.spark.planned import log, warn_of
 from sidetier.pipeline.spark.settings import ReadSettings, opened
 from sidetier.pipeline.spark.stream_offset import (
     OffsetJson,
@@ -35,6 +34,7 @@ from sidetier.pipeline.spark.stream_offset import (
     from_json,
     is_same_topic,
 )
+from sidetier.pipeline.spark.tasks import log, warn_of_missing
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -47,8 +47,8 @@ class StreamPosition:
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._planner: Planner | None = None
-        self._begins: StreamOffset | None = None
-        self._stands: StreamOffset | None = None
+        self._initial: StreamOffset | None = None
+        self._current: StreamOffset | None = None
 
     def initial(self) -> OffsetJson:
         """Return the offset at which a new query begins; the same one at each call.
@@ -56,20 +56,21 @@ class StreamPosition:
         Raises:
             NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as `Planner.resolve`.
         """
-        if self._begins is None:
+        if self._initial is None:
             planner, request = self._planning(), self._settings.request
             ranges = planner.resolve(request)
             offsets = {tp: span.start for tp, span in ranges.items()}
             ends = planner.ends(offsets, request.isolation)
+            # A requested offset may be above the archive's end: no leader epochs are known there.
             archived = {tp: offset for tp, offset in offsets.items() if offset <= ends[tp]}
             epochs = {
                 tp: position.epoch_history
                 for tp, position in archived_positions(planner, archived).items()
             }
-            self._begins = StreamOffset(offsets, _known(epochs), self._topic_ids(offsets))
-        if self._stands is None:
-            self._stands = self._begins
-        return as_json(self._begins)
+            self._initial = StreamOffset(offsets, _known(epochs), self._topic_ids(offsets))
+        if self._current is None:
+            self._current = self._initial
+        return as_json(self._initial)
 
     def latest(self, start: OffsetJson | None = None) -> OffsetJson:
         """Return the end of the next batch: the archive's end, or less with `maxOffsetsPerTrigger`.
@@ -84,12 +85,12 @@ class StreamPosition:
             MalformedObjectError: `start` is not an offset of this source.
             NoSuchTopicError, ArchiveError, StorageError: as `Planner.ends`.
         """
-        if start is None and self._stands is None:
+        if start is None and self._current is None:
             self.initial()
-        stands = self._stands if start is None else from_json(start)
-        if stands is None:
-            raise RuntimeError("the stream stands nowhere")
-        return as_json(self._renewing(stands, lambda: self._next(stands)))
+        current = self._current if start is None else from_json(start)
+        if current is None:
+            raise RuntimeError("the stream has no position")
+        return as_json(self._renewing(current, lambda: self._next_offset(current)))
 
     def plan(self, start: OffsetJson, end: OffsetJson) -> Plan:
         """Plan a batch. A new partition begins at its earliest offset.
@@ -99,10 +100,10 @@ class StreamPosition:
                 records do not exist any more.
             MissingRecordsError, ArchiveError, StorageError: as `Planner.plan_ranges`.
         """
-        begins, ends = from_json(start), from_json(end)
-        self._stands = ends
-        plan = self._renewing(ends, lambda: self._planned(begins, ends))
-        warn_of(plan.missing)
+        batch_start, batch_end = from_json(start), from_json(end)
+        self._current = batch_end
+        plan = self._renewing(batch_end, lambda: self._plan_batch(batch_start, batch_end))
+        warn_of_missing(plan.missing)
         return plan
 
     def close(self) -> None:
@@ -121,67 +122,69 @@ class StreamPosition:
             )
         return self._planner
 
-    def _next(self, stands: StreamOffset) -> StreamOffset:
+    def _next_offset(self, current: StreamOffset) -> StreamOffset:
         request, planner = self._settings.request, self._planning()
         tps = planner.partitions(request.selection)
         ends = planner.ends(tps, request.isolation)
         ids = self._topic_ids(tps)
-        replaced = self._replaced_topics(stands, ids, tps)
-        goes_back = {
+        replaced = self._replaced_topics(current, ids, tps)
+        back_to = {
             **{
                 truncation.tp: truncation.range.start
-                for truncation in self._truncated(stands, tps, replaced)
+                for truncation in self._truncated(current, tps, replaced)
             },
-            **planner.starts(tp for tp in tps if tp.topic in replaced and tp in stands.offsets),
+            **planner.starts(tp for tp in tps if tp.topic in replaced and tp in current.offsets),
         }
-        self._check_behind(stands, ends, goes_back, ids)
-        new = planner.starts(tp for tp in tps if tp not in stands.offsets)
-        begins = {**stands.offsets, **new, **goes_back}
+        self._check_behind(current, ends, back_to, ids)
+        new = planner.starts(tp for tp in tps if tp not in current.offsets)
+        begins = {**current.offsets, **new, **back_to}
         until = {**begins, **limited_ends(begins, ends, request.max_offsets_per_trigger)}
         moved = {
             tp: offset
             for tp, offset in until.items()
-            if tp in goes_back or stands.offsets.get(tp) != offset
+            if tp in back_to or current.offsets.get(tp) != offset
         }
-        epochs = self._followed(_held(stands, goes_back, replaced), moved)
+        epochs = self._followed(_still_valid(current, back_to, replaced), moved)
         moved_topics = {tp.topic for tp in moved}
+        # The offset has the leader epochs below each end, so that the next call, perhaps in another
+        # process, can check whether the log still has the records.
         return StreamOffset(
             until,
-            {**_without(stands.leader_epochs, moved), **epochs},
-            {**stands.topic_ids, **{name: ids[name] for name in moved_topics & ids.keys()}},
-            {**_without(stands.reread_from, moved), **goes_back},
+            {**_without(current.leader_epochs, moved), **epochs},
+            {**current.topic_ids, **{name: ids[name] for name in moved_topics & ids.keys()}},
+            {**_without(current.reread_from, moved), **back_to},
         )
 
     def _followed(
-        self, held: StreamOffset, moved: Mapping[TopicPartition, Offset]
+        self, valid: StreamOffset, moved: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, EpochHistory]:
         """Return the leader epochs below the new ends."""
         archived = archived_positions(self._planning(), moved)
         return _known(
             {
-                tp: followed(held.position(tp), after)
-                if tp in held.offsets
+                tp: followed(valid.position(tp), after)
+                if tp in valid.offsets
                 else after.epoch_history
                 for tp, after in archived.items()
             }
         )
 
-    def _planned(self, begins: StreamOffset, ends: StreamOffset) -> Plan:
+    def _plan_batch(self, start: StreamOffset, end: StreamOffset) -> Plan:
         planner = self._planning()
-        moved = [tp for tp in ends.offsets if not begins.is_at(tp, ends)]
-        new = planner.starts(tp for tp in moved if tp not in begins.offsets)
-        firsts = {**new, **begins.offsets, **ends.reread_from}
+        moved = [tp for tp in end.offsets if not start.is_at(tp, end)]
+        new = planner.starts(tp for tp in moved if tp not in start.offsets)
+        firsts = {**new, **start.offsets, **end.reread_from}
         planner.starts(moved)  # `_topic_ids` needs snapshots of these partitions
-        replaced = self._replaced_topics(ends, self._topic_ids(moved), moved)
+        replaced = self._replaced_topics(end, self._topic_ids(moved), moved)
         limits = {
             truncation.tp: truncation.range.start
-            for truncation in self._truncated(ends, moved, replaced, "the batch")
+            for truncation in self._truncated(end, moved, replaced, "the batch")
         }
         ranges = {
             tp: OffsetRange(firsts[tp], until)
             for tp in moved
             if tp.topic not in replaced
-            and firsts[tp] < (until := min(ends.offsets[tp], limits.get(tp, ends.offsets[tp])))
+            and firsts[tp] < (until := min(end.offsets[tp], limits.get(tp, end.offsets[tp])))
         }
         return planner.plan_ranges(ranges, self._settings.request)
 
@@ -240,23 +243,23 @@ class StreamPosition:
         if gone and not self._settings.request.reread_truncated:
             raise StreamTruncatedError(gone)
         for truncation in gone:
-            log.warning("%s goes back to the divergence: thrown away: %s", reader, truncation)
+            log.warning("%s goes back to the divergence; discarded records: %s", reader, truncation)
         return gone
 
     def _check_behind(
         self,
-        stands: StreamOffset,
+        current: StreamOffset,
         ends: Mapping[TopicPartition, Offset],
-        goes_back: Container[TopicPartition],
+        back_to: Container[TopicPartition],
         ids: Mapping[str, str],
     ) -> None:
         request = self._settings.request
-        for tp, offset in stands.offsets.items():
+        for tp, offset in current.offsets.items():
             end = ends.get(tp, Offset(0))
-            if offset <= end or tp in goes_back:
+            if offset <= end or tp in back_to:
                 continue
             error = StreamBehindError(tp, offset, end)
-            known = stands.topic_ids.get(tp.topic)
+            known = current.topic_ids.get(tp.topic)
             # The archive may lag behind a new leader after an unclean election. Once it is past
             # the divergence, the leader epochs show which records to read again.
             waits = request.reread_truncated and known is not None and known == ids.get(tp.topic)
@@ -265,18 +268,18 @@ class StreamPosition:
             log.warning("%s", error)
 
 
-def _held(
-    stands: StreamOffset, goes_back: Mapping[TopicPartition, Offset], replaced: Container[str]
+def _still_valid(
+    current: StreamOffset, back_to: Mapping[TopicPartition, Offset], replaced: Container[str]
 ) -> StreamOffset:
     """Return the part of the stream's offset that the log still has, without replaced topics."""
-    ours = {tp: offset for tp, offset in stands.offsets.items() if tp.topic not in replaced}
-    offsets = {tp: goes_back.get(tp, offset) for tp, offset in ours.items()}
+    ours = {tp: offset for tp, offset in current.offsets.items() if tp.topic not in replaced}
+    offsets = {tp: back_to.get(tp, offset) for tp, offset in ours.items()}
     epochs = {
-        tp: shortened(stands.position(tp), offset) if tp in goes_back else stands.leader_epochs[tp]
+        tp: shortened(current.position(tp), offset) if tp in back_to else current.leader_epochs[tp]
         for tp, offset in offsets.items()
-        if tp in stands.leader_epochs
+        if tp in current.leader_epochs
     }
-    return replace(stands, offsets=offsets, leader_epochs=epochs)
+    return replace(current, offsets=offsets, leader_epochs=epochs)
 
 
 def _known(epochs: Mapping[TopicPartition, EpochHistory]) -> dict[TopicPartition, EpochHistory]:

@@ -63,9 +63,9 @@ class StreamOffset:
         )
 
 
-def is_same_topic(one: str | None, other: str | None) -> bool:
+def is_same_topic(topic_id: str | None, other: str | None) -> bool:
     """Whether two topic ids are equal, or one of them is unknown."""
-    return None in {one, other} or one == other
+    return None in {topic_id, other} or topic_id == other
 
 
 def as_json(offset: StreamOffset) -> OffsetJson:

@@ -39,9 +39,9 @@ def options_of(options: Mapping[str, str], schema: StructType | None = None) -> 
     stored = {name: value for name, value in kept.items() if name.lower() not in given}
     if not stored and not options:
         raise ConfigurationError(
-            "no options are given. Spark hands a source in Python none of the options of a table: "
-            "make the table without columns (CREATE TABLE t USING sidetier OPTIONS (...), the "
-            "option columns names some), or read it WITH ('subscribe'='orders', ...)"
+            "no options are given. Spark does not pass the options of a table to a Python source: "
+            "create the table without columns (CREATE TABLE t USING sidetier OPTIONS (...); the "
+            "option columns selects columns), or read it WITH ('subscribe'='orders', ...)"
         )
     return {**stored, **options}
 

@@ -1,17 +1,22 @@
-"""Work of an executor: read one split for Spark."""
+"""The two sides of a read on Spark: the plan on the driver, and one split on an executor.
+
+Independent of Spark.
+"""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from sidetier.pipeline.errors import describe_missing
-from sidetier.pipeline.planning.split import Missing, Split
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.pipeline.planning.request import Filters
+from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.reading.split_reader import read_split
 from sidetier.pipeline.spark.columns import Shape
 from sidetier.pipeline.spark.settings import ReadSettings, opened
-from sidetier.pipeline.spark.worker_reuse import cheap_upkeep
+from sidetier.pipeline.spark.worker_reuse import reduced_overhead
 
 log = logging.getLogger("sidetier.pipeline")
 
@@ -40,14 +45,14 @@ def read_task(
         log.warning("not stored, and left out: %s", describe_missing(missing))
         counts.missing = (*counts.missing, missing)
 
-    log.info("reads %s", describe_split(split))
+    log.info("reading %s", describe_split(split))
     shape = Shape(split.tp, settings.columns, settings.raw_timestamps)
-    with cheap_upkeep():
+    with reduced_overhead():
         access = opened(settings.place)
         for records in read_split(access, split, settings.reading(), on_missing):
             counts.records += records.num_rows
             yield shape.of(records)
-    log.info("has read %d records of %s", counts.records, describe_split(split))
+    log.info("read %d records of %s", counts.records, describe_split(split))
     done(counts)
 
 
@@ -55,3 +60,28 @@ def describe_split(split: Split) -> str:
     """Return, for example, `orders-3, offsets [100, 200), 1234 bytes`."""
     tp, span = split.tp, split.range
     return f"{tp.topic}-{tp.partition}, offsets {span}, {split.size} bytes"
+
+
+log = logging.getLogger("sidetier.pipeline")
+
+
+def plan_batch(settings: ReadSettings, filters: Filters | None = None) -> Plan:
+    """Plan a batch read. Missing offsets are logged where they are not an error.
+
+    Raises:
+        MissingRecordsError, NoSuchTopicError, ConfigurationError, ArchiveError, StorageError: as
+            `Planner.plan`.
+    """
+    request = settings.request
+    if filters is not None:
+        request = replace(request, filters=filters)
+    with Planner(opened(settings.place), max_batch_bytes=settings.max_batch_bytes) as planner:
+        plan = planner.plan(request)
+    warn_of_missing(plan.missing)
+    return plan
+
+
+def warn_of_missing(missing: Sequence[Missing]) -> None:
+    """Log offsets that are skipped."""
+    for gap in missing:
+        log.warning("not stored, and left out: %s", describe_missing(gap))

@@ -14,50 +14,50 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from zipimport import zipimporter
 
 
-@dataclass(slots=True)
-class _Kept:
-    """The process whose objects are excluded from collection.
+class FrozenObjects:
+    """The objects that are excluded from garbage collection.
 
-    The pid is stored because querying the collector takes as long as a collection.
+    The pid is stored because Spark forks workers, and because querying the collector takes as long
+    as a collection.
     """
 
-    pid: int = -1
+    def __init__(self) -> None:
+        self._pid = -1
+
+    def freeze(self) -> None:
+        """Exclude all present objects, once per process.
+
+        Only once: later in the process there are other objects that must be collected.
+        """
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            gc.collect()
+            gc.freeze()
 
 
-_kept = _Kept()
+_FROZEN: Final = FrozenObjects()
 
 
 @contextmanager
-def cheap_upkeep() -> Iterator[None]:
-    """Context manager for the code that a worker runs for Spark. Its own cost is negligible."""
-    keep_zips()
+def reduced_overhead() -> Iterator[None]:
+    """Reduce the overhead of the next tasks: wrap the code that a worker runs for Spark."""
+    cache_zip_importers()
     try:
         yield
     finally:
-        keep_modules()
+        _FROZEN.freeze()
 
 
-def keep_zips() -> None:
+def cache_zip_importers() -> None:
     """Let the import system's zip importers remember the file that they have read."""
     for path, finder in list(sys.path_importer_cache.items()):
         if type(finder) is zipimporter:
             sys.path_importer_cache[path] = _KnownZip(path)
-
-
-def keep_modules() -> None:
-    """Exclude all present objects from garbage collection, once per process.
-
-    Only once: later in the process there are other objects that must be collected.
-    """
-    if _kept.pid != os.getpid():
-        _kept.pid = os.getpid()
-        gc.collect()
-        gc.freeze()
 
 
 class _KnownZip(zipimporter):

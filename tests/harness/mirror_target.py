@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sidetier.mirror.offset_map import OffsetMap, Run, decode_map_record
-from sidetier.mirror.target import OutgoingBatch, Written
+from sidetier.mirror.copy.offset_map import OffsetMap, Run, decode_map_record
+from sidetier.mirror.copy.target import OutgoingBatch, Written
 from sidetier.segments.headers import HEADER_BYTES, parse_batch_header
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import decode_records

@@ -7,8 +7,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Assigned
+from sidetier.pipeline.planning.request import Assigned, ReadRequest
 from sidetier.pipeline.planning.split import Missing, Plan, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.keys import ArchiveLayout

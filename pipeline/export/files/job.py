@@ -55,7 +55,7 @@ from sidetier.pipeline.export.state.manifest import (
 )
 from sidetier.pipeline.export.state.manifest_file import Held, ManifestFile
 from sidetier.pipeline.export.tail.logs import require_same_topic
-from sidetier.pipeline.planning.limits import limited_ends
+from sidetier.pipeline.planning.resolving import limited_ends
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -13,11 +13,17 @@ from sidetier.pipeline.export.histories import archived_positions, find_truncate
 from sidetier.pipeline.export.state.changes import Tail, epochs_of
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.export.tail.logs import StillOnBrokerError
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge, Limit, NoMatch
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import (
+    AtOffsets,
+    AtTimes,
+    Edge,
+    Limit,
+    NoMatch,
+    ReadRequest,
+    Topics,
+)
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

@@ -11,13 +11,10 @@ from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.histories import Positions, archived_positions, find_truncated
 from sidetier.pipeline.export.tables.chunks import Ranges
 from sidetier.pipeline.export.tables.progress import Offsets, Tail
-from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics, is_selected
-from sidetier.pipeline.planning.split import Plan
+from sidetier.pipeline.planning.request import Edge, ReadRequest, Topics, is_selected
+from sidetier.pipeline.planning.split import Plan, in_words
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from sidetier.pipeline.export.errors import BehindError
 from sidetier.pipeline.export.tables.errors import RecordsGoneError
 from sidetier.pipeline.export.tables.progress import Offsets
-from sidetier.pipeline.planning.limits import limited_ends
-from sidetier.pipeline.planning.names import in_words
+from sidetier.pipeline.planning.resolving import limited_ends
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 Ranges = Mapping[TopicPartition, OffsetRange]

@@ -68,7 +68,9 @@ def table_frames(
         report.expect(plan)
         count = len(plan.splits)
         numbers = spark.range(0, count, 1, max(count, 1))
-        work = _RowWork(SplitWork(settings, replace(plan, on_broker=()), report.teller()), current)
+        work = _RowWork(
+            SplitWork(settings, replace(plan, on_broker=()), report.task_reporter()), current
+        )
         stored = numbers.mapInArrow(work, schema)
         if kafka is None or not plan.on_broker:
             return stored

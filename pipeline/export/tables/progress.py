@@ -23,8 +23,8 @@ from sidetier.pipeline.export.epoch_history import (
     rows_of,
 )
 from sidetier.pipeline.export.errors import refuse_later
-from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
+from sidetier.pipeline.planning.split import in_words
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError, MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel

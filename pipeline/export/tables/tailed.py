@@ -19,7 +19,8 @@ from sidetier.pipeline.export.tables.progress import Offsets, Tail
 from sidetier.pipeline.export.tail.logs import BrokerBehindError, Log
 from sidetier.pipeline.export.tail.plans import with_tail
 from sidetier.pipeline.export.tail.topics import TopicLogs
-from sidetier.pipeline.planning.limits import (
+from sidetier.pipeline.planning.log_offsets import UndecidedTail
+from sidetier.pipeline.planning.request import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtOffsets,
@@ -27,10 +28,8 @@ from sidetier.pipeline.planning.limits import (
     Edge,
     Limit,
 )
-from sidetier.pipeline.planning.log_offsets import UndecidedTail
-from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.resolving import check_covered
-from sidetier.pipeline.planning.split import Plan
+from sidetier.pipeline.planning.split import Plan, in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 

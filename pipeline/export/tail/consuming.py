@@ -17,8 +17,7 @@ from sidetier.archive.kafka_messages import UnreadableHeadersError, records_of
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.tail.brokers import client_settings
 from sidetier.pipeline.export.tail.logs import BrokerReadError
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import BrokerRange
+from sidetier.pipeline.planning.split import BrokerRange, in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition

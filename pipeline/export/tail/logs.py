@@ -11,8 +11,7 @@ from typing import Final
 
 from sidetier.pipeline.export.errors import BehindError, OtherTopicError
 from sidetier.pipeline.planning.log_offsets import LogOffsets
-from sidetier.pipeline.planning.names import in_words
-from sidetier.pipeline.planning.split import Missing
+from sidetier.pipeline.planning.split import Missing, in_words
 from sidetier.segments.errors import ArchiveError, SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
 

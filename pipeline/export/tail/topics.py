@@ -12,7 +12,7 @@ from sidetier.pipeline.export.tail.consuming import record_timestamps
 from sidetier.pipeline.export.tail.logs import BrokerTopic, Log, joined, require_same_topic
 from sidetier.pipeline.planning.log_offsets import LogOffsets, UndecidedTail
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import Topics
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
@@ -177,7 +177,7 @@ class TopicLogs:
             tps = self.planner.partitions(Topics((topic,)))
         except NoSuchTopicError as error:
             return {}, error
-        return self.planner.reaches(tps, isolation), None
+        return self.planner.log_offsets(tps, isolation), None
 
     def _joined(
         self,

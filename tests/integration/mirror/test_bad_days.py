@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster
@@ -120,8 +120,8 @@ class Run:
 
     def progress(self) -> list[int]:
         group = MirrorNames(self.topic).group
-        found = committed_offsets(self.client, group, require_stable=False)
-        return [committed.offset for _, committed in sorted(found.items())]
+        result = committed_offsets(self.client, group, require_stable=False)
+        return [committed.offset for _, committed in sorted(result.items())]
 
     def grows(self) -> None:
         wait_until(lambda: len(self.progress()) == PARTITIONS, WAIT, "progress", 0.5)

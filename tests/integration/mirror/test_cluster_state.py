@@ -19,8 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 from sidetier.archive.objects.cluster_snapshots import read_cluster_state
 from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.leadership.cluster_state import KafkaClusterState
-from sidetier.mirror.hydrate.cluster_state import RestoredKind, restore_cluster_state
-from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.cluster_state.restore import RestoredKind, restore_cluster_state
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import (
     AclBinding,
@@ -78,7 +78,7 @@ def commit(admin: AdminClient, group: str, *offsets: KafkaPartition) -> None:
     def done() -> bool:
         asked = ConsumerGroupTopicPartitions(group, list(offsets))
         (future,) = admin.alter_consumer_group_offsets([asked]).values()
-        return all(one.error is None for one in future.result(30).topic_partitions)
+        return all(item.error is None for item in future.result(30).topic_partitions)
 
     wait_until(done, 30, "the commit")
 
@@ -163,7 +163,7 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
     admin = KafkaClusterAdmin(target.bootstrap_servers, {})
 
     def restore(*, dry_run: bool = False) -> dict[SnapshotKind, RestoredKind]:
-        return {one.kind: one for one in restore_cluster_state(state, admin, dry_run=dry_run)}
+        return {item.kind: item for item in restore_cluster_state(state, admin, dry_run=dry_run)}
 
     would = restore(dry_run=True)
     assert admin.acls().bindings == ()
@@ -172,8 +172,8 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
     assert done[SnapshotKind.GROUP_OFFSETS].skipped == [
         "group billing: lost-0 does not exist on this cluster"
     ]
-    assert {kind: one.changed for kind, one in would.items()} == {
-        kind: one.changed for kind, one in done.items()
+    assert {kind: item.changed for kind, item in would.items()} == {
+        kind: item.changed for kind, item in done.items()
     }
     offsets = done[SnapshotKind.GROUP_OFFSETS]
     assert "group billing: orders-0 at 5 (7 is outside of the log, [0, 5))" in offsets.changed
@@ -189,9 +189,9 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
 
     wait_until(has_config, 30, "the config of the broker")
     again = restore()
-    assert not any(one.changed for one in again.values())
+    assert not any(item.changed for item in again.values())
     committed = admin.group_offsets().groups["billing"]["orders"]
-    assert {number: one.offset for number, one in committed.items()} == {0: 5, 1: 0}
+    assert {number: item.offset for number, item in committed.items()} == {0: 5, 1: 0}
     assert committed[0].metadata == "note\0"  # librdkafka has written it so
 
 

@@ -47,7 +47,7 @@ def markers_of(cluster: KafkaCluster, topic: str, partition: int) -> list[tuple[
 
     The files of the broker have all of them, also those that were not archived.
     """
-    found, epoch = [], -1
+    result, epoch = [], -1
     directory = directory_of(cluster, topic, partition)
     for base in log_bases(directory):
         path = directory / f"{base:020d}.log"
@@ -55,8 +55,8 @@ def markers_of(cluster: KafkaCluster, topic: str, partition: int) -> list[tuple[
             if commits is None:
                 epoch = header.producer_epoch
             else:
-                found.append((epoch, header.producer_epoch, int(header.base_offset)))
-    return found
+                result.append((epoch, header.producer_epoch, int(header.base_offset)))
+    return result
 
 
 def committed_below(markers: Sequence[tuple[int, int, int]], end: int) -> int:
@@ -84,12 +84,15 @@ def test_only_transactions_v2_that_are_whole_in_every_archive_are_planned(
         assert epochs == [(first + number, first + number + 1) for number in range(TRANSACTIONS)]
     store = archive_closed_segments(kraft43, topic)
     ragged = [
-        committed_below(markers[one.partition], one.end)
-        for one in planned(store, consistent=False).partitions
+        committed_below(markers[partition.partition], partition.end)
+        for partition in planned(store, consistent=False).partitions
     ]
     assert len(set(ragged)) > 1
     plan = planned(store, consistent=True)
-    whole = {committed_below(markers[one.partition], one.end) for one in plan.partitions}
+    whole = {
+        committed_below(markers[partition.partition], partition.end)
+        for partition in plan.partitions
+    }
     assert whole == {min(ragged)}
     assert plan.has_whole_transactions
 

@@ -41,9 +41,9 @@ Records = dict[int, dict[int, tuple[Any, ...]]]
 def documented(section: str) -> list[list[str]]:
     """The arguments of each command under a heading of the page, in the page's order."""
     text = PAGE.read_text(encoding="utf-8")
-    found = re.search(rf"^## {section}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, section
-    return commands(found[1], "sidetier")
+    result = re.search(rf"^## {section}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert result is not None, section
+    return commands(result[1], "sidetier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Scene:
     def committed(self) -> list[int]:
         with group_member(self.servers) as consumer:
             asked = [KafkaPartition(TOPIC, number) for number in range(PARTITIONS)]
-            return [one.offset for one in consumer.committed(asked, timeout=WAIT)]
+            return [item.offset for item in consumer.committed(asked, timeout=WAIT)]
 
     def goes_on(self) -> list[list[Any]]:
         """What the group reads from where it stands."""
-        found = consumed(self.servers, TOPIC)
+        result = consumed(self.servers, TOPIC)
         return [
-            [record for at, record in found[number].items() if at >= offset]
+            [record for at, record in result[number].items() if at >= offset]
             for number, offset in enumerate(self.committed())
         ]
 
@@ -131,7 +131,7 @@ class Scene:
                 return False
             known = state.group_offsets.groups.get(GROUP, {}).get(TOPIC, {})
             return TOPIC in state.topics.topics and expected == {
-                number: one.offset for number, one in known.items()
+                number: item.offset for number, item in known.items()
             }
 
         wait_until(is_there, WAIT, "the snapshots", every=0.5)
@@ -170,7 +170,7 @@ def consumed(servers: str, topic: str) -> Records:
         }
     )
     consumer.assign([KafkaPartition(topic, number, 0) for number in range(PARTITIONS)])
-    found: Records = {number: {} for number in range(PARTITIONS)}
+    result: Records = {number: {} for number in range(PARTITIONS)}
     ended: set[int] = set()
     while len(ended) < PARTITIONS:
         message = consumer.poll(WAIT)
@@ -180,9 +180,9 @@ def consumed(servers: str, topic: str) -> Records:
             ended.add(number)
         else:
             seen = (message.key(), message.value(), message.headers(), message.timestamp())
-            found[number][message.offset() or 0] = seen
+            result[number][message.offset() or 0] = seen
     consumer.close()
-    return found
+    return result
 
 
 def contents(records: Records) -> list[list[Any]]:
@@ -192,15 +192,17 @@ def contents(records: Records) -> list[list[Any]]:
 
 def begin_of_bad_records(servers: str) -> str:
     """The time of the first one."""
-    found = contents(consumed(servers, TOPIC))
-    first = min(when[1] for some in found for _, value, _, when in some if value.startswith(b"bad"))
+    result = contents(consumed(servers, TOPIC))
+    first = min(
+        when[1] for item in result for _, value, _, when in item if value.startswith(b"bad")
+    )
     return datetime.fromtimestamp(first / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def below(records: Records, ends: Sequence[int]) -> Records:
     return {
-        number: {offset: record for offset, record in some.items() if offset < ends[number]}
-        for number, some in records.items()
+        number: {offset: record for offset, record in item.items() if offset < ends[number]}
+        for number, item in records.items()
     }
 
 
@@ -237,16 +239,16 @@ def test_a_topic_survives_its_deletion_and_bad_data(
         bad_data = Runbook(run, {"2026-11-22T10:00:00Z": cut})
         look, plan, clean = documented("Bad data was written")
         assert (look[0], plan[:2], clean[0]) == ("consume", ["hydrate", "plan"], "restore")
-        assert all(one["left_out"] > 0 for one in bad_data.run(plan)["partitions"])
+        assert all(item["left_out"] > 0 for item in bad_data.run(plan)["partitions"])
         (tmp_path / plan[2]).unlink()
         bad_data.run(clean)
         assert contents(consumed(scene.servers, "orders-clean")) == good
         (copied,) = [step for step in documented("A broker is lost") if step[0] == "restore"]
         Runbook(run, {}).run(copied)
-        found = contents(consumed(scene.servers, "orders-found"))
+        result = contents(consumed(scene.servers, "orders-found"))
         lost = int(copied[copied.index("--partition") + 1].rpartition("-")[2])
-        assert found[lost][: len(good[lost])] == good[lost]
-        assert not any(records for number, records in enumerate(found) if number != lost)
+        assert result[lost][: len(good[lost])] == good[lost]
+        assert not any(records for number, records in enumerate(result) if number != lost)
 
         # Deleted, and back with the same offsets.
         scene.wait_for_snapshot()
@@ -266,5 +268,5 @@ def test_a_topic_survives_its_deletion_and_bad_data(
         scene.produce("after", 400)
         scene.archived()
         records = contents(consumed(scene.servers, TOPIC))
-        written = [value for some in records for _, value, *_ in some]
+        written = [value for record in records for _, value, *_ in record]
         assert sum(value.startswith(b"after ") for value in written) == 400

@@ -181,9 +181,9 @@ def consumer_of(servers: str, group: str, **more: object) -> Consumer:
 
 def read_to_end(consumer: Consumer, partitions: Sequence[KafkaPartition]) -> list[Records]:
     """All records from these positions on; none of the partitions is written to meanwhile."""
-    found: list[Records] = [{} for _ in partitions]
+    result: list[Records] = [{} for _ in partitions]
     consumer.assign(list(partitions))
-    left = {one.partition: number for number, one in enumerate(partitions)}
+    left = {partition.partition: number for number, partition in enumerate(partitions)}
     ended: set[int] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(WAIT)
@@ -193,9 +193,9 @@ def read_to_end(consumer: Consumer, partitions: Sequence[KafkaPartition]) -> lis
             ended.add(number)
         else:
             record = (message.key(), message.value(), message.timestamp()[1])
-            found[number][message.offset() or 0] = record
+            result[number][message.offset() or 0] = record
     consumer.close()
-    return found
+    return result
 
 
 def everything(servers: str, topic: str, **more: object) -> list[Records]:
@@ -233,9 +233,9 @@ def commit(servers: str, group: str, offsets: Mapping[tuple[str, int], int]) -> 
 def committed(servers: str, group: str, topic: str) -> dict[int, int]:
     consumer = consumer_of(servers, group)
     asked = [KafkaPartition(topic, number) for number in range(TOPICS[topic])]
-    told = consumer.committed(asked, timeout=WAIT)
+    result = consumer.committed(asked, timeout=WAIT)
     consumer.close()
-    return {one.partition: one.offset for one in told if one.offset >= 0}
+    return {item.partition: item.offset for item in result if item.offset >= 0}
 
 
 def wait_for_snapshot(store: Path, groups: set[str]) -> None:
@@ -322,7 +322,7 @@ def place_on(
     placed = []
     for broker in brokers:
         done = commands.run(*step, "--log-dir", str(new.log_dirs(broker)[0]))["partitions"]
-        assert all(one["problem"] is None for one in done), done
+        assert all(item["problem"] is None for item in done), done
         placed += done
     return placed
 
@@ -405,7 +405,7 @@ def place_everything(
     new.stop_broker(3)
     placed += place_on(commands, steps["place"], new, 3)
     assert len(placed) == sum(TOPICS.values())
-    assert all(one["already"] for one in place_on(commands, steps["place"], new, 3))
+    assert all(item["already"] for item in place_on(commands, steps["place"], new, 3))
     new.start_broker(3)
 
 
@@ -459,18 +459,18 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     steps = documented_steps(servers)
     assert list(steps) == ["plan", "prepare", "place", "replicate", "verify", "finish"]
     planned = commands.run(*steps["plan"])["partitions"]
-    assert {(one["topic"], one["partition"]): one["end"] for one in planned} == lost.ends
+    assert {(item["topic"], item["partition"]): item["end"] for item in planned} == lost.ends
     commands.run(*steps["prepare"])
     commands.run(*steps["prepare"])  # safe to repeat
     place_everything(commands, steps, new)
     assert "run `sidetier hydrate replicate` first" in commands.refused(*steps["finish"])
     replicate(commands, steps["replicate"], servers)
     verified = commands.run(*steps["verify"])["partitions"]
-    assert {one["compared"] for one in verified} == {"bytes"}
-    (tx,) = [one for one in verified if one["partition"] == f"{TX}-0"]
+    assert {item["compared"] for item in verified} == {"bytes"}
+    (tx,) = [item for item in verified if item["partition"] == f"{TX}-0"]
     assert 0 < tx["committed_records"] < tx["records"]
     assert commands.run(*steps["finish"])["refused_configs"] == {}
-    assert not any(one["changed"] for one in commands.run(*steps["finish"])["restored"])
+    assert not any(item["changed"] for item in commands.run(*steps["finish"])["restored"])
 
     seen = check_records(servers, lost)
     check_registry(servers, lost.ends[TYPED, 0])
@@ -497,6 +497,6 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
     # An idempotent producer goes on at the end; retention has deleted one topic by now.
     verified = commands.run(*steps["verify"], "--produce", TX, code=3)
     assert verified["problems"] == []
-    (differs,) = [one for one in verified["partitions"] if one["problems"]]
+    (differs,) = [item for item in verified["partitions"] if item["problems"]]
     assert differs["partition"] == f"{EXPIRED}-0"
     assert "the log starts at offset" in differs["problems"][0]

@@ -63,16 +63,16 @@ def test_topics_come_back_on_kafka_39(
         placed = commands.run(
             *("hydrate", "place", "plan.json", "--log-dir", str(new.log_dirs(broker)[0]))
         )
-        assert all(one["problem"] is None for one in placed["partitions"])
+        assert all(item["problem"] is None for item in placed["partitions"])
     new.start()
     done = commands.run("hydrate", "replicate", "plan.json", *servers, "--replication-factor", "2")
     assert {name: len(brokers) for name, brokers in done["replicas"].items()} == {
         "orders-0": 2,
         "tx-0": 2,
     }
-    assert {one["partition"] for one in done["aborted_transactions"]} == {"tx-0"}
+    assert {item["partition"] for item in done["aborted_transactions"]} == {"tx-0"}
     verified = commands.run("hydrate", "verify", "plan.json", *servers, "--produce", "orders")
-    records = {one["partition"]: one["records"] for one in verified["partitions"]}
+    records = {item["partition"]: item["records"] for item in verified["partitions"]}
     assert records["orders-0"] == planned[0]["end"] - planned[0]["start"] == 33
 
     finished = commands.run("hydrate", "finish", "plan.json", *servers)

@@ -107,8 +107,8 @@ def test_copies_are_equal_and_groups_go_on_where_they_were(
     copied = f"copy.{names['transactional']}"
     admin = admin_of(target)
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(copied, 0)])
-    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
-    assert values_from(target, copied, told.offset) == values_from(
+    result = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
+    assert values_from(target, copied, result.offset) == values_from(
         source, names["transactional"], position
     )
 
@@ -211,7 +211,7 @@ def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -
     assert values == [b"%d" % number for number in (*range(20), *range(30, 40))]
 
 
-def test_what_the_brokers_have_deleted_comes_from_the_archive(
+def test_records_that_the_brokers_have_deleted_come_from_the_archive(
     kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
 ) -> None:
     """The first records are copied, the next are deleted on the brokers; the mirror goes on."""

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
-from sidetier.mirror.engine import Copy, Limits
+from sidetier.mirror.copy.engine import Copy, Limits
+from sidetier.mirror.copy.workers import KafkaWorkerGroup, group_kind
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy
-from sidetier.mirror.topics import MirrorNames
-from sidetier.mirror.workers import KafkaWorkerGroup, group_kind
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
@@ -77,8 +77,8 @@ def progress(target: Cluster, name: str) -> Mapping[TopicPartition, Any]:
 
 
 def both_have_begun(target: Cluster, name: str) -> bool:
-    found = progress(target, name)
-    return len(found) == 2 and all(committed.offset > 0 for committed in found.values())
+    result = progress(target, name)
+    return len(result) == 2 and all(committed.offset > 0 for committed in result.values())
 
 
 def client(servers: str) -> Cluster:
@@ -195,7 +195,7 @@ def of_task(tp: TopicPartition, name: str) -> str:
 
 
 def open_transactions(target: Cluster) -> set[str]:
-    return {one.transactional_id for one in list_transactions(target, states=["Ongoing"])}
+    return {item.transactional_id for item in list_transactions(target, states=["Ongoing"])}
 
 
 def test_a_worker_does_not_wait_for_transactions_that_killed_tasks_have_left_open(

@@ -90,16 +90,16 @@ def write_transactions(servers: str, topic: str, transactions: int) -> None:
 def contents(records: dict[int, list[Record]], start: int = 0, end: int = 10**9) -> Any:  # noqa: ANN401
     """The records of a range of offsets, without their offsets."""
     return {
-        number: [seen for offset, seen in some if start <= offset < end]
-        for number, some in records.items()
+        number: [seen for offset, seen in record if start <= offset < end]
+        for number, record in records.items()
     }
 
 
 def committed(servers: str, group: str, tp: TopicPartition) -> int:
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp)])
     admin = admin_of(servers)  # kept while its future is waited for
-    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
-    return int(told.topic_partitions[0].offset)
+    result = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
+    return int(result.topic_partitions[0].offset)
 
 
 def store_group_offset(bucket: S3Bucket, group: str, tp: TopicPartition, offset: int) -> None:
@@ -160,7 +160,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     copy = f"copy.{topic}"
     whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
     planned, _ = commands.run(*whole, "--dry-run", "--open-transactions", "leave-out")
-    ends = {one["partition"]: one["end"] for one in planned["partitions"]}
+    ends = {item["partition"]: item["end"] for item in planned["partitions"]}
     assert min(ends.values()) > 600, "too little is archived for the test"
     slow = subprocess.Popen(
         commands.line(*whole, "--max-rate", "20KiB", "--transaction-bytes", "10KiB"),
@@ -181,7 +181,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     done, _ = commands.run(*whole)
     expected = {number: contents(source, 0, end)[number] for number, end in ends.items()}
     assert contents(consumed_at(servers, copy)) == expected
-    assert [one["verified"] for one in done["partitions"]] == [
+    assert [item["verified"] for item in done["partitions"]] == [
         {"records": len(expected[number]), "problems": []} for number in (0, 1)
     ]
     assert 0 < done["records"] < sum(map(len, expected.values()))
@@ -200,7 +200,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     )
     assert set_to["dry_run"] is False
     there = committed(servers, "billing", TopicPartition(copy, 0))
-    assert next(one for offset, one in consumed_at(servers, copy)[0] if offset >= there) == seen
+    assert next(item for offset, item in consumed_at(servers, copy)[0] if offset >= there) == seen
 
     # A record that is missing on the target is found.
     delete_records(servers, copy, 1, 10)
@@ -214,9 +214,9 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
         *("restore", "--name", part, "--partition", f"{topic}-1"),
         *("--rename", f"{topic}={part}", "--from", "105", "--to", "333"),
     )
-    found = contents(consumed_at(servers, part))
-    assert found.get(0, []) == []
-    assert found[1] == contents(source, 105, 333)[1]
+    result = contents(consumed_at(servers, part))
+    assert result.get(0, []) == []
+    assert result[1] == contents(source, 105, 333)[1]
 
     # A quarantined folder, and a retired archive.
     fork = ends[0] - 100  # inside of a batch, perhaps

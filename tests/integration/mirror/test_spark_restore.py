@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sidetier.mirror.target import KafkaTarget
+from sidetier.mirror.copy.target import KafkaTarget
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.errors import KafkaApiError, ProducerFencedError
@@ -83,8 +83,8 @@ class BadDay:
 
     def _both_have_committed(self, target: Cluster) -> bool:
         tps = [TopicPartition(self.copy, number) for number in range(2)]
-        found = committed_offsets(target, self.group, tps, require_stable=False)
-        return all(tp in found and found[tp].offset > 0 for tp in tps)
+        result = committed_offsets(target, self.group, tps, require_stable=False)
+        return all(tp in result and result[tp].offset > 0 for tp in tps)
 
     def _wait_for_the_end(self, handler: _Handler) -> None:
         self.killed.wait(SLOWEST)
@@ -110,14 +110,14 @@ def settings_of(servers: str) -> ClientSettings:
 
 def middle_segments(bucket: S3Bucket, topic: str) -> tuple[str, str]:
     """The key of a segment in the middle of each of the two partitions."""
-    found = []
+    result = []
     for number in range(2):
         prefix = ArchiveLayout("test", 5).partition_prefix(TopicPartition(topic, number))
         listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
         keys = sorted(row["Key"] for row in listed if row["Key"].endswith(".log"))
         assert len(keys) > 4, "too few segments for the test"
-        found.append(keys[len(keys) // 2])
-    return found[0], found[1]
+        result.append(keys[len(keys) // 2])
+    return result[0], result[1]
 
 
 def test_each_record_is_restored_once_whichever_attempt_ends(
@@ -151,7 +151,7 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         planned, _ = commands.run(
             "restore", *whole, "--dry-run", "--open-transactions", "leave-out"
         )
-        ends = {one["partition"]: one["end"] for one in planned["partitions"]}
+        ends = {item["partition"]: item["end"] for item in planned["partitions"]}
 
         day = BadDay(
             middle_segments(s3_bucket, topic),
@@ -168,8 +168,8 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         assert day.asked_again.is_set()
         wait_until(lambda: speculative_attempts(cluster), 60, "the end of the other attempt")
         expected = {number: contents(source, 0, end)[number] for number, end in ends.items()}
-        found = contents(consumed_at(servers, copy))
-        assert found == expected, {number: len(seen) for number, seen in found.items()}
+        result = contents(consumed_at(servers, copy))
+        assert result == expected, {number: len(seen) for number, seen in result.items()}
         events = "".join(
             log.read_text()
             for log in Path(cluster["spark.eventLog.dir"].removeprefix("file://")).iterdir()
@@ -180,7 +180,7 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         assert driver.call(command_line, line=[*line, "--engine", "spark"]) == 0, driver.log()
         again, _ = commands.run("restore", *whole)
         assert (again["records"], again["transactions"]) == (0, 0)
-        assert all(one["verified"]["problems"] == [] for one in again["partitions"])
+        assert all(item["verified"]["problems"] == [] for item in again["partitions"])
 
 
 def test_a_task_and_a_process_fence_each_other(kraft43: KraftCluster, topic: str) -> None:

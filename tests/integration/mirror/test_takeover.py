@@ -54,8 +54,8 @@ def commit(servers: str, group: str, topic: str, offset: int) -> None:
 def committed(servers: str, group: str, topic: str) -> int:
     admin = admin_of(servers)
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(topic, 0)])
-    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
-    return int(told.offset)
+    result = admin.list_consumer_group_offsets([asked])[group].result(WAIT).topic_partitions[0]
+    return int(result.offset)
 
 
 def produce(servers: str, topic: str, numbers: Sequence[int]) -> None:
@@ -81,8 +81,8 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
     for first in (0, 60):  # the second run's records stand behind the first one's marker
         produce(servers, topic, range(first, first + 60))
         run(servers, *mirror, "--translate-groups", "follows-.*")
-    told = committed(servers, f"follows-{topic}", copy)
-    assert values_from(servers, copy, told) == [b"%d" % number for number in range(70, 120)]
+    result = committed(servers, f"follows-{topic}", copy)
+    assert values_from(servers, copy, result) == [b"%d" % number for number in range(70, 120)]
     assert committed(servers, f"later-{topic}", copy) < 0
 
     admin = admin_of(servers)
@@ -93,14 +93,14 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
     assert "does not exist on the target" in errors
     translated, _ = run(servers, *translate, "--config", str(file))
     assert {
-        one["group"].removesuffix(f"-{topic}"): one["partitions"][0]["outcome"]
-        for one in translated["groups"]
+        item["group"].removesuffix(f"-{topic}"): item["partitions"][0]["outcome"]
+        for item in translated["groups"]
     } == {"follows": "unchanged", "later": "set"}
-    told = committed(servers, f"later-{topic}", copy)
-    assert values_from(servers, copy, told) == [b"%d" % number for number in range(30, 120)]
+    result = committed(servers, f"later-{topic}", copy)
+    assert values_from(servers, copy, result) == [b"%d" % number for number in range(30, 120)]
 
 
-def test_a_mirror_goes_on_exactly_where_another_program_has_stopped(
+def test_a_mirror_continues_exactly_where_another_program_has_stopped(
     kraft43: KraftCluster, topic: str
 ) -> None:
     """The old program has produced 60 records, and committed the offset of the 40th."""

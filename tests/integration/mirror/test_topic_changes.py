@@ -1,4 +1,4 @@
-"""What becomes of a mirror when topics change under it, on real clusters."""
+"""Changes of topics while a mirror runs, on real clusters."""
 
 import json
 import random
@@ -13,12 +13,12 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from sidetier.mirror.catalog import topic_settings
-from sidetier.mirror.hydrate.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
 from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import AclBinding
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
+from sidetier.wire.topics import topic_settings
 from tests.harness.mirror_runs import WAIT, command, consumed, mirror
 from tests.harness.topics import add_partitions, admin_of, create_topic, delete_topic
 from tests.harness.waiting import wait_until
@@ -44,8 +44,8 @@ def commit(servers: str, group: str, topic: str, offset: int) -> None:
 
     def done() -> bool:
         asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(topic, 0, offset)])
-        told = admin.alter_consumer_group_offsets([asked])[group].result(WAIT)
-        return told.topic_partitions[0].error is None
+        result = admin.alter_consumer_group_offsets([asked])[group].result(WAIT)
+        return result.topic_partitions[0].error is None
 
     wait_until(done, WAIT, f"a commit of group {group}")
 
@@ -53,8 +53,8 @@ def commit(servers: str, group: str, topic: str, offset: int) -> None:
 def committed(servers: str, group: str, topic: str) -> int:
     asked = ConsumerGroupTopicPartitions(group, [KafkaPartition(topic, 0)])
     admin = admin_of(servers)
-    told = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
-    return int(told.topic_partitions[0].offset)
+    result = admin.list_consumer_group_offsets([asked])[group].result(WAIT)
+    return int(result.topic_partitions[0].offset)
 
 
 def test_a_recreated_topic_is_never_mixed_with_the_old_one(
@@ -95,8 +95,8 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
     commit(source, "billing", topic, 4)
     restart = (*line, "--on-recreate", "restart")
     _, plan, errors = mirror(restart, "--dry-run")
-    told = {one["source"]: one["deleted_first"] for one in plan["topics"]}
-    assert told == {topic: True, other: False}, errors
+    result = {item["source"]: item["deleted_first"] for item in plan["topics"]}
+    assert result == {topic: True, other: False}, errors
     assert values_of(target, topic) == [b"old 0", b"old 1"]
     code, _, errors = mirror(restart, "--until-caught-up", "--translate-groups", "billing")
     assert code == 0, errors
@@ -151,7 +151,7 @@ class Workers:
             self._kill(name)
 
 
-def test_workers_that_are_killed_while_a_copy_is_made_anew_mix_and_lose_nothing(
+def test_workers_that_are_killed_while_a_copy_is_made_again_mix_and_lose_nothing(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     """At any of its steps: before the former copy is deleted, before the new one is created, and
@@ -246,7 +246,7 @@ def test_acls_and_settings_are_copied_and_a_missing_permission_is_named(
     code, _, errors = mirror(line, *options)
     assert code == 1, errors
     assert "TOPIC_AUTHORIZATION_FAILED (29): the principal needs DescribeConfigs on the" in errors
-    assert [one for one in admin.acls().bindings if one.name == copy] == [acl(copy, "READ")]
+    assert [item for item in admin.acls().bindings if item.name == copy] == [acl(copy, "READ")]
 
     assert admin.create_acls([acl(copy, "ALL")]) == {}
     changed = ConfigEntry(

@@ -89,8 +89,8 @@ class Kind:
 
     def run(self, topic: str, config: Path) -> Said:
         arguments = [self.name, topic, *self.line(topic), "--config", str(config)]
-        told = self.driver.call(table_jobs.export, arguments=arguments)
-        return Said(told["code"], told["said"])
+        result = self.driver.call(table_jobs.export, arguments=arguments)
+        return Said(result["code"], result["said"])
 
 
 def _files(driver: SparkDriver, lake: Path) -> Kind:
@@ -108,9 +108,9 @@ def _files(driver: SparkDriver, lake: Path) -> Kind:
 
 def _iceberg(driver: SparkDriver) -> Kind:
     def rows(topic: str) -> int:
-        found = driver.call(table_jobs.sql, text=f"SHOW TABLES IN lake.{NAMESPACE} LIKE '{topic}'")
+        result = driver.call(table_jobs.sql, text=f"SHOW TABLES IN lake.{NAMESPACE} LIKE '{topic}'")
         table = f"lake.{NAMESPACE}.`{topic}`"
-        return len(found) and len(driver.call(table_jobs.rows, form="iceberg", table=table))
+        return len(result) and len(driver.call(table_jobs.rows, form="iceberg", table=table))
 
     def write_later_state(topic: str) -> None:
         named = {"table": f"lake.{NAMESPACE}.`{topic}`", "properties": LATER}

@@ -27,10 +27,10 @@ def stored(name: str, isolation: IsolationLevel) -> list[dict[str, Any]]:
     """What a consumer has read of the closed segments: committed, up to the first transaction that
     they do not decide.
     """
-    segments = [one for one in closed_segments() if one.directory.name == name]
+    segments = [item for item in closed_segments() if item.directory.name == name]
     end = segments[-1].next_base
     if isolation is IsolationLevel.READ_COMMITTED:
-        *_, last = committed([one.path(FileKind.LOG) for one in segments])
+        *_, last = committed([segment.path(FileKind.LOG) for segment in segments])
         end = last["offset"] + 1
     return [row for row in expected(ROOT / name, isolation) if row["offset"] < end]
 
@@ -63,17 +63,17 @@ def test_every_record_as_a_consumer_read_it_also_where_tasks_fail_once(
         maxBytesPerSplit=SMALL,
     )
     fail_once = isolation is IsolationLevel.READ_COMMITTED
-    found = face.driver.call(spark_jobs.rows, face=face.name, options=options, fail_once=fail_once)
+    result = face.driver.call(spark_jobs.rows, face=face.name, options=options, fail_once=fail_once)
     names = [path.name for path in directories()]
-    groups = {name: list(rows) for name, rows in groupby(found, lambda row: row["topic"])}
+    groups = {name: list(rows) for name, rows in groupby(result, lambda row: row["topic"])}
     assert sorted(groups) == [name.removesuffix("-0") for name in names]
     for name in names:
         rows = groups[name.removesuffix("-0")]
         wanted = [without_epoch(row) for row in stored(name, isolation)]
         assert [as_consumed(row) for row in rows] == wanted, name
         assert {row["partition"] for row in rows} == {0}
-    assert any(row["headers"] is None for row in found)
-    assert any(row["value"] is None for row in found)
+    assert any(row["headers"] is None for row in result)
+    assert any(row["value"] is None for row in result)
 
 
 def test_the_schema_is_that_of_spark_s_own_source(face: Face, archive: Archive) -> None:
@@ -84,7 +84,7 @@ def test_the_schema_is_that_of_spark_s_own_source(face: Face, archive: Archive) 
         assert ("headers" in json.dumps(both["ours"])) == (headers == "true")
 
 
-def test_each_split_is_a_task_and_only_what_is_named_is_handed_over(
+def test_each_split_is_a_task_and_only_named_columns_are_returned(
     face: Face, archive: Archive
 ) -> None:
     options = archive.reading(subscribe="tx,segms", columns="partition,offset")
@@ -117,21 +117,21 @@ def test_a_table_in_spark_s_catalog_has_the_options_that_it_was_made_with(
     spark40: SparkDriver, archive: Archive, tmp_path: Path
 ) -> None:
     options = archive.reading(subscribe="segms", columns="offset")
-    found = spark40.call(
+    result = spark40.call(
         spark_jobs.through_catalog, options=options, location=f"file://{tmp_path}/table"
     )
-    offsets = list(range(found["offsets"][-1] + 1))
+    offsets = list(range(result["offsets"][-1] + 1))
     assert len(offsets) > 80
-    assert found == {"offsets": offsets, "again": offsets, "columns": ["offset"]}
+    assert result == {"offsets": offsets, "again": offsets, "columns": ["offset"]}
 
 
 def test_records_by_minute(face: Face, archive: Archive) -> None:
     options = archive.reading(subscribe="comp-none", columns="timestamp")
-    found = face.driver.call(spark_jobs.by_minute, face=face.name, options=options)
+    result = face.driver.call(spark_jobs.by_minute, face=face.name, options=options)
     rows = stored("comp-none-0", IsolationLevel.READ_UNCOMMITTED)
     minutes = [row["timestamp"] // 60_000 for row in rows]
-    assert [one["count"] for one in found] == [len(list(g)) for _, g in groupby(minutes)]
-    assert found[0]["minute"] == "2023-11-14 22:13:00"
+    assert [item["count"] for item in result] == [len(list(g)) for _, g in groupby(minutes)]
+    assert result[0]["minute"] == "2023-11-14 22:13:00"
 
 
 def read(face: Face, options: dict[str, str]) -> list[int]:
@@ -151,7 +151,7 @@ def damage(archive: Archive, base: int) -> None:
 
 def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchive) -> None:
     archive = new_archive("comp-none-0", "segms-0")
-    bases = [one.base for one in closed_segments() if one.directory.name == "comp-none-0"]
+    bases = [item.base for item in closed_segments() if item.directory.name == "comp-none-0"]
     MadeArchive(archive.store, LAYOUT, TopicPartition("segms", 0)).lose(30)
     damage(archive, bases[1])
     whole = [row["offset"] for row in stored("comp-none-0", IsolationLevel.READ_UNCOMMITTED)]
@@ -164,8 +164,8 @@ def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchi
     damaged = archive.reading(subscribe="comp-none")
     with pytest.raises(SparkCallError, match=rf"comp-none, partition 0, offsets \[{bases[1]}, "):
         read(face, damaged)
-    found = read(face, {**damaged, "failOnDataLoss": "false"})
-    gone = sorted(set(whole) - set(found))
+    result = read(face, {**damaged, "failOnDataLoss": "false"})
+    gone = sorted(set(whole) - set(result))
     assert gone == list(range(bases[1], gone[-1] + 1))
     assert len(gone) < bases[2] - bases[1]
     log = face.driver.log()
@@ -174,15 +174,15 @@ def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchi
 
     if face.name == "read":
         both = archive.reading(subscribe="comp-none,segms", failOnDataLoss="false")
-        told = face.driver.call(spark_jobs.counts, face=face.name, options=both)
-        assert told["missing"] == [
+        actual = face.driver.call(spark_jobs.counts, face=face.name, options=both)
+        assert actual["missing"] == [
             ["comp-none", bases[1], gone[-1] + 1],
             ["segms", 30, 60],
         ]
-        assert told["line"].endswith(f" {len(gone) + 30} offsets missing")
+        assert actual["line"].endswith(f" {len(gone) + 30} offsets missing")
 
 
-def test_nothing_to_read_and_what_does_not_exist(face: Face, archive: Archive) -> None:
+def test_an_empty_read_and_a_topic_that_does_not_exist(face: Face, archive: Archive) -> None:
     empty = archive.reading(
         subscribe="segms",
         startingOffsets='{"segms": {"0": 40}}',
@@ -195,17 +195,15 @@ def test_nothing_to_read_and_what_does_not_exist(face: Face, archive: Archive) -
         read(face, archive.reading(subscribe="tx", startingOffset="earliest"))
 
 
-def test_what_plans_and_logs_show_names_what_is_read_and_no_secret(
-    face: Face, archive: Archive
-) -> None:
+def test_plans_and_logs_name_the_topics_and_show_no_secret(face: Face, archive: Archive) -> None:
     options = archive.reading(subscribe="tx")
     plan = face.driver.call(spark_jobs.explained, face=face.name, options=options)
     assert "sidetier" in plan
     if face.name == "read":
         assert "sidetier tx (1 partition): 1 split" in plan
-    told = {**options, "tiered.storage.s3.secret.access.key": archive.secret}
+    result = {**options, "tiered.storage.s3.secret.access.key": archive.secret}
     with pytest.raises(SparkCallError) as refused:
-        read(face, told)
+        read(face, result)
     assert "env:NAME or file:/path" in str(refused.value)
     for text in (plan, str(refused.value), face.driver.log()):
         assert archive.secret not in text

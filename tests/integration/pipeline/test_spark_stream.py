@@ -57,14 +57,14 @@ def stable_end(name: str) -> int:
 
 def end_at(archive: Archive, name: str, segments: int) -> int:
     """Let an archive end after so many of its segments; returns its end."""
-    found = [one for one in closed_segments() if one.directory.name == name]
-    last = found[segments - 1]
+    result = [item for item in closed_segments() if item.directory.name == name]
+    last = result[segments - 1]
     made = MadeArchive(archive.store, LAYOUT, TopicPartition(name.removesuffix("-0"), 0))
     made.mark(last.base, last.next_base)
     return last.next_base
 
 
-def test_a_killed_stream_goes_on_where_its_checkpoint_stands(
+def test_a_killed_stream_continues_from_its_checkpoint(
     spark40: SparkDriver, archive: Archive, tmp_path: Path
 ) -> None:
     options = archive.reading(
@@ -95,7 +95,7 @@ def test_a_killed_stream_goes_on_where_its_checkpoint_stands(
     assert all(after - before <= 300 for before, after in pairwise(spans))
 
 
-def test_a_stream_follows_what_is_stored_and_refuses_an_archive_that_went_back(
+def test_a_stream_follows_the_archive_and_refuses_a_shorter_one(
     spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
 ) -> None:
     archive = new_archive("segms-0")
@@ -111,12 +111,12 @@ def test_a_stream_follows_what_is_stored_and_refuses_an_archive_that_went_back(
     assert written(tmp_path / "output") == records("segms-0", "comp-none-0")
 
     end_at(archive, "segms-0", 2)
-    with pytest.raises(SparkCallError, match="stands at offset 90, and the archive ends at 60"):
+    with pytest.raises(SparkCallError, match="is at offset 90, and the archive ends at 60"):
         spark40.call(spark_jobs.stream, options=options, **places)
     assert written(tmp_path / "output") == records("segms-0", "comp-none-0")
 
 
-def test_a_stream_reads_what_replaces_records_that_an_election_has_thrown_away(
+def test_a_stream_reads_the_records_that_replace_discarded_ones(
     spark40: SparkDriver, new_archive: NewArchive, tmp_path: Path
 ) -> None:
     archive = new_archive("segms-0")

@@ -75,9 +75,9 @@ class Cluster:
     def run_twice(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 -- what it returns
         """Do something that one task is to run twice for; which of them wins is up to them."""
         before = self.second_attempts()
-        found = work()
+        result = work()
         wait_until(lambda: self.second_attempts() > before, 60, "a second attempt")
-        return found
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,9 @@ def _cluster(
     version: Version, root: Path, settings: dict[str, str], jars: Distribution
 ) -> Iterator[Cluster]:
     with spark_cluster(version, root) as at:
-        told = at | SPECULATION | settings
-        with spark_driver(version, root / "driver", told, jars) as driver:
-            yield Cluster(driver, told)
+        result = at | SPECULATION | settings
+        with spark_driver(version, root / "driver", result, jars) as driver:
+            yield Cluster(driver, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +122,19 @@ def slow(new_archive: NewArchive, s3_server: S3Server, tmp_path: Path) -> Iterat
 
 def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
     """The sidecar's, for the same archive."""
-    told = {name.removeprefix("tiered.storage."): text for name, text in options.items()}
+    result = {name.removeprefix("tiered.storage."): text for name, text in options.items()}
     (root / "logs").mkdir()
     return {
-        "cluster": {"name": told["cluster.name"]},
+        "cluster": {"name": result["cluster.name"]},
         "log_dirs": [str(root / "logs")],
         "storage": {
-            "url": told["url"],
+            "url": result["url"],
             "s3": {
-                "endpoint_url": told["s3.endpoint.url"],
-                "region": told["s3.region"],
+                "endpoint_url": result["s3.endpoint.url"],
+                "region": result["s3.region"],
                 "path_style": True,
-                "access_key_id": {"file": told["s3.access.key.id"].removeprefix("file:")},
-                "secret_access_key": {"file": told["s3.secret.access.key"].removeprefix("file:")},
+                "access_key_id": {"file": result["s3.access.key.id"].removeprefix("file:")},
+                "secret_access_key": {"file": result["s3.secret.access.key"].removeprefix("file:")},
             },
         },
     }
@@ -143,7 +143,7 @@ def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
 def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
     slow.slow_once()
     options = slow.options | {"subscribePattern": ".*", "kafka.isolation.level": "read_committed"}
-    found = cluster40.run_twice(
+    result = cluster40.run_twice(
         lambda: cluster40.driver.call(spark_jobs.rows, face="format", options=options)
     )
     wanted = Counter(
@@ -151,7 +151,7 @@ def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
         for name in NAMES
         for row in stored(name, IsolationLevel.READ_COMMITTED)
     )
-    assert Counter((row["topic"], row["offset"]) for row in found) == wanted
+    assert Counter((row["topic"], row["offset"]) for row in result) == wanted
 
 
 def test_an_export_of_files(cluster40: Cluster, s3_server: S3Server, tmp_path: Path) -> None:

@@ -118,17 +118,17 @@ def is_later(
         for other, marker in transaction.markers.items()
         if marker is not None and marker < archived[other]
     ]
-    markers = [one for one in brokers.logs[tp][: archived[tp]] if one.commits is not None]
+    markers = [log for log in brokers.logs[tp][: archived[tp]] if log.commits is not None]
     return bool(markers) and markers[-1].timestamp_ms >= min(committed) + CLOCK_DIFFERENCE_MS
 
 
 def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
     """Whether the archive shows, or cannot exclude, that a transaction v2 is half restored."""
-    for one in brokers.every:
-        if one.producer == VERSION_1 or not one.commits:
+    for item in brokers.every:
+        if item.producer == VERSION_1 or not item.commits:
             continue
         restored = any(
-            marker is not None and marker < ends[tp] for tp, marker in one.markers.items()
+            marker is not None and marker < ends[tp] for tp, marker in item.markers.items()
         )
         if not restored:
             continue
@@ -136,16 +136,16 @@ def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
             ours = [
                 batch
                 for batch in brokers.logs[tp][: archived[tp]]
-                if batch.producer_id == one.producer
+                if batch.producer_id == item.producer
             ]
-            if any(batch.epoch == one.epoch and batch.commits is None for batch in ours):
-                marker = one.markers[tp]
+            if any(batch.epoch == item.epoch and batch.commits is None for batch in ours):
+                marker = item.markers[tp]
                 is_whole = marker is not None and marker < ends[tp]
             else:
                 is_whole = (
                     not ours
-                    or max(batch.epoch for batch in ours) > one.epoch
-                    or is_later(brokers, archived, tp, one)
+                    or max(batch.epoch for batch in ours) > item.epoch
+                    or is_later(brokers, archived, tp, item)
                 )
             if not is_whole:
                 return True
@@ -172,13 +172,15 @@ def test_no_transaction_is_half_restored_and_no_end_can_be_higher(
     for tp in PARTITIONS:
         if cut.ends[tp] < requested[tp]:
             assert is_split(brokers, archived, {**cut.ends, tp: Offset(cut.ends[tp] + 1)})
-    lowered = {one.partition: one.end for one in cut.report.lowered}
+    lowered = {item.partition: item.end for item in cut.report.lowered}
     assert lowered == {str(tp): end for tp, end in cut.ends.items() if end < requested[tp]}
     # What is claimed holds for what was never archived, too, but for partitions without any
     # archived transaction.
     shown = {tp: cut.ends[tp] if known[tp].batches else Offset(1 << 40) for tp in PARTITIONS}
     event(f"proven: {cut.report.is_proven}, lowered: {len(lowered)}")
     if cut.report.is_proven:
-        for one in brokers.every:
-            one.markers = {tp: marker for tp, marker in one.markers.items() if known[tp].batches}
-            assert not one.is_half_restored(shown), one
+        for entry in brokers.every:
+            entry.markers = {
+                tp: marker for tp, marker in entry.markers.items() if known[tp].batches
+            }
+            assert not entry.is_half_restored(shown), entry

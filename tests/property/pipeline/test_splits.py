@@ -1,4 +1,4 @@
-"""However a log is cut into splits, each record comes once: what a plain model of it says."""
+"""Splits of any size return each record of a log once, as a plain model does."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.errors import UndecidedRecordsError
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import ReadRequest, Topics
 from sidetier.pipeline.planning.split import Missing, Split
 from sidetier.pipeline.reading.split_reader import ReadOptions, read_split
 from sidetier.segments.isolation import IsolationLevel
@@ -61,16 +60,16 @@ def _at(span: OffsetRange, part: float) -> Offset:
 
 
 def read(world: World, split: Split, isolation: IsolationLevel, memory: int) -> Read:
-    found = Read()
+    result = Read()
     how = ReadOptions(("value", "offset"), isolation, fail_on_data_loss=False, memory_budget=memory)
     with patch(LEAST_MEMORY, 1):
         try:
-            for batch in read_split(access_to(world.archive.store), split, how, found.lose):
+            for batch in read_split(access_to(world.archive.store), split, how, result.lose):
                 assert batch.schema.names == ["value", "offset"]
-                found.offsets += batch.column("offset").to_pylist()
+                result.offsets += batch.column("offset").to_pylist()
         except UndecidedRecordsError as error:
-            found.undecided = range(error.range.start, error.range.end)
-    return found
+            result.undecided = range(error.range.start, error.range.end)
+    return result
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,20 +98,20 @@ def test_splits_of_any_archive_give_each_record_once(
     for split in splits:
         span = split.range
         shown, absent, _ = world.expect(span.start, committed=committed)
-        found = read(world, split, isolation, memory)
-        assert found.offsets == [offset for offset in shown if offset < span.end]
-        assert not found.undecided or min(found.undecided) > max(found.offsets, default=-1)
-        assert committed or not found.undecided
-        assert not found.undecided or found.undecided.stop == span.end
-        assert set(found.missing) <= set(absent)
+        result = read(world, split, isolation, memory)
+        assert result.offsets == [offset for offset in shown if offset < span.end]
+        assert not result.undecided or min(result.undecided) > max(result.offsets, default=-1)
+        assert committed or not result.undecided
+        assert not result.undecided or result.undecided.stop == span.end
+        assert set(result.missing) <= set(absent)
         assert {offset for offset in absent if offset < span.end} <= {
-            *found.missing,
-            *found.undecided,
+            *result.missing,
+            *result.undecided,
         }
 
     covered = [offset for split in splits for offset in range(split.range.start, split.range.end)]
     assert len(covered) == len(set(covered))
-    lost = [offset for one in missing for offset in range(one.range.start, one.range.end)]
+    lost = [offset for gap in missing for offset in range(gap.range.start, gap.range.end)]
     assert sorted(covered + lost) == list(range(world.start, end))
     assert not any(world.covered(offset) for offset in lost)
     unstored = {offset for offset in range(world.start, end) if not world.covered(offset)}
@@ -126,8 +125,8 @@ def test_committed_splits_end_where_the_last_stable_offset_is(seed: int, most: i
     batches = produced(dice, 60)
     line = list(cut(dice, batches, by_bytes=False))
     world = World(MadeArchive(), line, end=line[-1].end)
-    for one in line:
-        store(world, one)
+    for item in line:
+        store(world, item)
     store_companions(world, line)
     world.archive.mark(line[-1].base, world.end)
     shown, _, _ = world.expect(0, committed=True)
@@ -135,8 +134,8 @@ def test_committed_splits_end_where_the_last_stable_offset_is(seed: int, most: i
     request = request_of(IsolationLevel.READ_COMMITTED, most)
     splits, missing, end = planned(world, request, [])
 
-    found = [read(world, split, IsolationLevel.READ_COMMITTED, 6000) for split in splits]
-    assert list(chain.from_iterable(one.offsets for one in found)) == shown
-    assert not any(one.missing for one in found)
+    result = [read(world, split, IsolationLevel.READ_COMMITTED, 6000) for split in splits]
+    assert list(chain.from_iterable(element.offsets for element in result)) == shown
+    assert not any(entry.missing for entry in result)
     assert not missing
     assert end == world.stable

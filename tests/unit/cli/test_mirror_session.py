@@ -12,9 +12,9 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.cli.mirror import on_spark
 from sidetier.cli.mirror.session import CopyResult, run_engine
-from sidetier.mirror.engine import Copy, Counts, Limits
+from sidetier.mirror.copy.engine import Copy, Counts, Limits
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import BrokerUnavailableError, MirrorError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster

@@ -12,11 +12,11 @@ from sidetier.cli.mirror.on_spark import verdict
 from sidetier.cli.mirror.session import CopyResult
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
-from sidetier.mirror.copy_check import CheckedCopy
-from sidetier.mirror.engine import Counts
-from sidetier.mirror.restore import PartitionRestore, RestoreNote
-from sidetier.mirror.source import GapFound
-from sidetier.mirror.topics import Lineage
+from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.copy.source import SourceGap
+from sidetier.mirror.restore.copy_check import CheckedCopy
+from sidetier.mirror.restore.plan import PartitionRestore, RestoreNote
+from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset
@@ -103,20 +103,20 @@ def test_partitions_that_are_not_whole_are_named_with_the_cause_of_the_job() -> 
     assert verdict(["copy-0"], None).splitlines()[1:] == ["copy-0"]
 
 
-def planned(end: int = 60, archive_end: int = 60, stable_end: int = 60) -> PartitionRestore:
+def planned(end: int = 60, archive_end: int = 60, last_stable_offset: int = 60) -> PartitionRestore:
     return PartitionRestore(
         TP,
         TARGET,
         Offset(0),
         Offset(end),
         Offset(archive_end),
-        Offset(stable_end),
+        Offset(last_stable_offset),
         RestoreNote(Lineage("orders", ("lost",)), Offset(0)),
     )
 
 
 def result(one: PartitionRestore, *problems: str, gaps: int = 0) -> RestoreResult:
-    gap = GapFound(TP, Offset(5), Offset(9), "deleted")
+    gap = SourceGap(TP, Offset(5), Offset(9), "deleted")
     return RestoreResult(
         RestorePlan("dr", [one]),
         CopyResult(Counts(records=60, transactions=1, gaps=[gap] * gaps), 2.0),
@@ -128,7 +128,7 @@ def test_the_exit_code_tells_whether_everything_was_restored() -> None:
     assert result(planned()).exit_code == 0
     assert result(planned(), "a difference").exit_code == 3
     assert result(planned(), gaps=1).exit_code == 3
-    assert result(planned(end=40, stable_end=40)).exit_code == 3
+    assert result(planned(end=40, last_stable_offset=40)).exit_code == 3
     assert RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0)).exit_code == 0
     stopped = RestoreResult(RestorePlan("dr", [planned()]), CopyResult(Counts(), 1.0), stopped=True)
     assert stopped.exit_code == 130
@@ -137,7 +137,7 @@ def test_the_exit_code_tells_whether_everything_was_restored() -> None:
 def test_what_is_left_out_and_left_to_do_is_shown() -> None:
     plan = RestorePlan(
         "dr",
-        [planned(end=40, stable_end=40)],
+        [planned(end=40, last_stable_offset=40)],
         settings_left={"copy.orders": {"cleanup.policy": "compact,delete", "retention.ms": "5"}},
     )
     (table,) = plan.as_tables()

@@ -15,7 +15,7 @@ from sidetier.archive.objects.watermark import (
 )
 from sidetier.archive.reader import ArchiveReader, ReachedEnd, ReaderSettings
 from sidetier.cli.restore.folders import FolderChoice, FolderKind, folder_archive
-from sidetier.mirror.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
+from sidetier.mirror.copy.archive_source import ArchivedBatches, ArchiveGap, ArchiveSource
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage

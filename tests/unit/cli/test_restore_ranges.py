@@ -8,8 +8,8 @@ from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind
 from sidetier.cli.consume.reading import plan
 from sidetier.cli.consume.request import Request
 from sidetier.cli.restore.session import ArchiveRanges
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.copy_check import ArchivedRecords
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.restore.copy_check import ArchivedRecords
 from tests.harness.made_archive import MadeArchive, access_to
 from tests.harness.record_batches import TransactionalLog
 

@@ -1,11 +1,11 @@
-"""Which ACLs a copy gets."""
+"""The ACLs of copies."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sidetier.mirror.acls import INTERVAL_SECONDS, AclCopier, acls_of_copies
+from sidetier.mirror.topics.acls import INTERVAL_SECONDS, AclCopier, acls_of_copies
 from sidetier.segments.cluster_state import AclBinding, AclBindings
 from sidetier.segments.errors import ConfigurationError
 
@@ -74,7 +74,7 @@ def test_acls_are_copied_for_new_topics_and_every_ten_minutes() -> None:
     assert target.bindings == {COPY, replace(COPY, principal="User:bob")}
 
 
-def test_an_acl_that_is_refused_stops_nothing() -> None:
+def test_a_refused_acl_does_not_stop_the_others() -> None:
     target = FakeAcls(refuses=True)
     AclCopier(FakeAcls({READ}), target).copy(TARGETS)
     assert target.bindings == set()

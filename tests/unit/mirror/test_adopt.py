@@ -1,4 +1,4 @@
-"""What an old mirror has copied is found on the source: nothing is lost or copied twice."""
+"""The records that an old mirror has copied, searched on the source."""
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,8 @@ from sidetier.mirror.adopt import (
     progress_to_write,
     write_progress,
 )
-from sidetier.mirror.engine import Copy
-from sidetier.mirror.offset_map import Run
+from sidetier.mirror.copy.engine import Copy
+from sidetier.mirror.copy.offset_map import Run
 from sidetier.segments.errors import BrokerUnavailableError, ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.segments.records import Record
@@ -62,7 +62,7 @@ def test_the_progress_is_behind_the_last_record_that_was_copied(
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(0, 30), st.integers(0, 30))
-def test_a_verified_progress_is_right_whatever_the_records_are(
+def test_a_verified_progress_is_right_for_any_records(
     contents: list[int], copied: int, committed: int
 ) -> None:
     """Records that are often equal: the program has copied the first `copied` once, in order."""
@@ -94,7 +94,7 @@ def test_only_the_last_offsets_are_compared() -> None:
     assert (adopted.progress, adopted.compared) == (60, 5)
 
 
-def test_without_a_match_the_commit_counts_and_duplicates_are_told() -> None:
+def test_without_a_match_the_commit_counts_and_duplicates_are_reported() -> None:
     other = FakeLog({TARGET: [record(0, 777)]})
     adopted = adopt_partition(COPY, Offset(40), source_log(100), other)
     assert adopted.verdict is Verdict.NOT_FOUND
@@ -104,11 +104,11 @@ def test_without_a_match_the_commit_counts_and_duplicates_are_told() -> None:
     assert adopted.possible_duplicates == 60
 
 
-def test_equal_records_are_not_taken_for_a_proof() -> None:
+def test_equal_records_are_no_proof_of_the_position() -> None:
     same = [Record(Offset(at), 5, None, b"beat") for at in range(20)]
-    found = align(same[:3], same)
-    assert found is not None
-    assert not found.is_unique
+    result = align(same[:3], same)
+    assert result is not None
+    assert not result.is_unique
     adopted = adopt_partition(COPY, Offset(3), FakeLog({SOURCE: same}), FakeLog({TARGET: same[:3]}))
     assert adopted.verdict is Verdict.AMBIGUOUS
     assert adopted.progress == 3
@@ -130,7 +130,7 @@ def test_a_commit_beyond_the_source_is_refused() -> None:
         adopt_partition(COPY, Offset(5), source_log(5), FakeLog())
 
 
-def test_what_the_committed_offset_means() -> None:
+def test_the_committed_offset_is_the_next_offset_or_the_last_record() -> None:
     committed = {SOURCE: CommittedOffset(Offset(7))}
     assert next_offsets(committed, CommittedAs.NEXT_OFFSET) == {SOURCE: 7}
     assert next_offsets(committed, CommittedAs.LAST_RECORD) == {SOURCE: 8}

@@ -1,15 +1,19 @@
-"""Raw batches of archives: what a read-committed consumer of the broker saw, and nothing else."""
+"""Raw batches of archives are those that a read-committed consumer of the broker saw."""
 
 from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
 
-from sidetier.mirror.archive_source import ArchivedBatches, ArchiveEnd, ArchiveGap, ArchiveSource
-from sidetier.mirror.batches import select_batches
-from sidetier.mirror.engine import Copy, Engine, Limits
-from sidetier.mirror.reencode import reencode
-from sidetier.mirror.source import KafkaSource, OnGap
+from sidetier.mirror.copy.archive_source import (
+    ArchivedBatches,
+    ArchiveEnd,
+    ArchiveGap,
+    ArchiveSource,
+)
+from sidetier.mirror.copy.batches import reencode, select_batches
+from sidetier.mirror.copy.engine import Copy, Engine, Limits
+from sidetier.mirror.copy.source import KafkaSource, OnGap
 from sidetier.segments.errors import ConfigurationError, MirrorError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition
@@ -48,14 +52,14 @@ def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
     directory: str, chunk_bytes: int
 ) -> None:
     source, tp = archive_of(directory, chunk_bytes)
-    end = source.stable_end(tp)
+    end = source.last_stable_offset(tp)
     assert end is not None
-    path = next(one for one in broker_segments.directories() if one.name == directory)
+    path = next(item for item in broker_segments.directories() if item.name == directory)
     rows = broker_segments.consumed(path, "read_committed")
     seen = [row["offset"] for row in rows if row["offset"] < end]
     assert list(offsets_from(source, tp, 0)) == seen
     middle = seen[len(seen) // 2]
-    assert list(offsets_from(source, tp, middle)) == [one for one in seen if one >= middle]
+    assert list(offsets_from(source, tp, middle)) == [entry for entry in seen if entry >= middle]
 
 
 def test_the_archive_of_a_former_topic_is_ignored() -> None:
@@ -64,16 +68,18 @@ def test_the_archive_of_a_former_topic_is_ignored() -> None:
     archive.segment(0, batches(0, 20))
     archive.mark(0, 20, topic_id=stored)
     source = ArchiveSource(access_to(archive.store))
-    assert source.stable_end(TP) == 20
+    assert source.last_stable_offset(TP) == 20
     assert source.view(TP, topic_id=UUID(int=2)) is None
     source.expect({TP.topic: UUID(int=1)})
-    assert source.stable_end(TP) == 20
+    assert source.last_stable_offset(TP) == 20
     source.expect({TP.topic: UUID(int=2)})
     assert source.read(TP, Offset(0)) == ArchiveEnd(Offset(0))
 
 
-@pytest.mark.parametrize("with_companions", [True, False])
-def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("with_indexes", [True, False])
+def test_transactions_are_read_from_transaction_indexes_or_from_markers(
+    with_indexes: bool,  # noqa: FBT001
+) -> None:
     """Producer 7 aborts over two segments, 8 commits, 9 stays open at the end."""
     log = TransactionalLog()
     log.write(7, 3)  # 0 to 2
@@ -87,20 +93,20 @@ def test_transactions_are_told_by_companions_or_by_markers(with_companions: bool
     archive = MadeArchive()
     archive.segment(0, first)
     archive.segment(second_base, log.batches[len(first) :])
-    if with_companions:
+    if with_indexes:
         archive.transaction_indexes(0, [], {})
         aborted = AbortedTxn(7, Offset(0), Offset(5), Offset(3))
         archive.transaction_indexes(second_base, [aborted], {7: 0, 8: 3})
     archive.mark(second_base, log.next_offset)
     source = ArchiveSource(access_to(archive.store))
-    assert source.stable_end(TP) == 9
+    assert source.last_stable_offset(TP) == 9
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8]
     source = ArchiveSource(access_to(archive.store), abort_open=True)
-    assert source.stable_end(TP) == 12
+    assert source.last_stable_offset(TP) == 12
     assert list(offsets_from(source, TP, 0)) == [3, 4, 7, 8, 11]
 
 
-def test_a_recorded_gap_is_told() -> None:
+def test_a_recorded_gap_is_reported() -> None:
     archive = MadeArchive()
     archive.segment(0, batches(0, 20))
     archive.segment(40, batches(40, 60))
@@ -112,7 +118,7 @@ def test_a_recorded_gap_is_told() -> None:
     assert "the broker had deleted them before they were stored" in read.detail
 
 
-def test_transactions_of_an_archive_that_tells_nothing_of_them_are_refused() -> None:
+def test_transactions_of_an_archive_of_pinterest_are_refused() -> None:
     log = TransactionalLog()
     log.write(7, 3)
     log.mark(7, commit=False)

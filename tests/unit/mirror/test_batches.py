@@ -1,10 +1,9 @@
-"""Which batches go to the target unchanged, which are re-encoded and which are dropped."""
+"""Batches that go to the target unchanged, re-encoded batches, and dropped ones."""
 
 import numpy as np
 import pytest
 
-from sidetier.mirror.batches import Selection, select_batches
-from sidetier.mirror.reencode import reencode
+from sidetier.mirror.copy.batches import Selection, reencode, select_batches
 from sidetier.segments.arrow.codecs import decompress_into
 from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
 from sidetier.segments.headers import Compression, TimestampType, parse_batch_header
@@ -54,22 +53,22 @@ def decoded(data: bytes | bytearray | memoryview) -> list[Record]:
 
 
 def test_plain_batches_go_on_as_they_are() -> None:
-    found = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)))
-    assert [(one.start, one.end) for one in found.batches] == [(0, 3), (3, 5)]
-    assert not any(one.must_be_reencoded for one in found.batches)
-    assert found.next_offset == 5
+    result = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)))
+    assert [(batch.start, batch.end) for batch in result.batches] == [(0, 3), (3, 5)]
+    assert not any(item.must_be_reencoded for item in result.batches)
+    assert result.next_offset == 5
 
 
-def test_what_was_copied_before_is_passed_over() -> None:
-    found = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)), position=3)
-    assert [one.start for one in found.batches] == [3]
-    assert found.next_offset == 5
+def test_records_that_were_copied_before_are_skipped() -> None:
+    result = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)), position=3)
+    assert [batch.start for batch in result.batches] == [3]
+    assert result.next_offset == 5
 
 
 def test_a_cut_last_batch_is_left_for_the_next_read() -> None:
     whole, cut = MadeBatch(records(0, 1)).encoded(), MadeBatch(records(2, 3)).encoded()[:-1]
-    found = select_batches(memoryview(bytearray(whole + cut)), Offset(0), ())
-    assert found.next_offset == 2
+    result = select_batches(memoryview(bytearray(whole + cut)), Offset(0), ())
+    assert result.next_offset == 2
 
 
 def test_control_batches_and_aborted_transactions_are_dropped() -> None:
@@ -81,10 +80,10 @@ def test_control_batches_and_aborted_transactions_are_dropped() -> None:
     log.write(7, 2)  # 7 to 8: the same producer's next transaction
     log.mark(8, commit=True)
     log.mark(7, commit=True)
-    found = selected(*log.batches, aborted=((7, 0),))
-    assert [one.start for one in found.batches] == [3, 5, 7]
-    assert found.dropped_records == 3
-    assert found.next_offset == 11
+    result = selected(*log.batches, aborted=((7, 0),))
+    assert [batch.start for batch in result.batches] == [3, 5, 7]
+    assert result.dropped_records == 3
+    assert result.next_offset == 11
 
 
 def test_a_second_aborted_transaction_of_a_producer_begins_where_the_list_says() -> None:
@@ -93,8 +92,8 @@ def test_a_second_aborted_transaction_of_a_producer_begins_where_the_list_says()
     log.mark(7, commit=True)
     log.write(7, 2)  # 3 to 4
     log.mark(7, commit=False)
-    found = selected(*log.batches, aborted=((7, 3),))
-    assert [one.start for one in found.batches] == [0]
+    result = selected(*log.batches, aborted=((7, 3),))
+    assert [batch.start for batch in result.batches] == [0]
 
 
 def test_an_aborted_transaction_that_began_below_the_read_is_dropped() -> None:
@@ -102,14 +101,14 @@ def test_an_aborted_transaction_that_began_below_the_read_is_dropped() -> None:
     log.write(7, 2)
     log.write(7, 2)
     log.mark(7, commit=False)
-    found = selected(*log.batches[1:], position=2, aborted=((7, 0),))
-    assert found.batches == ()
-    assert found.next_offset == 5
+    result = selected(*log.batches[1:], position=2, aborted=((7, 0),))
+    assert result.batches == ()
+    assert result.next_offset == 5
 
 
 def test_a_batch_that_compaction_has_emptied_only_moves_the_position() -> None:
-    found = selected(MadeBatch((), base_offset=0, last_offset=9))
-    assert found == Selection((), Offset(10), 0)
+    result = selected(MadeBatch((), base_offset=0, last_offset=9))
+    assert result == Selection((), Offset(10), 0)
 
 
 @pytest.mark.parametrize("codec", list(Compression))
@@ -126,10 +125,13 @@ def test_a_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
     header = parse_batch_header(other.data)
     assert (header.compression, header.record_count, header.last_offset) == (codec, 4, 3)
     assert header.max_timestamp == START + 19
-    before = [(one.timestamp, one.key, one.value, one.headers) for one in records(10, 12, 13, 19)]
+    before = [
+        (record.timestamp, record.key, record.value, record.headers)
+        for record in records(10, 12, 13, 19)
+    ]
     assert [
-        (one.timestamp, one.key, one.value, tuple((k.encode(), v) for k, v in one.headers))
-        for one in decoded(other.data)
+        (item.timestamp, item.key, item.value, tuple((k.encode(), v) for k, v in item.headers))
+        for item in decoded(other.data)
     ] == before
 
 
@@ -141,7 +143,7 @@ def test_the_brokers_timestamps_are_kept_where_the_broker_has_set_them() -> None
     other = reencode(batch, 1 << 20, "t-0")
     assert other is not None
     assert parse_batch_header(other.data).timestamp_type is TimestampType.CREATE_TIME
-    assert {one.timestamp for one in decoded(other.data)} == {START + 999}
+    assert {record.timestamp for record in decoded(other.data)} == {START + 999}
 
 
 def test_a_range_that_begins_and_ends_inside_a_batch_has_no_other_record() -> None:

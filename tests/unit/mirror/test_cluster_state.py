@@ -1,12 +1,11 @@
-"""A stored cluster state is restored once, clamped, and what is left out is told."""
+"""A stored cluster state is restored once, inside the logs; skipped items are listed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sidetier.mirror.hydrate.cluster_state import (
-    LogRange,
+from sidetier.mirror.cluster_state.restore import (
     RestoredKind,
     restore_acls,
     restore_broker_configs,
@@ -28,7 +27,7 @@ from sidetier.segments.cluster_state import (
     ScramUsers,
     SnapshotKind,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 READ = AclBinding("TOPIC", "orders", "LITERAL", "User:alice", "*", "READ", "ALLOW")
 WRITE = AclBinding("TOPIC", "orders", "LITERAL", "User:alice", "*", "WRITE", "ALLOW")
@@ -43,7 +42,7 @@ class FakeAdmin:
     bindings: set[AclBinding] = field(default_factory=set)
     authorizer: bool = True
     committed: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
-    logs: dict[TopicPartition, LogRange] = field(default_factory=dict)
+    logs: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     users: dict[str, tuple[ScramMechanism, ...]] = field(default_factory=dict)
     limits: dict[tuple[QuotaEntity, ...], Mapping[str, float]] = field(default_factory=dict)
     configs: BrokerConfigs = NOTHING
@@ -58,16 +57,16 @@ class FakeAdmin:
         wanted = set(bindings)
         self.calls.append("acls")
         self.bindings |= wanted - self.refused
-        return {one: "for the test" for one in wanted if one in self.refused}
+        return {binding: "for the test" for binding in wanted if binding in self.refused}
 
     def group_offsets(self) -> GroupOffsets:
         groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         for group, offsets in self.committed.items():
-            for tp, one in offsets.items():
-                groups.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = one
+            for tp, offset in offsets.items():
+                groups.setdefault(group, {}).setdefault(tp.topic, {})[tp.partition] = offset
         return GroupOffsets(groups)
 
-    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogRange]:
+    def log_ranges(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetRange]:
         return {tp: self.logs[tp] for tp in tps if tp in self.logs}
 
     def commit(
@@ -76,11 +75,11 @@ class FakeAdmin:
         self.calls.append(group)
         refused = {tp: "for the test" for tp in offsets if tp in self.refused}
         known = self.committed.setdefault(group, {})
-        known.update({tp: one for tp, one in offsets.items() if tp not in refused})
+        known.update({tp: offset for tp, offset in offsets.items() if tp not in refused})
         return refused
 
     def quotas(self) -> ClientQuotas:
-        return ClientQuotas(tuple(ClientQuota(*one) for one in self.limits.items()))
+        return ClientQuotas(tuple(ClientQuota(*item) for item in self.limits.items()))
 
     def set_quota(self, quota: ClientQuota) -> str | None:
         self.calls.append("quota")
@@ -102,7 +101,7 @@ class FakeAdmin:
         self.calls.append((broker_id, name))
         if name in self.refused:
             return "for the test"
-        brokers = {one: dict(known) for one, known in self.configs.brokers.items()}
+        brokers = {broker: dict(known) for broker, known in self.configs.brokers.items()}
         brokers.setdefault(broker_id, {})[name] = value
         self.configs = BrokerConfigs(self.configs.default, brokers, self.configs.secret)
         return None
@@ -117,7 +116,7 @@ def restored(admin: FakeAdmin, offset: int, *, overwrite: bool = False) -> Resto
 
 
 def test_offsets_are_committed_with_their_text() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     result = restore_group_offsets(group(7, "note"), admin, dry_run=False)
     assert admin.committed == {"g": {ORDERS: CommittedOffset(7, "note")}}
     assert result.changed == ["group g: orders-0 at 7"]
@@ -125,22 +124,22 @@ def test_offsets_are_committed_with_their_text() -> None:
 
 def test_offsets_outside_of_the_log_are_clamped_to_it() -> None:
     for stored, clamped in ((1, 2), (11, 10), (2, 2), (10, 10)):
-        admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+        admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
         (line,) = restored(admin, stored).changed
         assert admin.committed["g"][ORDERS].offset == clamped
         assert ("is outside of the log, [2, 10)" in line) == (stored != clamped)
 
 
 def test_a_second_run_changes_nothing() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     restored(admin, 99)
     again = restored(admin, 99)
     assert (again.changed, again.unchanged, again.skipped) == ([], 1, [])
     assert admin.calls == ["g"]
 
 
-def test_what_a_group_has_committed_meanwhile_stays_unless_it_is_to_be_overwritten() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)})
+def test_offsets_that_a_group_has_committed_since_stay_unless_overwrite_is_set() -> None:
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     admin.committed["g"] = {ORDERS: CommittedOffset(9)}
     (line,) = restored(admin, 7).skipped
     assert "stays at 9" in line
@@ -149,14 +148,14 @@ def test_what_a_group_has_committed_meanwhile_stays_unless_it_is_to_be_overwritt
     assert admin.committed["g"][ORDERS].offset == 7
 
 
-def test_a_partition_that_does_not_exist_is_told() -> None:
+def test_a_partition_that_does_not_exist_is_reported() -> None:
     admin = FakeAdmin()
     assert restored(admin, 7).skipped == ["group g: orders-0 does not exist on this cluster"]
     assert admin.calls == []
 
 
-def test_a_refused_commit_is_told() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(2, 10)}, refused={ORDERS})
+def test_a_refused_commit_is_reported() -> None:
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))}, refused={ORDERS})
     result = restored(admin, 7)
     assert result.changed == []
     assert result.skipped == ["group g: orders-0 at 7 is refused: for the test"]
@@ -201,7 +200,7 @@ def test_quotas_that_are_missing_or_different_are_set() -> None:
     assert restore_quotas(wanted, admin, dry_run=True).unchanged == 3
 
 
-def test_configs_of_brokers_that_are_up_are_set_and_the_rest_is_told() -> None:
+def test_configs_of_running_brokers_are_set_and_the_others_reported() -> None:
     wanted = BrokerConfigs(
         default={"a": "1", "b": "2"},
         brokers={1: {"x": "1", "y": "2", "z": "3"}, 7: {"x": "1"}},
@@ -232,12 +231,12 @@ STATE = ClusterState(
 )
 
 
-def test_a_dry_run_tells_what_it_would_do_and_does_nothing() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+def test_a_dry_run_reports_changes_and_makes_none() -> None:
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     would = restore_cluster_state(STATE, admin, dry_run=True)
     assert admin.calls == []
     done = restore_cluster_state(STATE, admin, dry_run=False)
-    assert [one.changed for one in would] == [one.changed for one in done]
+    assert [item.changed for item in would] == [entry.changed for entry in done]
     assert admin.calls == ["g", "acls", (1, "x")], "permissions after offsets, brokers last"
 
 
@@ -261,10 +260,10 @@ class Calls(list[object]):
 
 @pytest.mark.parametrize("changes", range(3))
 def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) -> None:
-    whole = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    whole = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     restore_cluster_state(STATE, whole, dry_run=False)
     assert len(whole.calls) == 3
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)}, calls=Calls(changes))
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))}, calls=Calls(changes))
     with pytest.raises(KilledError):
         restore_cluster_state(STATE, admin, dry_run=False)
     admin.calls = []
@@ -273,9 +272,9 @@ def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) ->
 
 
 def test_scram_users_without_a_password_here_are_listed() -> None:
-    admin = FakeAdmin(logs={ORDERS: LogRange(0, 10)})
+    admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     admin.users["bob"] = (ScramMechanism("SCRAM_SHA_512", 8192),)
-    by_kind = {one.kind: one for one in restore_cluster_state(STATE, admin, dry_run=False)}
+    by_kind = {item.kind: item for item in restore_cluster_state(STATE, admin, dry_run=False)}
     users = by_kind[SnapshotKind.SCRAM_USERS]
     assert users.unchanged == 1
     assert users.skipped == [
@@ -283,7 +282,7 @@ def test_scram_users_without_a_password_here_are_listed() -> None:
     ]
 
 
-def test_kinds_without_a_snapshot_are_left_alone() -> None:
+def test_kinds_without_a_snapshot_are_not_restored() -> None:
     admin = FakeAdmin(bindings={READ})
     assert restore_cluster_state(ClusterState(), admin, dry_run=False) == []
     assert admin.calls == []

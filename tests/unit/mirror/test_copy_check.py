@@ -1,4 +1,4 @@
-"""A copy is compared with its archive: every difference is told, and nothing else."""
+"""The comparison of a copy with its archive reports each difference."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from sidetier.archive.reader import IsolationLevel
-from sidetier.mirror.archive_source import ArchiveSource
-from sidetier.mirror.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
-from sidetier.mirror.hydrate.verify import COLUMNS
-from sidetier.mirror.offset_map import OffsetMap, Run
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.offset_map import OffsetMap, Run
+from sidetier.mirror.hydrate.digest import COLUMNS
+from sidetier.mirror.restore.copy_check import ArchivedRecords, CheckedCopy, CopiedRange, check_copy
 from sidetier.segments.arrow.schema import schema_of
 from sidetier.segments.offsets import Offset, TopicPartition
 from tests.harness.made_archive import TP, MadeArchive, access_to, batches
@@ -100,13 +100,13 @@ def test_a_copy_is_equal() -> None:
     assert problems(rows(), start=7, end=33) == ""
 
 
-def test_records_of_others_before_and_behind_the_copy_are_left_alone() -> None:
+def test_other_records_before_and_behind_the_copy_are_not_compared() -> None:
     (other,) = rows(0, 1)
     assert problems([{**other, "offset": 3}, *rows(), {**other, "offset": 500}]) == ""
 
 
 @pytest.mark.parametrize("missing", [0, 17, 39])
-def test_a_missing_record_is_told(missing: int) -> None:
+def test_a_missing_record_is_reported(missing: int) -> None:
     there = rows()
     del there[missing]
     assert problems(there) == "copy.orders-0: 39 records, expected 40 (source offsets)"
@@ -125,7 +125,7 @@ def test_records_below_the_log_start_are_missing() -> None:
         ("timestamp", 5),
     ],
 )
-def test_another_content_is_told(column: str, other: object) -> None:
+def test_other_content_is_reported(column: str, other: object) -> None:
     there = rows()
     there[20][column] = other
     assert "the checksum over keys, values, headers and timestamps differs" in problems(there)
@@ -136,7 +136,7 @@ def test_timestamps_that_the_target_has_replaced_can_be_left_out() -> None:
     assert problems(there, with_timestamps=False) == ""
 
 
-def test_a_record_that_was_not_copied_is_told() -> None:
+def test_a_record_that_was_not_copied_is_reported() -> None:
     split = (Run(0, MOVED, 20), Run(20, MOVED + 21, 20))
     there = rows(0, 20) + [{**row, "offset": row["offset"] + 1} for row in rows(20, 40)]
     assert problems(there, copied=split) == ""
@@ -145,7 +145,7 @@ def test_a_record_that_was_not_copied_is_told() -> None:
     assert "the record at offset 120 is not one that was copied" in problems(there, copied=split)
 
 
-def test_another_order_is_told() -> None:
+def test_another_order_is_reported() -> None:
     swapped = (Run(0, MOVED + 20, 20), Run(20, MOVED, 20))
     first = [{**row, "offset": row["offset"] - 20} for row in rows(20, 40)]
     second = [{**row, "offset": row["offset"] + 20} for row in rows(0, 20)]

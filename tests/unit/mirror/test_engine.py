@@ -1,4 +1,4 @@
-"""The engine: each record once, whatever fails and when."""
+"""The engine copies each record once, with a failure at any step."""
 
 import threading
 from collections import deque
@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from sidetier.mirror.batches import MAX_OFFSET, Selection, select_batches
-from sidetier.mirror.engine import Copy, Engine, Limits
-from sidetier.mirror.source import NO_IDS, Fetched, GapFound, SourceEvent, TopicRecreated
-from sidetier.mirror.target import OutgoingBatch
+from sidetier.mirror.copy.batches import MAX_OFFSET, Selection, select_batches
+from sidetier.mirror.copy.engine import Copy, Engine, Limits
+from sidetier.mirror.copy.source import NO_IDS, Fetched, SourceEvent, SourceGap, TopicRecreated
+from sidetier.mirror.copy.target import OutgoingBatch
 from sidetier.segments.errors import (
     BrokerUnavailableError,
     KafkaApiError,
@@ -40,7 +40,7 @@ class FakeSource:
     """Hands out one batch at each poll, and ends; `failure` comes instead of what is behind."""
 
     batches: list[MadeBatch]
-    gap: GapFound | None = None
+    gap: SourceGap | None = None
     failure: SidetierError | None = None
     assigned: list[Mapping[TopicPartition, Offset]] = field(default_factory=list)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
@@ -55,10 +55,10 @@ class FakeSource:
         position = positions[SOURCE]
         if self.gap is not None and self.gap.start >= position:
             self.left.append(self.gap)
-        for one in self.batches:
-            if one.last < position:
+        for batch in self.batches:
+            if batch.last < position:
                 continue
-            data = memoryview(bytearray(one.encoded()))
+            data = memoryview(bytearray(batch.encoded()))
             selection = select_batches(data, position, (), until=MAX_OFFSET)
             self.left.append(
                 Fetched(SOURCE, position, selection, len(data), Offset(99), from_archive=False)
@@ -102,7 +102,7 @@ def engine(source: FakeSource, target: FakeTarget, limits: Limits = EACH_BATCH) 
 
 
 def expected(batches: Iterable[MadeBatch]) -> list[bytes | None]:
-    return [record.value for one in batches for record in one.records]
+    return [record.value for batch in batches for record in batch.records]
 
 
 BATCHES = [batch(first) for first in range(0, 50, 5)]
@@ -213,7 +213,7 @@ def test_a_worker_that_is_no_member_any_more_joins_again(code: int, name: str) -
 
 
 @MEMBERSHIP_LOST
-def test_what_cannot_join_again_ends_at_once(code: int, name: str) -> None:
+def test_a_writer_that_cannot_join_again_ends_at_once(code: int, name: str) -> None:
     """A task of Spark has the membership of the driver."""
     lost = KafkaApiError(name, code=code, name=name, retry=False)
     target = FakeTarget(fault=FailsAt(7, lost))
@@ -237,7 +237,7 @@ def test_failures_end_the_engine_after_a_while() -> None:
         engine(FakeSource(BATCHES), FakeTarget(fault=broken), Limits(patience=0.0)).run()
 
 
-def test_what_was_read_before_the_source_ended_is_committed() -> None:
+def test_records_that_were_read_before_the_source_ended_are_committed() -> None:
     source = FakeSource(BATCHES, failure=MirrorError("a gap"))
     target = FakeTarget()
     with pytest.raises(MirrorError, match="a gap"):
@@ -255,7 +255,7 @@ def test_a_second_run_begins_behind_the_first() -> None:
 
 
 def test_a_gap_is_counted_and_stepped_over() -> None:
-    gap = GapFound(SOURCE, Offset(0), Offset(5), "deleted")
+    gap = SourceGap(SOURCE, Offset(0), Offset(5), "deleted")
     target = FakeTarget()
     copying = engine(FakeSource(BATCHES[1:], gap=gap), target)
     copying.run()
@@ -264,7 +264,7 @@ def test_a_gap_is_counted_and_stepped_over() -> None:
     assert target.values() == expected(BATCHES[1:])
 
 
-def test_dropped_records_alone_move_the_progress() -> None:
+def test_dropped_records_move_the_progress_too() -> None:
     @dataclass
     class OnlyMarkers(FakeSource):
         def assign(
@@ -349,7 +349,7 @@ class TwoPartitions(FakeSource):
     ) -> None:
         self.topic_ids = topic_ids
         for tp in positions:
-            data = memoryview(bytearray(b"".join(one.encoded() for one in self.batches)))
+            data = memoryview(bytearray(b"".join(batch.encoded() for batch in self.batches)))
             selection = select_batches(data, Offset(0), ())
             self.left.append(
                 Fetched(tp, Offset(0), selection, len(data), Offset(99), from_archive=False)
@@ -370,7 +370,7 @@ class CountsCalls(FakeTarget):
 
     def send(self, batches: Iterable[OutgoingBatch]) -> None:
         taken = list(batches)
-        self.calls.append({one.tp for one in taken})
+        self.calls.append({item.tp for item in taken})
         super().send(taken)
 
 

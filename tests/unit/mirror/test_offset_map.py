@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.mirror.offset_map import (
+from sidetier.mirror.copy.offset_map import (
     CHUNK_RUNS,
     MapChunk,
     MapRecord,
@@ -43,7 +43,7 @@ def test_each_record_is_found_at_the_offset_where_it_was_written(
     }
 
 
-def test_a_consumer_goes_on_at_the_next_record_that_was_copied() -> None:
+def test_a_consumer_continues_at_the_next_copied_record() -> None:
     copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
     assert copied.translate(12, 35) == Translation(102)
     assert copied.translate(15, 35) == Translation(106)  # aborted on the source
@@ -66,7 +66,7 @@ def test_no_translation_is_below_the_log_start_of_the_target() -> None:
     ]
 
 
-def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_and_told_so() -> None:
+def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_with_a_report() -> None:
     copied = OffsetMap([Run(10, 100, 5)])
     assert copied.translate(900, 15) == Translation(105, repeated=885)
     assert OffsetMap([]).translate(900, 15) is None
@@ -100,22 +100,22 @@ def test_overlapping_copies_leave_the_newest_of_each_offset(spans: list[tuple[in
 
 
 @given(st.integers(1, 60), st.integers(0, 800), st.integers(4, 20))
-def test_a_thinned_map_sets_nobody_past_a_record(count: int, source: int, kept: int) -> None:
+def test_a_thinned_map_moves_no_consumer_past_a_record(count: int, source: int, kept: int) -> None:
     """Runs of 7 records each, with 3 offsets between them that have no copy."""
     whole = OffsetMap([Run(10 * at, 8 * at, 7) for at in range(count)])
     thin = whole.thinned(kept)
     assert len(thin.runs) <= kept
-    exact, told = whole.translate(source, 10**6), thin.translate(source, 10**6)
+    exact, result = whole.translate(source, 10**6), thin.translate(source, 10**6)
     assert exact is not None
-    assert told is not None
-    assert told.offset <= exact.offset
+    assert result is not None
+    assert result.offset <= exact.offset
     # What is read again is told: each copied offset between has one source offset.
-    again = range(source - told.repeated, source)
+    again = range(source - result.repeated, source)
     repeated = [whole.target_of(at) for at in again]
-    expected = range(told.offset, exact.offset)
+    expected = range(result.offset, exact.offset)
     assert {at for at in expected if at % 8 < 7} <= {at for at in repeated if at is not None}
     if source >= thin.exact_from:
-        assert told == exact
+        assert result == exact
 
 
 def decoded(record: MapRecord) -> MapChunk:
@@ -133,8 +133,8 @@ def test_a_chunk_is_written_again_until_it_is_full() -> None:
         keys.add(record.key)
         newest[record.key] = record  # what compaction keeps
     assert len(keys) == 3
-    found = [run for record in newest.values() for run in decoded(record).runs]
-    assert OffsetMap(found).runs == tuple(runs)
+    result = [run for record in newest.values() for run in decoded(record).runs]
+    assert OffsetMap(result).runs == tuple(runs)
     assert decoded(next(iter(newest.values()))).partition == TP
 
 

@@ -1,4 +1,4 @@
-"""A running mirror stores its offset map and sets groups of the target, and never too far."""
+"""A running mirror stores its offset map and sets groups of the target, never too far."""
 
 import re
 import threading
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidetier.mirror.offset_map import (
+from sidetier.mirror.copy.offset_map import (
     MapChunk,
     MapRecord,
     OffsetMap,
@@ -17,10 +17,10 @@ from sidetier.mirror.offset_map import (
     encode_map_record,
     most_chunks,
 )
-from sidetier.mirror.offset_sync import LAST_PAUSES, STORE_SECONDS, OffsetSync
-from sidetier.mirror.stored_map import MapStore, StoredMap
-from sidetier.mirror.topics import Lineage
-from sidetier.mirror.translate import OffsetMapReader
+from sidetier.mirror.offsets.offset_sync import LAST_PAUSES, STORE_SECONDS, OffsetSync
+from sidetier.mirror.offsets.stored_map import MapStore, StoredMap
+from sidetier.mirror.offsets.translate import OffsetMapReader
+from sidetier.mirror.topics.rules import Lineage
 from sidetier.segments.errors import BrokerUnavailableError, StoreTimeoutError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
@@ -81,7 +81,7 @@ class World:
             self.target,
             shorten=self.shorten,
             store=self.maps() if stores else None,
-            patterns=[re.compile(one) for one in patterns],
+            patterns=[re.compile(pattern) for pattern in patterns],
             interval=10.0,
             clock=lambda: self.now,
             wall_clock=lambda: 1700.0,
@@ -172,7 +172,7 @@ def test_the_map_is_read_on_and_stored_when_it_has_changed() -> None:
     assert sync.counts.maps_stored == 2
 
 
-def test_a_lost_topic_does_not_lose_what_is_stored() -> None:
+def test_a_lost_topic_does_not_change_the_stored_map() -> None:
     """The topic is deleted, the mirror goes on and makes a new one: groups are still set exactly,
     but for the offsets between what was stored and what the new topic has.
     """
@@ -190,7 +190,7 @@ def test_a_lost_topic_does_not_lose_what_is_stored() -> None:
     assert world.stored().mirrored_to == 25
 
 
-def test_without_the_topic_no_group_passes_what_is_stored() -> None:
+def test_without_the_topic_no_group_moves_past_the_stored_map() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.sync().take_turn()

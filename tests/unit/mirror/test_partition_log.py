@@ -1,4 +1,4 @@
-"""Committed records of a partition are read up to a known end, and open transactions waited for."""
+"""Committed records up to a known end, with waits for open transactions."""
 
 import threading
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class Partition:
         (partition,) = topic.partitions
         self.asked.append(partition.fetch_offset)
         batches, stable = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        data = b"".join(one.encoded() for one in batches)
+        data = b"".join(batch.encoded() for batch in batches)
         return request.response(
             throttle_time=0,
             error_code=ErrorCode.none,
@@ -82,15 +82,15 @@ def stack() -> Iterator[ExitStack]:
 def test_records_behind_an_open_transaction_are_waited_for(stack: ExitStack) -> None:
     later = batch(2, transactional=True)
     partition = Partition(stack, ([batch(0)], 2), ([], 2), ([], 2), ([later], 4))
-    found = list(partition.log.read(TP, 0, 4))
-    assert [(one.offset, one.key) for one in found] == [(at, b"k%d" % at) for at in range(4)]
-    assert found[0].headers == (("h", b"1"),)
+    result = list(partition.log.read(TP, 0, 4))
+    assert [(item.offset, item.key) for item in result] == [(at, b"k%d" % at) for at in range(4)]
+    assert result[0].headers == (("h", b"1"),)
     assert partition.asked == [0, 2, 2, 2]
 
 
 def test_only_the_wanted_offsets_are_read(stack: ExitStack) -> None:
     partition = Partition(stack, ([batch(0), batch(2)], 4))
-    assert [one.offset for one in partition.log.read(TP, 1, 3)] == [1, 2]
+    assert [item.offset for item in partition.log.read(TP, 1, 3)] == [1, 2]
     assert partition.asked == [1]
 
 

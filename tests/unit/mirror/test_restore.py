@@ -1,12 +1,11 @@
-"""What a restore plans: targets that may take records, and progress that it may go on from."""
+"""Accepted targets of a restore, and progress from which it may continue."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from sidetier.mirror.catalog import Planned, SourceTopic
-from sidetier.mirror.restore import (
+from sidetier.mirror.restore.plan import (
     KEEPS_RECORDS,
     PartitionRestore,
     RestoreNote,
@@ -18,7 +17,8 @@ from sidetier.mirror.restore import (
     settings_left,
     target_problems,
 )
-from sidetier.mirror.topics import NOT_COPIED, Lineage, decode_lineage
+from sidetier.mirror.topics.planning import PlannedCopy, SourceTopic
+from sidetier.mirror.topics.rules import NOT_COPIED, Lineage, decode_lineage
 from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import CommittedOffset
@@ -38,14 +38,14 @@ def wanted(
         Offset(start),
         Offset(end),
         archive_end=Offset(more.get("archive_end", 50)),
-        stable_end=Offset(more.get("stable_end", 50)),
+        last_stable_offset=Offset(more.get("last_stable_offset", 50)),
         note=note,
         restored_to=None if "restored_to" not in more else Offset(more["restored_to"]),
     )
 
 
-def planned(*, exists: bool = True, target: str = TARGET.topic) -> Planned:
-    return Planned("orders", target, 1, LINEAGE, KEEPS_RECORDS, exists)
+def planned(*, exists: bool = True, target: str = TARGET.topic) -> PlannedCopy:
+    return PlannedCopy("orders", target, 1, LINEAGE, KEEPS_RECORDS, exists)
 
 
 def problem_of(
@@ -134,7 +134,7 @@ def test_the_topic_that_is_read_is_refused_as_the_target() -> None:
     assert same_topic_problem(planned(), "lost") is None
 
 
-def test_a_restore_goes_on_from_its_own_progress_only() -> None:
+def test_a_restore_continues_only_from_its_own_progress() -> None:
     assert progress_problem(wanted(), NOTE) is None
     created = replace(NOTE, lineage=replace(LINEAGE, target_id="known since the first run"))
     assert progress_problem(wanted(), created) is None
@@ -143,7 +143,7 @@ def test_a_restore_goes_on_from_its_own_progress_only() -> None:
         progress_problem(wanted(start=12), NOTE) or ""
     )
     other = RestoreNote(Lineage("payments", ("lost",)), Offset(10))
-    assert "has put payments-0 there" in (progress_problem(wanted(), other) or "")
+    assert "has copied payments-0 there" in (progress_problem(wanted(), other) or "")
     folder = RestoreNote(LINEAGE, Offset(10), "_sidetier/prod-a/retired/orders-0/id/")
     assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
 
@@ -152,5 +152,5 @@ def test_offsets_that_are_left_and_undecided() -> None:
     assert wanted().offsets_left == 40
     assert wanted(restored_to=30).offsets_left == 20
     assert wanted(restored_to=60).offsets_left == 0
-    assert wanted(end=40, archive_end=50, stable_end=40).undecided == 10
-    assert wanted(end=30, archive_end=50, stable_end=40).undecided == 0
+    assert wanted(end=40, archive_end=50, last_stable_offset=40).undecided == 10
+    assert wanted(end=30, archive_end=50, last_stable_offset=40).undecided == 0

@@ -1,4 +1,4 @@
-"""Reading by topic id: a broker is played by a test."""
+"""Reading by topic id from a fake broker."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.source import KafkaSource, SourceEvent, TopicRecreated
+from sidetier.mirror.copy.source import KafkaSource, SourceEvent, TopicRecreated
 from sidetier.segments.errors import SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
@@ -54,7 +54,7 @@ class Recreated:
         )
 
     def fetches(self) -> list[UUID]:
-        asked = [one.entity for one in self.broker.received if one.api is ApiKey.FETCH]
+        asked = [request.entity for request in self.broker.received if request.api is ApiKey.FETCH]
         return [topic.topic_id for entity in asked for topic in entity.topics]
 
 
@@ -86,7 +86,7 @@ def test_a_topic_with_another_id_is_reported_and_read_no_more(
     assert not source.finished()
 
 
-def test_an_id_that_the_broker_does_not_know_yet_is_asked_for_again(
+def test_a_topic_id_that_the_broker_does_not_know_yet_is_requested_again(
     broker: Recreated, source: KafkaSource
 ) -> None:
     """Its metadata has the id, but not the log."""

@@ -1,4 +1,4 @@
-"""The driver of a copy on Spark: which tasks there are, and what they have left undone."""
+"""The driver of a copy on Spark: its tasks, and the partitions that they left incomplete."""
 
 import pickle
 from dataclasses import replace
@@ -8,8 +8,8 @@ import pytest
 
 from sidetier.config.storage import StorageConfig
 from sidetier.config.types import References, SecretRef, resolved
-from sidetier.mirror.engine import Copy, Counts, Limits, PartitionLag, summed
-from sidetier.mirror.source import GapFound
+from sidetier.mirror.copy.engine import Copy, Counts, Limits, PartitionLag, summed
+from sidetier.mirror.copy.source import SourceGap
 from sidetier.mirror.spark_copy import (
     PartitionTask,
     SparkCopy,
@@ -18,7 +18,7 @@ from sidetier.mirror.spark_copy import (
     plan_tasks,
     unfinished,
 )
-from sidetier.mirror.topics import MirrorNames
+from sidetier.mirror.topics.rules import MirrorNames
 from sidetier.segments.errors import MirrorError, SourceUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.requests import Membership
@@ -33,14 +33,14 @@ def task(number: int, end: int) -> PartitionTask:
     )
 
 
-def test_what_is_left_becomes_tasks_the_largest_first() -> None:
+def test_unfinished_partitions_become_tasks_the_largest_first() -> None:
     tasks = [task(number, end) for number, end in enumerate((50, 500, 100, 900, 900, 0))]
     reached = {1: 490, 3: 900, 4: 1000}
     progress = {TopicPartition("copy", number): Offset(at) for number, at in reached.items()}
     assert plan_tasks(tasks, progress) == (tasks[2], tasks[0], tasks[1], tasks[5])
 
 
-def test_partitions_that_are_not_whole_are_named_with_the_reason() -> None:
+def test_incomplete_partitions_are_reported_with_the_reason() -> None:
     tasks = [task(0, 50), task(1, 60), task(2, 70), task(3, 80)]
     progress = {
         TopicPartition("copy", 0): Offset(50),
@@ -59,14 +59,14 @@ def test_a_success_without_the_progress_is_no_success() -> None:
     assert unfinished([task(0, 50)], {}, {0: TaskOutcome(Counts(records=50))})
 
 
-def test_a_partition_that_was_whole_is_named_where_its_progress_has_disappeared() -> None:
+def test_a_complete_partition_whose_progress_has_disappeared_is_reported() -> None:
     whole = replace(task(0, 50), is_begun=True)
     [line] = unfinished([whole], {}, {})
     assert line.endswith("0 of 50: its progress has disappeared since the copy was planned")
 
 
 def test_counts_of_several_attempts_are_added() -> None:
-    gap = GapFound(TopicPartition("orders", 0), Offset(5), Offset(9), "deleted")
+    gap = SourceGap(TopicPartition("orders", 0), Offset(5), Offset(9), "deleted")
     one = Counts(records=1, bytes=10, transactions=2, gaps=[gap], newest_latency=3.0)
     other = Counts(records=5, aborts=1, lags={gap.tp: PartitionLag(Offset(7))})
     both = summed([one, other])
@@ -83,7 +83,9 @@ def test_a_partitions_id_is_no_workers_id() -> None:
     )
 
 
-def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_are_sent_to_executors_have_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TARGET_PASSWORD", "hunter2")
     reference = SecretRef(env="TARGET_PASSWORD")
     target: References = {"bootstrap.servers": "b:9092", "sasl.password": reference}
@@ -102,7 +104,7 @@ def test_what_is_sent_to_executors_has_no_secret(monkeypatch: pytest.MonkeyPatch
     assert pickle.loads(sent) == copy  # noqa: S301 -- made in this test
 
 
-def test_an_error_that_stays_ends_its_partition_alone() -> None:
+def test_a_permanent_error_ends_only_its_partition() -> None:
     """Raised, it would be tried again by Spark, and would then end the tasks of all partitions."""
     lacking = {"env": "NOT_SET_ON_THIS_EXECUTOR"}
     s3 = {"access_key_id": lacking, "secret_access_key": lacking}

@@ -1,11 +1,11 @@
-"""Answers to Produce that do not say that every batch was written: the broker is a test's."""
+"""Responses to Produce that do not confirm every batch, from a fake broker."""
 
 from collections.abc import Iterator
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.target import KafkaTarget, OutgoingBatch
+from sidetier.mirror.copy.target import KafkaTarget, OutgoingBatch
 from sidetier.segments.errors import (
     BrokerError,
     ConfigurationError,
@@ -131,8 +131,8 @@ def listed(request: Received, *ids: str, error: ErrorCode = ErrorCode.none) -> b
         error_code=error,
         unknown_state_filters=(),
         transaction_states=[
-            {"transactional_id": one, "producer_id": 7, "transaction_state": "Ongoing"}
-            for one in ids
+            {"transactional_id": topic_id, "producer_id": 7, "transaction_state": "Ongoing"}
+            for topic_id in ids
         ],
     )
 
@@ -158,15 +158,15 @@ def test_a_worker_aborts_what_tasks_left_open_in_its_partitions_before_it_reads_
         assert target.progress([TP]) == {TP: CommittedOffset(Offset(7))}
         target.close()
         (states,) = [
-            one.entity.state_filters
-            for one in broker.received
-            if one.api is ApiKey.LIST_TRANSACTIONS
+            item.entity.state_filters
+            for item in broker.received
+            if item.api is ApiKey.LIST_TRANSACTIONS
         ]
         assert states == ("Ongoing",)
         aborted = [
-            one.entity.transactional_id
-            for one in broker.received
-            if one.api is ApiKey.INIT_PRODUCER_ID
+            entry.entity.transactional_id
+            for entry in broker.received
+            if entry.api is ApiKey.INIT_PRODUCER_ID
         ]
         assert aborted == ([] if refusal is not ErrorCode.none else ["dr:orders-0"])
         assert broker.apis()[-1] is ApiKey.OFFSET_FETCH

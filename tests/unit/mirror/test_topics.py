@@ -1,11 +1,11 @@
-"""Which topics a mirror copies, under which names, and what it refuses."""
+"""The topics that a mirror copies, their names, and the refusals."""
 
 import re
 from dataclasses import replace
 
 import pytest
 
-from sidetier.mirror.topics import (
+from sidetier.mirror.topics.rules import (
     Lineage,
     MirrorNames,
     TopicRules,
@@ -48,7 +48,7 @@ def test_two_topics_with_one_copy_are_refused() -> None:
         rules(".*", rename="all").targets(["a", "b"])
 
 
-def test_a_broken_pattern_is_told_with_its_option() -> None:
+def test_an_invalid_pattern_is_reported_with_its_option() -> None:
     with pytest.raises(ConfigurationError, match=r"--topic '\('"):
         compiled("(", "--topic")
 
@@ -133,9 +133,9 @@ KEPT = Lineage("orders", ("A",), "source-1", "target-1")
         (replace(KEPT, clusters=("B",)), "not of orders of cluster B"),
     ],
 )
-def test_progress_goes_on_with_the_same_topics_only(now: Lineage, problem: str | None) -> None:
-    found = progress_problem(now, KEPT, "copy")
-    assert (found is None) if problem is None else (problem in (found or ""))
+def test_progress_continues_only_with_the_same_topics(now: Lineage, problem: str | None) -> None:
+    result = progress_problem(now, KEPT, "copy")
+    assert (result is None) if problem is None else (problem in (result or ""))
 
 
 NEW_SOURCE = replace(KEPT, source_id="source-2")
@@ -156,7 +156,7 @@ NEW_SOURCE = replace(KEPT, source_id="source-2")
         (replace(NEW_SOURCE, clusters=("B",)), [KEPT], False),
     ],
 )
-def test_only_the_copy_of_a_recreated_topic_is_made_anew(
+def test_only_the_copy_of_a_recreated_topic_is_made_again(
     now: Lineage, kept: list[Lineage], *, expected: bool
 ) -> None:
     assert may_restart(now, kept) is expected

@@ -1,4 +1,4 @@
-"""Workers share partitions as members of a group; a coordinator is played by a test."""
+"""Workers share partitions as members of a group of a fake coordinator."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sidetier.mirror.topics import TopicRules, compiled
-from sidetier.mirror.workers import KafkaWorkerGroup, Share, decode_share, group_kind
+from sidetier.mirror.copy.workers import KafkaWorkerGroup, Share, decode_share, group_kind
+from sidetier.mirror.topics.rules import TopicRules, compiled
 from sidetier.segments.errors import (
     ConfigurationError,
     KafkaApiError,
@@ -79,7 +79,9 @@ class Coordinator:
         )
 
     def sync(self, request: Received) -> bytes:
-        assigned = {one.member_id: one.assignment for one in request.entity.assignments}
+        assigned = {
+            assignment.member_id: assignment.assignment for assignment in request.entity.assignments
+        }
         return request.response(
             throttle_time=0,
             error_code=ErrorCode.none,
@@ -102,9 +104,9 @@ def coordinator() -> Iterator[Coordinator]:
 def worker(coordinator: Coordinator) -> Iterator[KafkaWorkerGroup]:
     settings = ClientSettings((coordinator.broker.address,))
     rules = TopicRules((compiled("orders", "--topic"),))
-    found = KafkaWorkerGroup(settings, GROUP, "b", group_kind(rules), session_timeout=0.5)
-    yield found
-    found.close()
+    result = KafkaWorkerGroup(settings, GROUP, "b", group_kind(rules), session_timeout=0.5)
+    yield result
+    result.close()
 
 
 def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
@@ -119,14 +121,16 @@ def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
 def test_the_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
     worker.join()
     (sent,) = coordinator.received(ApiKey.SYNC_GROUP)
-    shares = {one.member_id: decode_share(one.assignment) for one in sent.assignments}
+    shares = {
+        assignment.member_id: decode_share(assignment.assignment) for assignment in sent.assignments
+    }
     assert shares == {"m-a": Share(0, 2), "m-b": Share(1, 2)}
     tp = TopicPartition("orders", 0)
     assert worker.owns(tp) == Share(1, 2).owns(tp)
     assert worker.membership() == Membership(1, "m-b", "b")
 
 
-def test_a_follower_takes_what_it_is_given(
+def test_a_follower_accepts_the_placed_records(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     coordinator.leads = False
@@ -147,7 +151,7 @@ def test_a_rebalance_is_learned_from_a_heartbeat_and_joined_with_the_same_member
     coordinator.beat = ErrorCode.none
     worker.join()
     assert not worker.must_join_again()
-    assert [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)] == ["", "m-b"]
+    assert [request.member_id for request in coordinator.received(ApiKey.JOIN_GROUP)] == ["", "m-b"]
     assert worker.membership() == Membership(2, "m-b", "b")
 
 
@@ -157,7 +161,7 @@ def test_a_member_that_was_given_up_joins_as_a_new_one(
     worker.join()
     coordinator.joins = [ErrorCode.unknown_member_id]
     worker.join()
-    joins = [one.member_id for one in coordinator.received(ApiKey.JOIN_GROUP)]
+    joins = [request.member_id for request in coordinator.received(ApiKey.JOIN_GROUP)]
     assert joins == ["", "m-b", ""]
 
 
@@ -196,7 +200,9 @@ def test_a_worker_that_ends_leaves_the_group(
     worker.close()
     worker.close()
     (left,) = coordinator.received(ApiKey.LEAVE_GROUP)
-    assert [(one.member_id, one.group_instance_id) for one in left.members] == [("m-b", "b")]
+    assert [(member.member_id, member.group_instance_id) for member in left.members] == [
+        ("m-b", "b")
+    ]
 
 
 def test_other_rules_are_another_kind_of_group() -> None:
@@ -206,6 +212,6 @@ def test_other_rules_are_another_kind_of_group() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", json.dumps({"version": 2}).encode()])
-def test_what_is_no_share_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_share_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedResponseError):
         decode_share(data)

@@ -23,7 +23,7 @@ from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.tables.tailed import TailedRecords
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.topics import TopicLogs
-from sidetier.pipeline.planning.limits import AtOffsets, Edge
+from sidetier.pipeline.planning.request import AtOffsets, Edge
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

@@ -1,4 +1,4 @@
-"""A difference of one byte is found and named; retention on the live brokers is none."""
+"""A difference of one byte is reported; retention on the live brokers is no difference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from sidetier.mirror.drill.sample import compare_with_live, differences_from_archive
+from sidetier.mirror.hydrate.digest import Digest
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment
-from sidetier.mirror.hydrate.verify import Digest
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
@@ -43,8 +43,8 @@ class Records:
             for offset in range(plan.start, plan.end)
             if isolation is IsolationLevel.READ_UNCOMMITTED or offset not in self.hidden
         ]
-        found = Digest()
-        found.add(
+        result = Digest()
+        result.add(
             pa.RecordBatch.from_pydict(
                 {
                     "offset": shown,
@@ -56,7 +56,7 @@ class Records:
                 }
             )
         )
-        return found
+        return result
 
     def log_start(self, _: TopicPartition) -> int:
         return self.start
@@ -76,11 +76,15 @@ def test_equal_records_have_no_difference() -> None:
 def test_one_flipped_bit_is_found_on_either_side() -> None:
     flipped = Records({17: b"valud"})
     (uncommitted, committed) = differences_from_archive(PLAN, expected(Records()), flipped)
-    assert uncommitted.startswith("orders-3: offsets 0-30, read_uncommitted: the restored broker")
+    assert uncommitted.startswith(
+        "orders-3: offsets [0, 30), read_uncommitted: the restored broker"
+    )
     assert "checksum" in committed
     live = Records()
     (problem,) = compare_with_live(PLAN, flipped, live, live.log_start).problems
-    assert problem.startswith("orders-3: offsets 10-20, orders-3/10.log: the restored broker has")
+    assert problem.startswith(
+        "orders-3: offsets [10, 20), orders-3/10.log: the restored broker has"
+    )
     live = Records({17: b"valud"})
     assert len(compare_with_live(PLAN, Records(), live, live.log_start).problems) == 1
 
@@ -91,10 +95,10 @@ def test_a_record_that_should_be_hidden_is_found() -> None:
     assert "read_committed: the restored broker has 30 records, expected 29" in problem
 
 
-def test_only_what_the_live_brokers_hold_is_compared() -> None:
+def test_only_records_that_the_live_brokers_have_are_compared() -> None:
     live = Records(start=14)
-    found = compare_with_live(PLAN, Records({3: b"other"}), live, live.log_start)
-    assert (found.start, found.problems) == (14, ())
+    result = compare_with_live(PLAN, Records({3: b"other"}), live, live.log_start)
+    assert (result.start, result.problems) == (14, ())
     assert live.asked == [(14, 20), (20, 30)]
     gone = Records(start=30)
     assert compare_with_live(PLAN, Records(), gone, gone.log_start).start is None
@@ -107,8 +111,8 @@ def test_records_that_retention_deletes_meanwhile_are_no_difference() -> None:
         live.start = 12
 
     live.before = delete
-    found = compare_with_live(PLAN, Records(), live, live.log_start)
-    assert (found.start, found.problems) == (12, ())
+    result = compare_with_live(PLAN, Records(), live, live.log_start)
+    assert (result.start, result.problems) == (12, ())
 
 
 def test_brokers_that_do_not_answer_are_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""Which topics of a given cluster a drill takes for its own."""
+"""The topics of a given cluster that a drill recognises as its own."""
 
 from dataclasses import replace
 from uuid import UUID
@@ -12,8 +12,8 @@ from sidetier.mirror.drill.given_cluster import (
     new_run,
     topic_of,
 )
-from sidetier.mirror.restore import RestoreNote
-from sidetier.mirror.topics import Lineage, TopicRules, compiled
+from sidetier.mirror.restore.plan import RestoreNote
+from sidetier.mirror.topics.rules import Lineage, TopicRules, compiled
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import TopicMetadata
 from sidetier.wire.requests import CommittedOffset
@@ -29,9 +29,9 @@ def described(name: str, topic_id: UUID | None = ID) -> TopicMetadata:
 
 
 def topic(name: str = COPY) -> DrillTopic:
-    found = drill_topic(described(name))
-    assert found is not None
-    return found
+    result = drill_topic(described(name))
+    assert result is not None
+    return result
 
 
 def progress(target_id: UUID) -> dict[TopicPartition, CommittedOffset]:

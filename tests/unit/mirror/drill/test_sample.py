@@ -1,4 +1,4 @@
-"""What a drill's sample holds: a function of the seed, within its bounds."""
+"""The content of a drill's sample: a function of the seed, within its limits."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,7 +8,7 @@ import pytest
 from sidetier.mirror.drill.sample import SampleRules, choose_sample, part_of, plan_of_sample
 from sidetier.mirror.hydrate.plan import PlannedPartition, PlannedSegment, check_partition
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 RULES = SampleRules(seed=7, segments=2, newest=False, max_partitions=5, max_bytes=10**6)
 STORED = [TopicPartition(topic, number) for topic in ("a", "b", "c") for number in range(10)]
@@ -31,8 +31,8 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
     chosen = choose_sample(STORED, planned, RULES)
     assert choose_sample(reversed(STORED), planned, RULES) == chosen
     others = [choose_sample(STORED, planned, replace(RULES, seed=seed)) for seed in range(5)]
-    assert all(one != chosen for one in others)
-    assert len({part.segments[0].base_offset for one in others for part in one}) > 3
+    assert all(sample != chosen for sample in others)
+    assert len({part.segments[0].base_offset for item in others for part in item}) > 3
 
 
 def test_a_sample_is_valid_and_within_its_bounds() -> None:
@@ -83,12 +83,16 @@ def test_partitions_without_segments_and_with_large_ones_are_passed_over() -> No
         choose_sample(STORED[:2], mixed, RULES)
 
 
+def gap(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
 def test_a_part_keeps_the_log_start_and_the_gaps_within_it() -> None:
-    given = replace(planned(STORED[0]), start=5, gaps=((8, 12), (35, 50)))
+    given = replace(planned(STORED[0]), start=5, gaps=(gap(8, 12), gap(35, 50)))
     first = part_of(given, 0, 1)
-    assert (first.start, first.end, first.gaps) == (5, 10, ((8, 10),))
+    assert (first.start, first.end, first.gaps) == (5, 10, (gap(8, 10),))
     middle = part_of(given, 2, 2)
-    assert (middle.start, middle.end, middle.gaps) == (20, 40, ((35, 40),))
+    assert (middle.start, middle.end, middle.gaps) == (20, 40, (gap(35, 40),))
     check_partition(middle)
 
 

@@ -1,4 +1,4 @@
-"""Whether the bytes of the brokers are those of the archive, and what of them is committed."""
+"""The bytes on the brokers compared with the archive, and the count of committed records."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -72,22 +72,22 @@ def fetched(
 @pytest.mark.parametrize("chunk", [1, 61, 100, 10_000])
 def test_equal_batches_are_counted_at_both_levels(chunk: int) -> None:
     log = archived()
-    found = compare_batches(placed(log, plan_of(log), chunk), fetched(log.batches))
-    assert isinstance(found, EqualBatches)
-    assert (found.records, found.committed_records) == (13, 9)
-    assert found.timestamps
+    result = compare_batches(placed(log, plan_of(log), chunk), fetched(log.batches))
+    assert isinstance(result, EqualBatches)
+    assert (result.records, result.committed_records) == (13, 9)
+    assert result.timestamps
 
 
 def test_a_start_inside_a_batch_and_a_cut_leave_records_out() -> None:
     log = archived()
     plan = plan_of(log, start=5, end=9)
     answers = fetched(log.batches[1:4], start=5)
-    found = compare_batches(placed(log, plan, 50), answers)
-    assert isinstance(found, EqualBatches)
-    assert (found.records, found.committed_records) == (2, 0)
+    result = compare_batches(placed(log, plan, 50), answers)
+    assert isinstance(result, EqualBatches)
+    assert (result.records, result.committed_records) == (2, 0)
 
 
-def test_what_is_open_at_the_end_is_aborted() -> None:
+def test_transactions_that_are_open_at_the_end_are_aborted() -> None:
     log = archived()
     plan = plan_of(log, end=7)
     both = [(1, 0), ABORTED]
@@ -104,36 +104,36 @@ def test_a_byte_that_differs_is_noticed(at: int) -> None:
     log = archived()
     answers = list(fetched(log.batches))
     answers[2].data[at] ^= 1
-    found = compare_batches(placed(log, plan_of(log)), answers)
-    assert found == "a batch between offsets 7 and 8 differs"
+    result = compare_batches(placed(log, plan_of(log)), answers)
+    assert result == "a batch between offsets 7 and 8 differs"
 
 
 def test_a_batch_that_is_missing_at_the_end_is_noticed() -> None:
     log = archived()
     answers = list(fetched(log.batches))
     plan = plan_of(log)
-    found = compare_batches(placed(log, plan), answers[:-1])
-    assert found == "read-committed consumers are shown nothing from offset 9 on"
+    result = compare_batches(placed(log, plan), answers[:-1])
+    assert result == "read-committed consumers are shown nothing from offset 9 on"
     # an answer that lies about its end
     answers[-2] = replace(answers[-2], end=Offset(plan.end))
-    found = compare_batches(placed(log, plan), answers[:-1])
-    assert found == "the brokers have no batches after offset 15, the archive has"
+    result = compare_batches(placed(log, plan), answers[:-1])
+    assert result == "the brokers have no batches after offset 15, the archive has"
 
 
 def test_more_batches_than_archived_are_noticed() -> None:
     log = archived()
     more = [*log.batches, MadeBatch((MadeRecord(15),))]
-    found = compare_batches(placed(log, plan_of(log)), fetched(more))
-    assert found == "a batch between offsets 15 and 16 differs"
+    result = compare_batches(placed(log, plan_of(log)), fetched(more))
+    assert result == "a batch between offsets 15 and 16 differs"
 
 
 def test_aborted_transactions_are_compared() -> None:
     log = archived()
     plan = plan_of(log)
-    found = compare_batches(placed(log, plan), fetched(log.batches, aborted=[]))
-    assert found == "the transaction of producer 2 from offset 3 on is not aborted on the brokers"
-    found = compare_batches(placed(log, plan), fetched(log.batches, aborted=[ABORTED, (1, 0)]))
-    assert found == "the transaction of producer 1 from offset 0 on is aborted on the brokers"
+    result = compare_batches(placed(log, plan), fetched(log.batches, aborted=[]))
+    assert result == "the transaction of producer 2 from offset 3 on is not aborted on the brokers"
+    result = compare_batches(placed(log, plan), fetched(log.batches, aborted=[ABORTED, (1, 0)]))
+    assert result == "the transaction of producer 1 from offset 0 on is aborted on the brokers"
     later = [ABORTED, (9, plan.end + 3)]  # produced since
     assert isinstance(
         compare_batches(placed(log, plan), fetched(log.batches, aborted=later)), EqualBatches
@@ -143,8 +143,8 @@ def test_aborted_transactions_are_compared() -> None:
 def test_an_aborted_transaction_need_not_be_named_before_it_begins_or_after_its_end() -> None:
     log = archived()
     answers = [
-        replace(one, aborted=frozenset([ABORTED] if 3 <= one.start <= 8 else []))
-        for one in fetched(log.batches)
+        replace(item, aborted=frozenset([ABORTED] if 3 <= item.start <= 8 else []))
+        for item in fetched(log.batches)
     ]
     assert isinstance(compare_batches(placed(log, plan_of(log)), answers), EqualBatches)
 
@@ -155,8 +155,8 @@ def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
     log.batches.append(batch)
     log.next_offset = 6
     plan = plan_of(log, start=2)
-    found = compare_batches(placed(log, plan), fetched(log.batches, start=2, aborted=[]))
-    assert "compacted" in str(found)
+    result = compare_batches(placed(log, plan), fetched(log.batches, start=2, aborted=[]))
+    assert "compacted" in str(result)
 
 
 def serve(broker: FakeBroker, log: TransactionalLog, most: int) -> None:
@@ -196,8 +196,8 @@ def test_a_partition_is_fetched_from_start_to_end(most: int, start: int, end: in
     plan = plan_of(log, start=start, end=end)
     with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
         serve(broker, log, most)
-        found = compare_batches(placed(log, plan), fetch_batches(cluster, plan))
-        assert isinstance(found, EqualBatches)
+        result = compare_batches(placed(log, plan), fetch_batches(cluster, plan))
+        assert isinstance(result, EqualBatches)
         log.batches[3] = replace(log.batches[3], producer_epoch=9)  # the one at offset 8
         changed = compare_batches(placed(archived(), plan), fetch_batches(cluster, plan))
         assert isinstance(changed, str)

@@ -1,4 +1,4 @@
-"""Plans whose transactions are whole, read from archives of several partitions."""
+"""Plans with whole transactions, read from archives of several partitions."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,10 +57,10 @@ def transaction(
 ) -> None:
     """Commit the producer's transaction of this number, with a record in each partition."""
     epoch = number if version == 2 else 0
-    for one in partitions:
-        one.log.write(producer, epoch=epoch)
-    for one in partitions:
-        one.log.mark(
+    for partition in partitions:
+        partition.log.write(producer, epoch=epoch)
+    for item in partitions:
+        item.log.mark(
             producer,
             commit=True,
             epoch=epoch + (version == 2),
@@ -77,10 +77,10 @@ def planned(store: RemoteStorage, cut: Cut | None = None) -> HydratePlan:
 
 
 def ends(plan: HydratePlan) -> list[int]:
-    return [one.end for one in plan.partitions]
+    return [partition.end for partition in plan.partitions]
 
 
-def test_what_one_partition_does_not_have_is_left_out_of_all() -> None:
+def test_a_transaction_that_one_partition_lacks_is_left_out_of_all() -> None:
     store = FakeStorage()
     first, second, third = every = partitions_on(store)
     for number in range(3):
@@ -95,11 +95,11 @@ def test_what_one_partition_does_not_have_is_left_out_of_all() -> None:
     # Transaction 3 is committed in two partitions, and can have records in the second.
     assert ends(plan) == [3 * 2 + 1, 3 * 2, 3 * 2 + 1]
     assert plan.transactions is not None
-    assert [(one.partition, one.requested) for one in plan.transactions.lowered] == [
+    assert [(end.partition, end.requested) for end in plan.transactions.lowered] == [
         ("orders-0", 5 * 2),
         ("orders-2", 4 * 2 + 1),
     ]
-    assert {one.not_committed_in for one in plan.transactions.lowered} == {"orders-1"}
+    assert {item.not_committed_in for item in plan.transactions.lowered} == {"orders-1"}
     assert plan.has_whole_transactions
 
 
@@ -110,22 +110,22 @@ def test_the_highest_epoch_is_followed_by_another_producer_id() -> None:
     transaction(32_766, *every)
     transaction(0, first, producer=8, now=32_767_000)
     second.log.write(8, epoch=0)
-    for one in every:
-        one.roll()
+    for item in every:
+        item.roll()
     plan = planned(store)
     assert ends(plan) == [3, 3]
     assert plan.transactions is not None
-    assert [one.not_committed_in for one in plan.transactions.lowered] == ["orders-1"]
+    assert [end.not_committed_in for end in plan.transactions.lowered] == ["orders-1"]
     assert plan.has_whole_transactions
 
 
-def test_a_cut_by_offset_looks_at_what_lies_above_it() -> None:
+def test_a_cut_by_offset_reads_the_markers_above_it() -> None:
     store = FakeStorage()
     every = partitions_on(store, 2)
     for number in range(6):
         transaction(number, *every)
-        for one in every:
-            one.roll()
+        for item in every:
+            item.roll()
     plan = planned(store, Cut(offsets={every[1].tp: Offset(5)}))  # the marker of transaction 2
     assert ends(plan) == [5, 5]
     # Nothing of the producer follows there, but an hour later the partition has another one's.
@@ -142,8 +142,8 @@ def test_the_archive_is_read_back_to_a_marker_that_is_old_enough() -> None:
     first, second = every = partitions_on(store, 2)
     transaction(0, *every)
     second.log.write(7, epoch=1)  # open at the end of its archive
-    for one in every:
-        one.roll()
+    for item in every:
+        item.roll()
     transaction(1, first, now=HOUR_MS)
     first.roll()
     for number in range(3):  # others bury its marker
@@ -197,7 +197,7 @@ def test_records_in_gaps_are_not_claimed() -> None:
         (1, 3, "Not guaranteed: producers 7 use transactions of version 1"),
     ],
 )
-def test_the_command_says_what_it_leaves_out_and_what_is_not_guaranteed(
+def test_the_command_reports_lowered_ends_and_missing_guarantees(
     version: int, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = CommandLine(tmp_path, capsys)

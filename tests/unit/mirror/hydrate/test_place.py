@@ -1,4 +1,4 @@
-"""Placing: what the broker finds, checks that refuse, and kills at every durable step."""
+"""Placed segments, checks that refuse, and kills at every durable step."""
 
 import fcntl
 import json
@@ -84,7 +84,8 @@ def archive() -> MadeArchive:
 def planned(archive: MadeArchive, cut: Cut | None = None) -> HydratePlan:
     plan = make_plan(access_to(archive.store), lambda _: True, cut or Cut(), {})
     brokers = {
-        name: PreparedTopic(TOPIC_ID, (1,) * one.partitions) for name, one in plan.topics.items()
+        name: PreparedTopic(TOPIC_ID, (1,) * topic.partitions)
+        for name, topic in plan.topics.items()
     }
     return with_prepared(plan, "new", brokers)
 
@@ -100,7 +101,7 @@ def run(
     step: Callable[[str], None] = lambda _: None,
 ) -> list[Placed]:
     with locked_log_dirs([host.log_dir]) as log_dirs:
-        journals = {one.path: Journal(one.path, plan.plan_id) for one in log_dirs}
+        journals = {log_dir.path: Journal(log_dir.path, plan.plan_id) for log_dir in log_dirs}
         pending = {path: journal.switching for path, journal in journals.items()}
         wanted = destinations(plan, log_dirs, pending)
         settings = PlaceSettings(at_once=1, step=step)
@@ -188,15 +189,15 @@ def test_a_kill_at_each_step_is_finished_by_the_next_run(
                 assert len(logs) in {1, 4}
             (placed,) = run(plan, archive, host)
             assert placed.problem is None, (seen[number], broker_starts)
-            found = host.contents()
+            result = host.contents()
             # Only who is killed after the switch leaves the recovery point to the broker.
-            found.setdefault(
+            result.setdefault(
                 "recovery-point-offset-checkpoint", expected["recovery-point-offset-checkpoint"]
             )
-            assert found == expected, (seen[number], broker_starts)
+            assert result == expected, (seen[number], broker_starts)
 
 
-def test_what_is_in_its_place_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
+def test_a_placed_partition_is_not_touched_again(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     run(plan, archive, host)
     produced = host.log_dir / "orders-0" / f"{60:020d}.log"
@@ -273,7 +274,7 @@ def test_the_snapshot_at_the_end_has_open_transactions_and_no_other_producer(hos
     archive.mark(0, log.next_offset)
     run(planned(archive), archive, host)
     data = (host.log_dir / "orders-0" / f"{log.next_offset:020d}.snapshot").read_bytes()
-    assert [(one.producer_id, one.first_offset) for one in open_transactions(data)] == [
+    assert [(item.producer_id, item.first_offset) for item in open_transactions(data)] == [
         (8, opened.first)
     ]
     assert int.from_bytes(data[6:10]) == 1
@@ -329,7 +330,7 @@ def test_a_plan_whose_topics_do_not_exist_is_refused(archive: MadeArchive, host:
         run(plan, archive, host)
 
 
-def test_partitions_of_other_brokers_are_left_alone(archive: MadeArchive, host: Host) -> None:
+def test_partitions_of_other_brokers_are_not_placed(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     elsewhere = with_prepared(plan, "new", {"orders": PreparedTopic(TOPIC_ID, (2,))})
     before = host.contents()
@@ -376,7 +377,9 @@ def test_a_topic_of_the_snapshot_without_segments_is_created_and_left_empty(
         {"empty": PlannedTopic(2, 3), "orders": PlannedTopic(3, 1)},
     )
     assert plan.topics["empty"].partitions == 2
-    assert [(one.topic, one.partition, one.end) for one in plan.partitions] == [
+    assert [
+        (partition.topic, partition.partition, partition.end) for partition in plan.partitions
+    ] == [
         ("empty", 0, 0),
         ("empty", 1, 0),
         ("orders", 0, 60),

@@ -1,4 +1,4 @@
-"""What may be created, what exists already, and what topics are changed to at the end."""
+"""Creation of topics, checks of existing ones, and their final configs."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from sidetier.cli.hydrate.view import FinishedResult
 from sidetier.mirror.hydrate.finish import (
-    OpenTransactionFound,
+    OpenTransaction,
     check_placed,
     check_replicated,
     check_topics,
@@ -41,7 +41,7 @@ from sidetier.mirror.hydrate.topics import (
     to_create,
 )
 from sidetier.segments.errors import ConfigurationError
-from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartition
+from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, OffsetRange, TopicPartition
 from sidetier.wire.batches import Producer
 from sidetier.wire.cluster import Cluster, ClusterMetadata, PartitionMetadata, TopicMetadata
 from sidetier.wire.requests import ActiveProducer
@@ -71,24 +71,28 @@ def test_only_missing_topics_are_created() -> None:
     assert to_create(planned(), {"orders": described(1)}) == {}
 
 
+def log(start: int, end: int) -> OffsetRange:
+    return OffsetRange(Offset(start), Offset(end))
+
+
 def test_an_empty_topic_of_an_interrupted_run_is_taken_over() -> None:
-    check_existing(planned(), {"orders": described(1)}, {ORDERS: (0, 0)})
-    check_existing(planned(), {"orders": described(1)}, {ORDERS: (7, 7)})
+    check_existing(planned(), {"orders": described(1)}, {ORDERS: log(0, 0)})
+    check_existing(planned(), {"orders": described(1)}, {ORDERS: log(7, 7)})
 
 
 @pytest.mark.parametrize(
-    ("found", "ends", "message"),
+    ("existing", "offsets", "message"),
     [
-        (described(1), (0, 1), "has records in partition 0"),
-        (described(1, 2), (0, 0), "exists with several replicas"),
-        (DescribedTopic("id", ((1,), (1,)), (1, 1)), (0, 0), "exists with 2 partitions"),
+        (described(1), log(0, 1), "has records in partition 0"),
+        (described(1, 2), log(0, 0), "exists with several replicas"),
+        (DescribedTopic("id", ((1,), (1,)), (1, 1)), log(0, 0), "exists with 2 partitions"),
     ],
 )
 def test_a_topic_that_cannot_take_segments_is_refused(
-    found: DescribedTopic, ends: tuple[int, int], message: str
+    existing: DescribedTopic, offsets: OffsetRange, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check_existing(planned(), {"orders": found}, {ORDERS: ends})
+        check_existing(planned(), {"orders": existing}, {ORDERS: offsets})
 
 
 def test_the_safe_settings_go_and_the_real_ones_come() -> None:
@@ -124,17 +128,17 @@ def test_without_a_snapshot_retention_stays_unlimited() -> None:
 
 
 def test_a_partition_that_was_not_placed_is_refused() -> None:
-    check_placed(planned(), {ORDERS: (5, 60)})
-    check_placed(planned(), {ORDERS: (5, 61)})  # an abort marker
-    check_placed(planned(), {ORDERS: (61, 61)})  # retention, before a step is repeated
-    for empty_or_beginning_too_early in ((0, 0), (0, 60)):
+    check_placed(planned(), {ORDERS: log(5, 60)})
+    check_placed(planned(), {ORDERS: log(5, 61)})  # an abort marker
+    check_placed(planned(), {ORDERS: log(61, 61)})  # retention, before a step is repeated
+    for empty_or_beginning_too_early in (log(0, 0), log(0, 60)):
         with pytest.raises(ConfigurationError, match="was `sidetier hydrate place` run"):
             check_placed(planned(), {ORDERS: empty_or_beginning_too_early})
 
 
 def test_a_topic_that_was_created_again_is_refused() -> None:
     check_topics(planned(), {"orders": described(1)})
-    with pytest.raises(ConfigurationError, match="is not the one that"):
+    with pytest.raises(ConfigurationError, match="is not the topic that"):
         check_topics(planned(), {"orders": described(1, topic_id="other")})
 
 
@@ -151,7 +155,7 @@ def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() 
     check_replicated(planned(2), {"orders": described(1, 2)}, [])
     with pytest.raises(ConfigurationError, match="orders-0 has 1 of 2 replicas: run `sidetier"):
         check_replicated(planned(2), {"orders": described(1)}, [])
-    hung = OpenTransactionFound(ORDERS, ActiveProducer(Producer(7, 0), -1, 3, 0, Offset(9)))
+    hung = OpenTransaction(ORDERS, ActiveProducer(Producer(7, 0), -1, 3, 0, Offset(9)))
     with pytest.raises(ConfigurationError, match="orders-0 has an open transaction"):
         check_replicated(planned(2), {"orders": described(1, 2)}, [hung])
 
@@ -225,12 +229,12 @@ class FakeClient:
 
     def create_topics(self, topics: Iterable[NewTopic], **_: object) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
-        for one in topics:
-            if one.topic in self.topics:
-                answers[one.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
+        for topic in topics:
+            if topic.topic in self.topics:
+                answers[topic.topic] = failed(KafkaError.TOPIC_ALREADY_EXISTS)
             else:
-                self.topics[one.topic] = one.num_partitions
-                answers[one.topic] = done()
+                self.topics[topic.topic] = topic.num_partitions
+                answers[topic.topic] = done()
         return answers
 
     def incremental_alter_configs(
@@ -266,7 +270,7 @@ def admin_of(client: FakeClient) -> TopicAdmin:
     return TopicAdmin(cast("AdminClient", client))
 
 
-def test_a_cluster_whose_controller_has_died_is_asked_again() -> None:
+def test_a_request_is_retried_after_the_controller_has_died() -> None:
     client = FakeClient(without_controller=1)
     assert admin_of(client).cluster_id() == "new"
     assert client.without_controller == -1
@@ -290,9 +294,9 @@ class MortalClient(FakeClient):
 
     def create_topics(self, topics: Iterable[NewTopic], **more: object) -> dict[str, Future[Any]]:
         answers: dict[str, Future[Any]] = {}
-        for one in topics:
+        for topic in topics:
             self._change()
-            answers |= super().create_topics([one], **more)
+            answers |= super().create_topics([topic], **more)
         return answers
 
     def incremental_alter_configs(
@@ -331,9 +335,9 @@ def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -
         prepare(planned(), admin_of(FakeClient(topics={"orders": 2}, stale=frozenset({1}))))
 
 
-def test_a_broker_that_does_not_lead_yet_is_asked_again() -> None:
+def test_a_request_to_a_broker_that_does_not_lead_yet_is_retried() -> None:
     client = FakeClient(topics={"orders": 1}, not_leading=3)
-    assert admin_of(client).ends([ORDERS]) == {ORDERS: (0, 0)}
+    assert admin_of(client).log_ranges([ORDERS]) == {ORDERS: log(0, 0)}
 
 
 def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -> None:

@@ -1,4 +1,4 @@
-"""What consumers must see, and how a difference is told."""
+"""The digests that consumers must get of restored partitions, and the reported differences."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +11,17 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from kio.schema.errors import ErrorCode
 
 from sidetier.mirror.hydrate.batch_scan import BatchScanner
+from sidetier.mirror.hydrate.digest import Digest, HiddenOffsets
 from sidetier.mirror.hydrate.plan import PlannedPartition, plan_partition
 from sidetier.mirror.hydrate.survey import Cut, make_plan
 from sidetier.mirror.hydrate.verify import (
     ArchiveSide,
     BrokerSide,
-    Digest,
-    Hidden,
     verify_partition,
     verify_partitions,
 )
 from sidetier.segments.isolation import IsolationLevel
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.protocol import ApiKey
 from sidetier.wire.settings import ClientSettings
@@ -47,17 +46,17 @@ def records(offsets: Sequence[int], value: bytes = b"v") -> pa.RecordBatch:
 
 
 def digest(*batches: pa.RecordBatch) -> Digest:
-    found = Digest()
+    result = Digest()
     for batch in batches:
-        found.add(batch)
-    return found
+        result.add(batch)
+    return result
 
 
-def test_equal_records_have_no_difference_however_they_come() -> None:
+def test_equal_records_have_no_difference_in_any_division_into_batches() -> None:
     assert digest(records([1, 2, 3])).difference(digest(records([1]), records([2, 3]))) is None
 
 
-def test_each_difference_is_told() -> None:
+def test_each_difference_is_reported() -> None:
     ours = digest(records([1, 2, 3]))
     assert ours.difference(digest(records([1, 2]))) == "2 records, expected 3"
     assert ours.difference(digest(records([1, 2, 4]))) == "offsets 1 to 4, expected 1 to 3"
@@ -66,12 +65,13 @@ def test_each_difference_is_told() -> None:
 
 
 def test_hidden_offsets_are_left_out() -> None:
-    found = Digest()
-    found.add(records(range(10)), Hidden([(2, 4), (7, 9)]))
-    assert (found.records, found.first_offset, found.last_offset) == (6, 0, 9)
+    hidden = HiddenOffsets([OffsetRange(Offset(2), Offset(4)), OffsetRange(Offset(7), Offset(9))])
+    result = Digest()
+    result.add(records(range(10)), hidden)
+    assert (result.records, result.first_offset, result.last_offset) == (6, 0, 9)
 
 
-def test_aborted_and_open_transactions_are_expected_at_one_level_alone() -> None:
+def test_only_read_uncommitted_expects_aborted_and_open_transactions() -> None:
     log = TransactionalLog()
     log.write(1, 3)
     log.write(2, 4)
@@ -87,8 +87,8 @@ def test_aborted_and_open_transactions_are_expected_at_one_level_alone() -> None
     (plan,) = make_plan(access, lambda _: True, Cut(), {}).partitions
     side = ArchiveSide(access)
     try:
-        expected = side.expected(plan).digests
-        nothing = side.expected(plan_partition(TopicPartition("orders", 1), None)).digests
+        expected = side.expected(plan)
+        nothing = side.expected(plan_partition(TopicPartition("orders", 1), None))
     finally:
         side.close()
     assert expected[IsolationLevel.READ_UNCOMMITTED].records == 3 + 4 + 2 + 5
@@ -125,13 +125,13 @@ def test_the_end_of_a_partition_may_have_the_timestamps_of_its_beginning() -> No
     end = replace(whole, start=30, segments=whole.segments[1:])
     side = ArchiveSide(access)
     try:
-        verified = verify_partition(end, side, Equal(side.expected(end).digests))
+        verified = verify_partition(end, side, Equal(side.expected(end)))
     finally:
         side.close()
     assert (verified.records, verified.problems) == (10, ())
 
 
-def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
+def test_batches_are_scanned_from_chunks_of_any_size() -> None:
     log = TransactionalLog()
     for producer in range(5):
         log.write(producer, 3)
@@ -141,9 +141,9 @@ def test_batches_are_found_whatever_the_size_of_the_chunks() -> None:
         scanner = BatchScanner("x")
         out, commits = bytearray(), []
         for start in range(0, len(data), size):
-            buffer, found = scanner.feed(data[start : start + size])
+            buffer, result = scanner.feed(data[start : start + size])
             out += buffer
-            commits += [decided for _, _, decided in found if decided is not None]
+            commits += [decided for _, _, decided in result if decided is not None]
         scanner.finish()
         assert out == data
         assert commits == [True, False, True, False, True]
@@ -158,7 +158,7 @@ class FakeConsumer:
     def offsets_for_times(self, asked: list[KafkaPartition], **_: object) -> list[KafkaPartition]:
         if self.outdated:
             raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
-        return [KafkaPartition(one.topic, one.partition, 5) for one in asked]
+        return [KafkaPartition(item.topic, item.partition, 5) for item in asked]
 
     def close(self) -> None:
         """Nothing to close."""
@@ -182,11 +182,11 @@ def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
             ApiKey.LIST_OFFSETS: partial(starting_at, 5),
         }
         settings = ClientSettings((broker.address,))
-        (found,) = verify_partitions(
+        (result,) = verify_partitions(
             [plan], archive, BrokerSide({}), lambda: Cluster(settings), at_once=1
         )
     archive.close()
-    (problem,) = found.problems
+    (problem,) = result.problems
     assert problem.startswith("orders-0: the log starts at offset 5, the plan at 0")
 
 

@@ -11,8 +11,7 @@ from sidetier.pipeline.export.files.options import FilesOptions
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import ReadRequest, Topics
 from sidetier.pipeline.planning.split import Missing
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

@@ -23,7 +23,7 @@ from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
 from sidetier.pipeline.export.files.ports import Done, Task
 from sidetier.pipeline.export.files.source import Asked, Place
 from sidetier.pipeline.export.state.manifest import FileEntry
-from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.request import Edge
 from sidetier.segments.errors import (
     AccessDeniedError,
     ArchiveError,

@@ -1,4 +1,4 @@
-"""Planning a long archive asks its chapters instead of its segments."""
+"""Planning of a long archive reads chapters instead of the metadata of each segment."""
 
 import logging
 from collections import Counter
@@ -75,7 +75,9 @@ def test_the_same_is_planned_with_a_fraction_of_the_requests(store: CountingStor
         assert asked.total() <= COUNT - SEGMENTS
 
 
-def test_a_segment_that_was_replaced_since_is_asked_itself(store: CountingStorage) -> None:
+def test_the_metadata_of_a_segment_that_was_replaced_since_the_chapter_is_requested(
+    store: CountingStorage,
+) -> None:
     write(store)
     late = MadeArchive(store)
     late.segment(0, batches(0, 2, 5) + batches(SINCE * 2, SINCE * 2 + 1, 1), 2)

@@ -1,4 +1,4 @@
-"""A plan in words and as JSON."""
+"""A plan as text and as JSON."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ PLAN = Plan(
 )
 
 
-def test_a_plan_is_told_line_by_line() -> None:
+def test_a_plan_as_text_has_a_line_for_each_partition() -> None:
     assert plan_text(PLAN).splitlines() == [
         "topic a, partition 0, offsets [10, 300): 8.0 kB of 2 segments in 2 splits",
         "topic a, partition 1, no offset (at 7): nothing to read",
@@ -44,7 +44,7 @@ def test_a_plan_is_told_line_by_line() -> None:
     assert split_text(PLAN.splits[1]) in plan_text(PLAN, every_split=True)
 
 
-def test_what_only_the_brokers_have_is_told() -> None:
+def test_offsets_that_only_the_brokers_have_are_described() -> None:
     plan = replace(PLAN, on_broker=(BrokerRange(A1, span(7, 9)),))
     assert plan_text(plan).splitlines()[2] == "on the broker: topic a, partition 1, offsets [7, 9)"
     assert plan_json(plan)["on_broker"] == [
@@ -53,11 +53,11 @@ def test_what_only_the_brokers_have_is_told() -> None:
     assert plan_json(PLAN)["on_broker"] == []
 
 
-def test_nothing_is_told_too() -> None:
+def test_an_empty_plan_is_described_too() -> None:
     assert plan_text(Plan({}, ())) == "in all: 0 B in 0 splits of 0 partitions"
 
 
-def test_a_plan_as_json_has_the_same() -> None:
+def test_a_plan_as_json_has_the_same_content() -> None:
     tree = json.loads(json.dumps(plan_json(PLAN, every_split=True)))
 
     assert tree["partitions"] == [

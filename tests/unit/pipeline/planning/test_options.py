@@ -1,4 +1,4 @@
-"""Spark's option names, and what becomes of wrong ones."""
+"""Options of Spark's Kafka source, and the errors for wrong ones."""
 
 import logging
 import subprocess
@@ -6,11 +6,19 @@ import sys
 
 import pytest
 
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge, NoMatch
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
 from sidetier.pipeline.planning.options import option_names, read_request
-from sidetier.pipeline.planning.request import DEFAULT_SPLIT_BYTES, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, TopicPattern, Topics
+from sidetier.pipeline.planning.request import (
+    DEFAULT_SPLIT_BYTES,
+    Assigned,
+    AtOffsets,
+    AtTimes,
+    Edge,
+    NoMatch,
+    ReadRequest,
+    TopicPattern,
+    Topics,
+)
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
@@ -66,7 +74,7 @@ def test_names_are_case_insensitive_and_every_option_is_read() -> None:
     )
 
 
-def test_what_is_read_by_pattern_or_by_partition() -> None:
+def test_partitions_are_selected_by_pattern_or_one_by_one() -> None:
     assert read_request({"subscribePattern": "a.*"}).selection == TopicPattern("a.*")
     assigned = read_request({"assign": '{"b": [2], "a": [1, 0, 0]}'}).selection
     assert assigned == Assigned((A0, A1, B2))
@@ -94,7 +102,7 @@ def test_a_stream_may_begin_at_the_latest_offset_and_a_batch_may_not() -> None:
         read_request(latest)
 
 
-def test_what_concerns_a_broker_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_of_a_broker_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "sidetier.pipeline"):
         request = read_request(
             OF_A | {"kafka.bootstrap.servers": "secret:9092", "fetchOffset.numRetries": "3"}
@@ -110,9 +118,9 @@ def test_what_concerns_a_broker_has_no_effect(caplog: pytest.LogCaptureFixture) 
     [
         ({}, "exactly one of subscribe, subscribePattern and assign .* none of them is given"),
         (OF_A | {"assign": "{}"}, "both subscribe and assign are given"),
-        ({"subscribe": " , "}, "subscribe .*names nothing"),
-        ({"assign": "{}"}, "assign .*names nothing"),
-        ({"subscribePattern": ""}, "subscribePattern .*names nothing"),
+        ({"subscribe": " , "}, "subscribe .*selects no topic"),
+        ({"assign": "{}"}, "assign .*selects no topic"),
+        ({"subscribePattern": ""}, "subscribePattern .*selects no topic"),
         ({"subscribePattern": "a("}, "subscribePattern 'a\\(': must be a regular expression"),
         ({"assign": '{"a": 1}'}, 'assign: 1 under topic a: must be JSON such as {"orders": '),
         ({"assign": '{"a": [-1]}'}, "assign: partition -1 of topic a"),
@@ -128,7 +136,7 @@ def test_what_concerns_a_broker_has_no_effect(caplog: pytest.LogCaptureFixture) 
         (OF_A | {"startingOffsets": '{"a":[1]}'}, "under topic a: must be JSON"),
         (OF_A | {"startingOffsets": "[]"}, "startingOffsets: '\\[\\]': must be JSON"),
         (OF_A | {"startingOffsets": "first"}, "startingOffsets: 'first' .*must be JSON"),
-        (OF_A | {"startingOffsets": '{"a":{"0":1,"0":2}}'}, "'0', which comes twice"),
+        (OF_A | {"startingOffsets": '{"a":{"0":1,"0":2}}'}, "'0', which is given twice"),
         (OF_A | {"startingTimestamp": "today"}, "startingTimestamp 'today': must be a time in mil"),
         (OF_A | {"startingOffsetsByTimestampStrategy": "x"}, "'x': must be error or latest"),
         (OF_A | {"kafka.isolation.level": "serializable"}, "must be read_uncommitted or read_com"),

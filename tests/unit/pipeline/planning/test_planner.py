@@ -1,4 +1,4 @@
-"""Which splits a request becomes, what is missing, and what planning asks of the store."""
+"""The splits and missing offsets of a request, and the requests to the store."""
 
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +11,18 @@ import pytest
 from sidetier.archive.errors import ArchiveReplacedError, WrongPlaceError
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, NoMatch
 from sidetier.pipeline.planning.planner import Planner, without_loss
-from sidetier.pipeline.planning.request import Filters, ReadRequest
-from sidetier.pipeline.planning.selection import Assigned, Selection, TopicPattern, Topics
+from sidetier.pipeline.planning.request import (
+    Assigned,
+    AtOffsets,
+    AtTimes,
+    Filters,
+    NoMatch,
+    ReadRequest,
+    Selection,
+    TopicPattern,
+    Topics,
+)
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, checksum_below
 from sidetier.segments.errors import ConfigurationError
@@ -93,7 +101,7 @@ def test_topics_are_found_by_name_and_by_pattern(
     assert partitions(store, Assigned((several[4], several[0]))) == (several[0], several[4])
 
 
-def test_what_is_named_and_not_stored_is_an_error(
+def test_a_named_topic_that_is_not_stored_is_an_error(
     store: CountingStorage, several: list[TopicPartition]
 ) -> None:
     with pytest.raises(NoSuchTopicError, match=r"topic nothing: .* cluster prod-a at memory://"):
@@ -135,7 +143,7 @@ def test_finding_partitions_lists_nothing_that_they_hold(store: CountingStorage)
     partitions(store, TopicPattern(".*"))
 
     # One for each of 8 prefixes.
-    assert [one.operation for one in store.requests] == ["list"] * 8
+    assert [request.operation for request in store.requests] == ["list"] * 8
 
 
 # From where to where
@@ -173,7 +181,7 @@ def test_earliest_and_latest_have_numbers(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_ends_before_it_begins_is_nothing(store: CountingStorage) -> None:
+def test_a_range_whose_end_is_below_its_start_is_empty(store: CountingStorage) -> None:
     for starting, ending in ((300, 200), (500, 400), (400, -1)):
         plan = plan_of(store, starting=AtOffsets({TP: starting}), ending=AtOffsets({TP: ending}))
         assert plan.splits == ()
@@ -187,12 +195,12 @@ def test_what_ends_before_it_begins_is_nothing(store: CountingStorage) -> None:
         ({"ending": AtTimes(times={})}, "endingOffsets: .* leaves out topic orders, partition 0"),
         (
             {"starting": AtOffsets({TP: 1, OTHER: 1})},
-            "startingOffsets: .*names topic payments, partition 2, which is not among them",
+            "startingOffsets: .*names topic payments, partition 2, which is not read",
         ),
     ],
 )
 @pytest.mark.usefixtures("archive")
-def test_offsets_name_just_what_is_read(
+def test_offsets_name_exactly_the_partitions_that_are_read(
     store: CountingStorage, limits: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
@@ -227,7 +235,7 @@ def test_an_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchi
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
+def test_offsets_below_and_above_the_archive_are_missing(store: CountingStorage) -> None:
     MadeArchive(store, tp=OTHER).segments(50, 100)
     request = ReadRequest(
         Assigned((TP, OTHER)),
@@ -243,7 +251,7 @@ def test_what_lies_below_and_above_is_missing(store: CountingStorage) -> None:
 
     above, below = plan.missing
     assert (above.tp, above.range) == (TP, span(400, 500))
-    assert "above what is stored, which ends at 400" in above.detail
+    assert "above the end of the archive, 400" in above.detail
     assert (below.tp, below.range) == (OTHER, span(10, 50))
     assert "below the start" in below.detail
     assert ranges(plan) == [span(0, 400), span(50, 100)]
@@ -261,11 +269,11 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
 
     plan = plan_of(store, fail_on_data_loss=False)
 
-    assert [one.range for one in plan.missing] == [span(60, 100), span(200, 250)]
+    assert [gap.range for gap in plan.missing] == [span(60, 100), span(200, 250)]
     assert "the broker had deleted them" in plan.missing[0].detail
     assert ranges(plan) == [span(0, 60), span(100, 200), span(250, 300)]
-    told = read_splits(store, plan.splits)
-    assert told.offsets == [*range(60), *range(100, 200), *range(250, 300)]
+    result = read_splits(store, plan.splits)
+    assert result.offsets == [*range(60), *range(100, 200), *range(250, 300)]
 
 
 def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
@@ -281,25 +289,25 @@ def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
 
     store.forget()
     plan = plan_of(store, *tps, fail_on_data_loss=False)
-    assert [one.key for one in store.requests if one.key.startswith(gap_keys)] == [
+    assert [request.key for request in store.requests if request.key.startswith(gap_keys)] == [
         f"{gap_keys}orders-"
     ]
-    assert {(one.tp.partition, one.range) for one in plan.missing} == {
+    assert {(gap.tp.partition, gap.range) for gap in plan.missing} == {
         (number, span(60 + number, 100)) for number in (0, 1, 10)
     }
 
     store.forget()
     plan_of(store, tps[1], fail_on_data_loss=False)
-    assert [one.key for one in store.requests if one.key.startswith(gap_keys)] == [
+    assert [request.key for request in store.requests if request.key.startswith(gap_keys)] == [
         f"{gap_keys}orders-1/"
     ]
     store.forget()
     plan_of(store, tps[1], starting=AtOffsets({tps[1]: 200}))
-    assert not any(one.key.startswith(gap_keys) for one in store.requests)
+    assert not any(request.key.startswith(gap_keys) for request in store.requests)
 
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
-def test_gaps_that_nothing_records_are_found_where_that_is_asked_for(
+def test_unrecorded_gaps_are_reported_only_on_request(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
@@ -319,11 +327,11 @@ def test_gaps_that_nothing_records_are_found_where_that_is_asked_for(
         ending=AtOffsets({TP: 450}),
     )
 
-    assert [one.range for one in plan.missing] == [span(260, 300), span(400, 500)]
+    assert [gap.range for gap in plan.missing] == [span(260, 300), span(400, 500)]
     assert "no stored segment holds them" in plan.missing[0].detail
-    assert [one.range for one in part.missing] == [span(280, 300), span(400, 450)]
-    told = read_splits(store, plan.splits)
-    assert told.offsets == [*range(260), *range(300, 400), *range(500, 600)]
+    assert [gap.range for gap in part.missing] == [span(280, 300), span(400, 450)]
+    result = read_splits(store, plan.splits)
+    assert result.offsets == [*range(260), *range(300, 400), *range(500, 600)]
 
 
 @pytest.mark.parametrize("find_gaps", [False, True])
@@ -350,7 +358,7 @@ def test_a_partition_that_was_removed_since_is_missing(
     with Planner(access_to(store), threads=2) as planner:
         plan = planner.plan_ranges({TP: span(0, 100)}, request)
 
-    assert [one.range for one in plan.missing] == [span(0, 100)]
+    assert [gap.range for gap in plan.missing] == [span(0, 100)]
     assert "nothing is stored" in plan.missing[0].detail
 
 
@@ -403,15 +411,13 @@ def test_indexes_are_read_where_a_segment_is_cut_and_nowhere_else(store: Countin
 
 
 @pytest.mark.usefixtures("archive")
-def test_planning_again_asks_for_what_has_changed(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_planning_again_requests_only_changes(store: CountingStorage, archive: MadeArchive) -> None:
     request = ReadRequest(Assigned((TP,)))
     with Planner(access_to(store), threads=2) as planner:
         planner.plan(request)
         store.forget()
         planner.ends([TP], request.isolation)
-        assert [one.operation for one in store.requests] == ["get"]
+        assert [request.operation for request in store.requests] == ["get"]
         archive.segment(400, batches(400, 450))
         archive.mark(400, 450)
         plan = planner.plan(request)
@@ -451,7 +457,7 @@ def test_segments_are_kept_whose_largest_time_is_late_enough(store: CountingStor
     assert not plan.missing
 
 
-def test_a_time_index_that_cannot_be_believed_leaves_out_nothing(store: CountingStorage) -> None:
+def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100, 200, 300, 400, 500)
     store.put_object(archive.key(100, FileKind.TIMEINDEX), BytesBody(bytes(30)))  # two and a half
@@ -473,7 +479,7 @@ def test_a_time_is_looked_for_where_a_time_index_was_sent_untrimmed(store: Count
     assert plan_of(store, starting=AtTimes(150)).ranges == {TP: span(150, 300)}
 
 
-def test_what_is_asked_of_segments_is_asked_side_by_side_over_all_partitions(
+def test_requests_for_segments_run_in_parallel_over_all_partitions(
     store: CountingStorage,
 ) -> None:
     other = TopicPartition("orders", 1)
@@ -495,7 +501,7 @@ def test_what_is_asked_of_segments_is_asked_side_by_side_over_all_partitions(
                 holds_for(lambda: len(asked) == 1 + 3, 0.1, "no more than there are threads")
         plan = future.result(timeout=10)
 
-    found = {
+    result = {
         tp: {
             int(piece.base_offset)
             for split in plan.splits
@@ -504,7 +510,7 @@ def test_what_is_asked_of_segments_is_asked_side_by_side_over_all_partitions(
         }
         for tp in (TP, other)
     }
-    assert found == {TP: set(range(300, 900, 100)), other: {300}}
+    assert result == {TP: set(range(300, 900, 100)), other: {300}}
     assert len(store.ranges.of(".timeindex")) == 9 + 4
     assert len(store.ranges.of(".index")) == 6 + 1
 
@@ -516,18 +522,18 @@ def transactional(store: CountingStorage) -> MadeArchive:
     """Three segments: a transaction that begins in the second one is open at the end."""
     log = TransactionalLog()
     archive = MadeArchive(store)
-    found = []
+    result = []
     for number in range(3):
         log.write(-1, 20, transactional=False)
         log.write(number, 5)
         log.write(-1, 20, transactional=False)
         if number != 1:
             log.mark(number, commit=True)
-        found.append(list(log.batches))
+        result.append(list(log.batches))
         del log.batches[:]
-    starts = [some[0].first for some in found]
-    for base, some in zip(starts, found, strict=True):
-        archive.segment(base, some)
+    starts = [item[0].first for item in result]
+    for base, item in zip(starts, result, strict=True):
+        archive.segment(base, item)
     archive.transaction_indexes(starts[0], [], {})
     archive.transaction_indexes(starts[1], [], {})
     archive.transaction_indexes(starts[2], [], {1: starts[1] + 20})
@@ -542,13 +548,13 @@ def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage)
     plan = plan_of(store, isolation=COMMITTED)
 
     assert plan.ranges == {TP: span(0, stable)}
-    told = read_splits(store, plan.splits, isolation=COMMITTED)
-    assert told.offsets == [at for at in range(stable) if at != 45]
+    result = read_splits(store, plan.splits, isolation=COMMITTED)
+    assert result.offsets == [at for at in range(stable) if at != 45]
     assert plan_of(store).ranges[TP].end == 46 + 45 + 46
     beyond = plan_of(
         store, isolation=COMMITTED, ending=AtOffsets({TP: 100}), fail_on_data_loss=False
     )
-    assert [one.range for one in beyond.missing] == [span(stable, 100)]
+    assert [gap.range for gap in beyond.missing] == [span(stable, 100)]
     assert "transaction" in beyond.missing[0].detail
 
 
@@ -566,7 +572,7 @@ def test_the_last_segment_is_read_once_for_the_last_stable_offset(store: Countin
         assert planner.ends([TP], IsolationLevel.READ_UNCOMMITTED) == {TP: 137}
 
 
-def test_what_ends_below_the_last_segment_needs_no_last_stable_offset(
+def test_a_range_that_ends_below_the_last_segment_needs_no_last_stable_offset(
     store: CountingStorage,
 ) -> None:
     transactional(store)
@@ -595,7 +601,7 @@ def test_a_planner_notices_that_an_archive_was_replaced(
             planner.plan(ReadRequest(Assigned((TP,))))
 
 
-def test_ranges_that_reach_beyond_what_was_seen_are_looked_for(
+def test_ranges_beyond_the_cached_snapshot_need_a_new_snapshot(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     request = ReadRequest(Assigned((TP,)))
@@ -605,7 +611,7 @@ def test_ranges_that_reach_beyond_what_was_seen_are_looked_for(
         archive.mark(400, 450)
         store.forget()
         assert ranges(planner.plan_ranges({TP: span(0, 400)}, request)) == [span(0, 400)]
-        assert "get" not in {one.operation for one in store.requests}
+        assert "get" not in {request.operation for request in store.requests}
         assert ranges(planner.plan_ranges({TP: span(0, 450)}, request)) == [span(0, 450)]
 
 
@@ -617,7 +623,7 @@ def test_without_a_snapshot_the_segment_before_is_read_too(store: CountingStorag
     assert {key for key, _, _ in store.ranges.asked} == {archive.key(46), archive.key(91)}
 
 
-def test_ends_and_starts_of_what_is_not_stored_are_zero(
+def test_ends_and_starts_of_partitions_that_are_not_stored_are_zero(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(0)
@@ -632,13 +638,13 @@ def test_ends_and_starts_of_what_is_not_stored_are_zero(
 def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: int) -> list[Plan]:
     """The plans of one part after the other, each of at most so many bytes."""
     plans = []
-    while any(one.start < one.end for one in asked.values()):
+    while any(item.start < item.end for item in asked.values()):
         ends = planner.ends_within(asked, most)
-        parts = {tp: OffsetRange(one.start, ends[tp]) for tp, one in asked.items()}
-        for tp, one in asked.items():
-            assert min(one.start + 1, one.end) <= ends[tp] <= one.end
+        parts = {tp: OffsetRange(item.start, ends[tp]) for tp, item in asked.items()}
+        for tp, item in asked.items():
+            assert min(item.start + 1, item.end) <= ends[tp] <= item.end
         plans.append(planner.plan_ranges(parts, ReadRequest(Assigned(tuple(asked)))))
-        asked = {tp: OffsetRange(ends[tp], one.end) for tp, one in asked.items()}
+        asked = {tp: OffsetRange(ends[tp], item.end) for tp, item in asked.items()}
     return plans
 
 
@@ -657,8 +663,8 @@ def test_ranges_end_within_so_many_bytes(store: CountingStorage, most: int) -> N
         assert len(store.ranges.asked) == len(store.ranges.of(".index")) <= 2
         assert planner.ends_within(whole.ranges, most) == ends
         plans = stepped(planner, dict(whole.ranges), most)
-    told = read_splits(store, [one for plan in plans for one in plan.splits])
-    assert sorted(told.offsets) == sorted([*range(400), *range(100)])
+    result = read_splits(store, [split for plan in plans for split in plan.splits])
+    assert sorted(result.offsets) == sorted([*range(400), *range(100)])
     interval = 2 * INDEX_INTERVAL + 200  # and a batch
     assert all(plan.size <= most + 2 * interval for plan in plans)
     assert len(plans) <= max(whole.size // max(most - 2 * interval, 1), 1) + 2
@@ -680,7 +686,7 @@ def test_without_an_index_a_range_ends_with_a_segment(
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
+def test_a_partition_that_is_not_stored_has_no_bytes(store: CountingStorage) -> None:
     archive = MadeArchive(store, tp=OTHER)
     archive.segments(100, 200, 300)
     third = TopicPartition("payments", 3)
@@ -701,10 +707,10 @@ def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
     ours = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
 
     def mark(epoch_history: str | None) -> None:
-        told = Watermark(
+        result = Watermark(
             BaseOffset(300), Offset(400), LeaderEpoch(3), nonce="n", epoch_history=epoch_history
         )
-        archive.put(LAYOUT.watermark_key(TP), encode_watermark(told))
+        archive.put(LAYOUT.watermark_key(TP), encode_watermark(result))
 
     mark(checksum_below(ours, 400))
     archive.epoch_history((1, 0), (3, 120), (4, 400))

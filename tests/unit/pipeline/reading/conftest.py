@@ -1,4 +1,4 @@
-"""An archive that most tests of reading splits begin with."""
+"""The archive with which most tests of split reading begin."""
 
 import pytest
 

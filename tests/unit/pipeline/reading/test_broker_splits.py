@@ -1,4 +1,4 @@
-"""A broker's own segments in splits of a few batches: what a consumer of that broker has read."""
+"""Small splits of segments of a real broker return what a consumer of that broker has read."""
 
 import json
 
@@ -24,14 +24,14 @@ def test_every_fixture_is_read_as_its_consumer_read_it(
     tp = TopicPartition(topic, int(partition))
 
     plan = plan_of(store, tp, isolation=isolation, max_split_bytes=3000)
-    told = read_splits(store, plan.splits, isolation=isolation)
+    result = read_splits(store, plan.splits, isolation=isolation)
 
     end = plan.ranges[tp].end
-    wanted = [one for one in expected(ROOT / name, isolation) if one["offset"] < end]
+    wanted = [item for item in expected(ROOT / name, isolation) if item["offset"] < end]
     assert len(wanted) > 50
-    assert [as_consumed(row) for batch in told.batches for row in batch.to_pylist()] == wanted
+    assert [as_consumed(row) for batch in result.batches for row in batch.to_pylist()] == wanted
     assert len(plan.splits) >= 3
-    assert not told.missing
+    assert not result.missing
     if isolation is IsolationLevel.READ_UNCOMMITTED:
         assert end == segments[-1].next_base
 

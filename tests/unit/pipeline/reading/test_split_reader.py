@@ -1,4 +1,4 @@
-"""What a task asks of the store, and what it does with what is not there."""
+"""Reading of a split: requests to the store, and missing or damaged segments."""
 
 import pickle
 import threading
@@ -41,11 +41,11 @@ def test_a_task_reads_the_bytes_of_its_pieces_and_nothing_else(store: CountingSt
     assert [len(split.pieces) for split in plan.splits][:2] == [2, 1]
     for split in plan.splits:
         store.forget()
-        told = read_splits(store, [split], isolation=COMMITTED)
+        result = read_splits(store, [split], isolation=COMMITTED)
 
-        assert told.offsets == list(range(split.range.start, split.range.end))
-        assert {one.operation for one in store.requests} == {"stream"}
-        assert store.ranges.asked == [(one.key, one.start, one.end) for one in split.pieces]
+        assert result.offsets == list(range(split.range.start, split.range.end))
+        assert {request.operation for request in store.requests} == {"stream"}
+        assert store.ranges.asked == [(piece.key, piece.start, piece.end) for piece in split.pieces]
 
 
 @pytest.mark.usefixtures("archive")
@@ -58,14 +58,14 @@ def test_a_bound_within_a_batch_cuts_it(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_only_what_is_asked_for_is_handed_out(store: CountingStorage) -> None:
+def test_only_requested_columns_are_returned(store: CountingStorage) -> None:
     split = plan_of(store).splits[0]
 
-    told = read_splits(store, [split], columns=("timestamp", "key"), most_records=7)
+    result = read_splits(store, [split], columns=("timestamp", "key"), most_records=7)
 
-    assert {tuple(batch.schema.names) for batch in told.batches} == {("timestamp", "key")}
-    assert max(batch.num_rows for batch in told.batches) == 7
-    assert sum(batch.num_rows for batch in told.batches) == 1200
+    assert {tuple(batch.schema.names) for batch in result.batches} == {("timestamp", "key")}
+    assert max(batch.num_rows for batch in result.batches) == 7
+    assert sum(batch.num_rows for batch in result.batches) == 1200
 
 
 def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, int]:
@@ -93,10 +93,10 @@ def test_a_marker_behind_the_split_is_looked_for_there(store: CountingStorage) -
     split = replace(whole, range=span(0, 10), pieces=(replace(whole.pieces[0], end=end),))
     store.forget()
 
-    told = read_splits(store, [split], isolation=COMMITTED)
+    result = read_splits(store, [split], isolation=COMMITTED)
 
-    assert told.offsets == list(range(10))
-    assert {one.operation for one in store.requests} == {"stream"}
+    assert result.offsets == list(range(10))
+    assert {request.operation for request in store.requests} == {"stream"}
     first, *behind = store.ranges.of(".log")
     assert first == (0, end)
     assert behind == [(end, whole.pieces[0].size)]
@@ -117,10 +117,10 @@ def test_a_marker_in_the_next_segment_needs_no_look_at_the_archive(store: Counti
     plan = plan_of(store, isolation=COMMITTED, max_split_bytes=1)
     assert [piece.base_offset for piece in plan.splits[0].origin.behind] == [10]
     store.forget()
-    told = read_splits(store, plan.splits[:1], isolation=COMMITTED)
+    result = read_splits(store, plan.splits[:1], isolation=COMMITTED)
 
-    assert told.offsets == list(range(10))
-    assert {one.operation for one in store.requests} <= {"stream", "head"}
+    assert result.offsets == list(range(10))
+    assert {request.operation for request in store.requests} <= {"stream", "head"}
 
 
 def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage) -> None:
@@ -138,13 +138,13 @@ def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage
     archive.mark(bases[-1], log.next_offset)
     plan = plan_of(store, isolation=COMMITTED, max_split_bytes=1)
 
-    told = read_splits(store, plan.splits, isolation=COMMITTED)
+    result = read_splits(store, plan.splits, isolation=COMMITTED)
 
-    assert told.offsets == [at for at in range(log.next_offset) if at != 25]
-    assert not told.missing
+    assert result.offsets == [at for at in range(log.next_offset) if at != 25]
+    assert not result.missing
 
 
-def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> None:
+def test_undecided_records_are_never_skipped(store: CountingStorage) -> None:
     log = TransactionalLog()
     log.write(-1, 10, transactional=False)
     log.write(7, 10)
@@ -155,7 +155,9 @@ def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> N
     split = plan_of(store).splits[0]
 
     for fail_on_data_loss in (True, False):
-        with pytest.raises(UndecidedRecordsError, match=r"offsets \[10, 30\): .*nothing") as error:
+        with pytest.raises(
+            UndecidedRecordsError, match=r"offsets \[10, 30\): .*no stored"
+        ) as error:
             read_splits(store, [split], isolation=COMMITTED, fail_on_data_loss=fail_on_data_loss)
         again = pickle.loads(pickle.dumps(error.value))  # noqa: S301 -- our own
         assert (again.tp, again.range) == (TP, span(10, 30))
@@ -167,12 +169,12 @@ def test_what_nothing_decides_is_never_stepped_over(store: CountingStorage) -> N
 
 def lost(store: CountingStorage) -> list[Missing]:
     """What is missing where the second segment is; all else comes."""
-    told = read_splits(store, plan_of(store).splits, fail_on_data_loss=False)
-    assert told.offsets == [at for at in range(1200) if not 100 <= at < 200]
-    return told.missing
+    result = read_splits(store, plan_of(store).splits, fail_on_data_loss=False)
+    assert result.offsets == [at for at in range(1200) if not 100 <= at < 200]
+    return result.missing
 
 
-def test_a_gap_is_an_error_that_names_it_or_is_told(
+def test_a_gap_is_an_error_or_a_reported_range(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     archive.lose(100)
@@ -190,7 +192,7 @@ def test_a_gap_is_an_error_that_names_it_or_is_told(
     assert str(again) == str(caught.value)
 
 
-def test_a_damaged_batch_is_an_error_that_names_it_or_is_told(
+def test_a_damaged_batch_is_an_error_or_a_reported_range(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     log = bytearray(encoded(batches(100, 200)))
@@ -200,10 +202,10 @@ def test_a_damaged_batch_is_an_error_that_names_it_or_is_told(
 
     with pytest.raises(MissingRecordsError, match=r"offsets \[150, 155\) .*00100\.log"):
         read_splits(store, plan.splits)
-    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+    result = read_splits(store, plan.splits, fail_on_data_loss=False)
 
-    assert [one.range for one in told.missing] == [span(150, 155)]
-    assert told.offsets == [*range(150), *range(155, 1200)]
+    assert [gap.range for gap in result.missing] == [span(150, 155)]
+    assert result.offsets == [*range(150), *range(155, 1200)]
 
 
 def test_a_segment_that_went_after_planning_is_missing(
@@ -214,10 +216,10 @@ def test_a_segment_that_went_after_planning_is_missing(
 
     with pytest.raises(MissingRecordsError, match=r"offsets \[100, 200\)"):
         read_splits(store, plan.splits)
-    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+    result = read_splits(store, plan.splits, fail_on_data_loss=False)
 
-    assert [one.range for one in told.missing] == [span(100, 200)]
-    assert told.offsets == [*range(100), *range(200, 1200)]
+    assert [gap.range for gap in result.missing] == [span(100, 200)]
+    assert result.offsets == [*range(100), *range(200, 1200)]
 
 
 def test_segments_that_retention_took_after_planning_are_missing(
@@ -227,14 +229,16 @@ def test_segments_that_retention_took_after_planning_are_missing(
     archive.lose(0)
     archive.lose(100)
 
-    told = read_splits(store, plan.splits, fail_on_data_loss=False)
+    result = read_splits(store, plan.splits, fail_on_data_loss=False)
 
-    assert [one.range for one in told.missing] == [span(0, 200)]
-    assert "below the start" in told.missing[0].detail
-    assert told.offsets == list(range(200, 1200))
+    assert [gap.range for gap in result.missing] == [span(0, 200)]
+    assert "below the start" in result.missing[0].detail
+    assert result.offsets == list(range(200, 1200))
 
 
-def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) -> None:
+def test_offsets_that_pinterests_archive_has_lost_at_its_end_are_missing(
+    store: CountingStorage,
+) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200, 300)
     plan = plan_of(store)
@@ -242,24 +246,24 @@ def test_what_the_peer_has_lost_at_its_end_is_missing(store: CountingStorage) ->
     archive.mark(100, 200)
 
     for isolation in IsolationLevel:
-        told = read_splits(store, plan.splits, isolation=isolation, fail_on_data_loss=False)
-        assert told.offsets == list(range(200))
-        assert [one.range for one in told.missing] == [span(200, 300)]
-        assert "ends at 200 now" in told.missing[0].detail
+        result = read_splits(store, plan.splits, isolation=isolation, fail_on_data_loss=False)
+        assert result.offsets == list(range(200))
+        assert [gap.range for gap in result.missing] == [span(200, 300)]
+        assert "ends at 200 now" in result.missing[0].detail
 
 
-def test_what_is_missing_is_told_as_far_as_the_split_reaches(
+def test_missing_offsets_are_reported_only_within_the_split(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     split = plan_of(store).splits[0]
     archive.lose(100)
     inner = replace(split, range=span(20, 150), pieces=split.pieces[:2])
 
-    told = read_splits(store, [inner], fail_on_data_loss=False)
+    result = read_splits(store, [inner], fail_on_data_loss=False)
 
-    assert [one.range for one in told.missing] == [span(100, 150)]
-    assert "offsets [100, 150)" in told.missing[0].detail
-    assert told.offsets == list(range(20, 100))
+    assert [gap.range for gap in result.missing] == [span(100, 150)]
+    assert "offsets [100, 150)" in result.missing[0].detail
+    assert result.offsets == list(range(20, 100))
 
 
 # What is an error always
@@ -345,8 +349,8 @@ def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> No
     [split] = plan_of(store).splits
     with pytest.raises(BatchTooLargeError, match=r"offsets \[5, 6\) are more than 1048576 bytes"):
         read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=1 << 20)
-    found = read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=3 << 20)
-    assert (found.offsets, found.missing) == (list(range(10)), [])
+    result = read_splits(store, [split], fail_on_data_loss=False, max_batch_bytes=3 << 20)
+    assert (result.offsets, result.missing) == (list(range(10)), [])
 
 
 def test_a_batch_of_an_unknown_codec_is_never_left_out(store: CountingStorage) -> None:

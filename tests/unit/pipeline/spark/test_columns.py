@@ -1,4 +1,4 @@
-"""Records as the columns of Spark's own source."""
+"""Records as the columns of Spark's Kafka source."""
 
 import pickle
 
@@ -29,16 +29,16 @@ def records(columns: tuple[str, ...], *some: MadeRecord) -> pa.RecordBatch:
 
 def test_every_column_and_its_type() -> None:
     columns = all_columns(headers=True)
-    found = Shape(TP, columns).of(
+    result = Shape(TP, columns).of(
         records(
             columns,
             MadeRecord(7, 1700000000123, key=None, value=b"v", headers=((b"h", None),)),
             MadeRecord(8, 1700000000124, key=b"k", value=None),
         )
     )
-    assert {field.name: field.type for field in found.schema} == dict(TYPES)
-    found.validate(full=True)
-    first, second = found.to_pylist()
+    assert {field.name: field.type for field in result.schema} == dict(TYPES)
+    result.validate(full=True)
+    first, second = result.to_pylist()
     assert first.pop("timestamp").timestamp() == 1700000000.123
     assert first == {
         "key": None,
@@ -55,22 +55,22 @@ def test_every_column_and_its_type() -> None:
 def test_a_slice_keeps_its_own_headers() -> None:
     made = [MadeRecord(n, 0, headers=((b"n", b"%d" % n),) * (n % 3)) for n in range(9)]
     whole = records(("headers",), *made)
-    found = Shape(TP, ("headers",)).of(whole.slice(4, 3)).column(0)
-    found.validate(full=True)
-    assert found.to_pylist() == [
+    result = Shape(TP, ("headers",)).of(whole.slice(4, 3)).column(0)
+    result.validate(full=True)
+    assert result.to_pylist() == [
         [{"key": "n", "value": b"4"}],
         [{"key": "n", "value": b"5"}] * 2,
         None,
     ]
 
 
-def test_only_what_is_named_is_decoded() -> None:
+def test_only_named_columns_are_decoded() -> None:
     assert decoded_columns(("topic", "timestampType", "key")) == ("timestamp_type", "key")
     assert decoded_columns(("partition",)) == ("offset",)
     some = records(("partition",), MadeRecord(7, 0), MadeRecord(8, 0))
     assert some.schema == schema_of(("offset",))
-    found = Shape(TP, ("partition", "topic")).of(some)
-    assert found.to_pylist() == [{"partition": 3, "topic": "orders"}] * 2
+    result = Shape(TP, ("partition", "topic")).of(some)
+    assert result.to_pylist() == [{"partition": 3, "topic": "orders"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_columns_as_text_or_in_a_list() -> None:
 
 @pytest.mark.parametrize("timestamp", [timestamps.EARLIEST_MS, -1, 0, timestamps.LATEST_MS])
 def test_a_timestamp_is_exact_up_to_both_ends(timestamp: int) -> None:
-    found = Shape(TP, ("timestamp",)).of(records(("timestamp",), MadeRecord(7, timestamp)))
-    assert found.schema.names == ["timestamp"]
-    assert found.column(0).cast(pa.int64()).to_pylist() == [timestamp * 1000]
+    result = Shape(TP, ("timestamp",)).of(records(("timestamp",), MadeRecord(7, timestamp)))
+    assert result.schema.names == ["timestamp"]
+    assert result.column(0).cast(pa.int64()).to_pylist() == [timestamp * 1000]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What filters prune: never more than they leave out."""
+"""Filters of Spark prune no record that they do not exclude."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -85,5 +85,5 @@ NOON_MS = 1700000000123
         ([EqualTo(("headers", "key"), "a"), EqualTo(("partition",), None)], Filters()),
     ],
 )
-def test_what_is_pruned(filters: list[Any], found: Filters) -> None:
+def test_filters_prune_segments_and_partitions(filters: list[Any], found: Filters) -> None:
     assert pruning(filters) == found

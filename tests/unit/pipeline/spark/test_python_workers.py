@@ -1,4 +1,4 @@
-"""Whether Spark's workers have the package; the Pythons that are asked are real."""
+"""The check of the Python of Spark's workers, with real Python programs."""
 
 import sys
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ def program(directory: Path, options: str) -> str:
     return str(path)
 
 
-def test_this_process_s_python_is_not_asked() -> None:
+def test_the_python_of_this_process_is_not_started() -> None:
     check(Context(sys.executable))
 
 
@@ -57,7 +57,7 @@ def test_another_one_with_the_package_will_do(tmp_path: Path) -> None:
     check(Context(program(tmp_path, "")))
 
 
-def test_one_without_it_is_named_with_what_to_set(bare_python: str) -> None:
+def test_a_python_without_the_package_is_named_with_the_setting(bare_python: str) -> None:
     with pytest.raises(ConfigurationError, match="PYSPARK_PYTHON") as met:
         check(Context(bare_python))
     assert bare_python in str(met.value)
@@ -70,7 +70,7 @@ def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
         check(Context(str(tmp_path / "python3")))
 
 
-def test_executors_of_a_cluster_are_elsewhere_but_sources_are_planned_here(
+def test_with_a_cluster_only_the_python_that_plans_sources_is_checked(
     bare_python: str,
 ) -> None:
     cluster = Context(bare_python, "spark://host:7077")
@@ -83,7 +83,7 @@ def test_executors_of_a_cluster_are_elsewhere_but_sources_are_planned_here(
     "sent",
     [{"listFiles": ["/a/sidetier.zip"]}, {"conf": {"spark.submit.pyFiles": "sidetier.zip"}}],
 )
-def test_what_comes_with_the_job_is_not_known_here(
+def test_files_that_are_sent_with_the_job_are_not_checked(
     bare_python: str, sent: dict[str, object]
 ) -> None:
     check(Context(bare_python, **sent))  # type: ignore[arg-type]

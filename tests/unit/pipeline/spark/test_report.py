@@ -1,4 +1,4 @@
-"""What a read tells the driver; a session is not needed for it."""
+"""The report of a read on the driver, without a Spark session."""
 
 from sidetier.pipeline.planning.split import Missing, Origin, Piece, Plan, Split
 from sidetier.pipeline.spark.report import _Union, describe_plan
@@ -15,16 +15,16 @@ def split(topic: str, partition: int, first: int, size: int = 1 << 20) -> Split:
 
 def test_a_plan_in_one_line() -> None:
     splits = (split("a", 0, 0), split("a", 1, 0), split("b", 0, 0))
-    plan = Plan({one.tp: one.range for one in splits}, splits)
+    plan = Plan({item.tp: item.range for item in splits}, splits)
     assert describe_plan(plan) == "a (2 partitions), b (1 partition): 3 splits, 3MiB"
     assert describe_plan(Plan({}, ())) == "nothing: 0 splits, 0B"
     assert describe_split(splits[0]) == "a-0, offsets [0, 10), 1048576 bytes"
 
 
-def test_a_split_counts_once_however_often_it_is_read() -> None:
+def test_a_split_that_is_read_several_times_counts_once() -> None:
     union = _Union()
     tp = TopicPartition("a", 0)
     missing = (Missing(tp, OffsetRange(Offset(3), Offset(5)), "gone"),)
     again = {("a", 0, 0): (10, Counts(8, missing))}
-    found = union.addInPlace(union.zero({}), again)
-    assert union.addInPlace(found, dict(again)) == again
+    result = union.addInPlace(union.zero({}), again)
+    assert union.addInPlace(result, dict(again)) == again

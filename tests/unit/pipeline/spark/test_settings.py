@@ -1,4 +1,4 @@
-"""The options of a read, and what is sent to executors."""
+"""Options of a read, and the settings that are sent to executors."""
 
 import pickle
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.config.archive_options import PREFIX, names_of
-from sidetier.pipeline.planning.limits import Edge
 from sidetier.pipeline.planning.options import option_names
+from sidetier.pipeline.planning.request import Edge
 from sidetier.pipeline.spark.settings import TaskOptions, read_settings
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
@@ -17,8 +17,8 @@ SECRET = "env:ARCHIVE_SECRET"
 DOCUMENT = Path(__file__).parents[4] / "docs" / "spark.md"
 
 
-def test_each_option_finds_its_place_whatever_its_case() -> None:
-    found = read_settings(
+def test_the_names_of_options_are_case_insensitive() -> None:
+    result = read_settings(
         {
             "Tiered.Storage.URL": "s3://bucket/prefix",
             "TIERED.STORAGE.CLUSTER.NAME": "prod-a",
@@ -31,33 +31,33 @@ def test_each_option_finds_its_place_whatever_its_case() -> None:
             "pushfilters": "true",
         }
     )
-    how = found.reading()
-    assert (found.place.cluster, found.place.storage.url) == ("prod-a", "s3://bucket/prefix")
+    how = result.reading()
+    assert (result.place.cluster, result.place.storage.url) == ("prod-a", "s3://bucket/prefix")
     assert (how.columns, how.isolation) == (("offset", "key"), IsolationLevel.READ_COMMITTED)
     assert (how.memory_budget, how.most_records) == (16 << 20, 1000)
     assert not how.fail_on_data_loss
-    assert found.push_filters
+    assert result.push_filters
 
 
-def test_headers_are_there_where_they_are_asked_for() -> None:
+def test_headers_are_a_column_only_on_request() -> None:
     without = read_settings({**PLACE, "subscribe": "orders"})
     with_them = read_settings({**PLACE, "subscribe": "orders", "includeHeaders": "true"})
     assert with_them.columns == (*without.columns, "headers")
 
 
-def test_what_is_sent_to_executors_names_secrets_and_holds_none(
+def test_a_job_that_is_sent_to_executors_has_references_but_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ARCHIVE_SECRET", "hunter2")
     keys = dict.fromkeys(
         ("tiered.storage.s3.access.key.id", "tiered.storage.s3.secret.access.key"), SECRET
     )
-    found = read_settings({**PLACE, **keys, "subscribe": "orders"})
-    sent = pickle.dumps(found)
+    result = read_settings({**PLACE, **keys, "subscribe": "orders"})
+    sent = pickle.dumps(result)
     assert b"hunter2" not in sent
-    assert "hunter2" not in repr(found)
+    assert "hunter2" not in repr(result)
     received = pickle.loads(sent)  # noqa: S301 -- made two lines before
-    assert received == found
+    assert received == result
     reference = received.place.storage.s3.secret_access_key
     assert reference.resolve() == "hunter2"
 
@@ -76,7 +76,7 @@ def test_what_is_sent_to_executors_names_secrets_and_holds_none(
         ),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_shown(options: dict[str, str], said: str) -> None:
+def test_errors_name_the_option_and_show_no_secret(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read_settings(options)
     assert said in str(raised.value)

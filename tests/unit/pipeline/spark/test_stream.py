@@ -1,4 +1,4 @@
-"""Where a stream stands, in the orders in which Spark asks."""
+"""The position of a stream, in the orders of Spark's calls."""
 
 import json
 from collections.abc import Iterator
@@ -68,15 +68,15 @@ class Streams:
         return self._open[-1]
 
     def close(self) -> None:
-        for one in self._open:
-            one.close()
+        for item in self._open:
+            item.close()
 
 
 def at(*offsets: int) -> dict[str, dict[str, int]]:
     return {"orders": {str(number): offset for number, offset in enumerate(offsets)}}
 
 
-def test_a_new_stream_begins_at_the_latest_offset_unless_told_otherwise(stream: Streams) -> None:
+def test_a_new_stream_begins_at_the_latest_offset_by_default(stream: Streams) -> None:
     assert stream().initial() == at(40, 20)
     assert stream(startingOffsets="earliest").initial() == at(0, 0)
     assert stream(startingOffsets='{"orders": {"0": 7, "1": -1}}').initial() == at(7, 20)
@@ -93,13 +93,13 @@ def test_batches_are_limited_from_where_the_last_one_ended(stream: Streams) -> N
     assert one.latest() == at(40, 20)
 
 
-def test_after_a_restart_a_batch_of_nothing_says_where_the_stream_stands(stream: Streams) -> None:
+def test_after_a_restart_an_empty_batch_shows_the_position_of_the_stream(stream: Streams) -> None:
     one = stream(startingOffsets="earliest", maxOffsetsPerTrigger="10")
     assert not one.plan(at(20, 20), at(20, 20)).splits
     assert one.latest() == at(30, 20)
 
 
-def test_asked_for_the_latest_offset_before_anything_else_a_query_is_new(
+def test_a_query_whose_first_call_requests_the_latest_offset_is_new(
     stream: Streams, store: RemoteStorage
 ) -> None:
     one = stream(startingOffsets="earliest", maxOffsetsPerTrigger="30")
@@ -134,10 +134,10 @@ def test_a_new_partition_begins_at_its_earliest_offset(
 def test_an_archive_that_ends_before_the_stream_is_an_error_or_waited_for(
     stream: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(StreamBehindError, match="stands at offset 99, and the archive ends at 40"):
+    with pytest.raises(StreamBehindError, match="is at offset 99, and the archive ends at 40"):
         stream().latest(at(99, 20))
     assert stream(failOnDataLoss="false").latest(at(99, 20)) == at(99, 20)
-    assert "stands at offset 99" in caplog.text
+    assert "is at offset 99" in caplog.text
 
 
 def test_offsets_are_written_as_spark_s_kafka_source_writes_them() -> None:
@@ -151,7 +151,7 @@ def test_offsets_are_written_as_spark_s_kafka_source_writes_them() -> None:
     assert from_json(as_json(offset)) == offset
 
 
-def test_what_tells_a_divergence_stands_beside_the_offsets() -> None:
+def test_an_offset_has_the_leader_epochs_and_topic_ids() -> None:
     tp = TopicPartition("a", 0)
     epochs = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(12))))
     offset = StreamOffset({tp: Offset(40)}, {tp: epochs}, {"a": "first"}, {tp: Offset(24)})
@@ -246,7 +246,7 @@ def test_a_running_stream_meets_the_divergence_as_a_restarted_one(
     assert read(running.plan(stands, end)) == [(24, 50)]
 
 
-def test_what_replaces_thrown_away_records_is_read_once(
+def test_records_that_replace_discarded_ones_are_read_once(
     forked: MadeArchive, following: Streams
 ) -> None:
     stands = read_to_the_end(following(**REREAD))
@@ -284,7 +284,7 @@ def test_a_stream_waits_until_the_archive_shows_the_divergence(
 ) -> None:
     stands = read_to_the_end(following(**REREAD))
     set_aside(forked, "first")
-    with pytest.raises(StreamBehindError, match="stands at offset 40, and the archive ends at 24"):
+    with pytest.raises(StreamBehindError, match="is at offset 40, and the archive ends at 24"):
         restarted(following(**EARLIEST), stands).latest()
     waiting = restarted(following(**REREAD), stands)
     assert waiting.latest() == stands
@@ -295,7 +295,7 @@ def test_a_stream_waits_until_the_archive_shows_the_divergence(
     assert read(waiting.plan(stands, end)) == [(24, 30)]
 
 
-def test_an_offset_of_an_earlier_version_goes_on_and_learns_the_epochs(
+def test_an_offset_of_an_earlier_version_continues_and_gets_leader_epochs(
     forked: MadeArchive, following: Streams
 ) -> None:
     one = restarted(following(**EARLIEST), at(40))
@@ -326,7 +326,9 @@ def test_a_topic_that_was_created_again_is_an_error_or_read_from_its_start(
     forked.segments(0, 60)
     forked.epoch_history((0, 0))
     forked.mark(0, 60, topic_id="second")
-    with pytest.raises(StreamTopicReplacedError, match="id first, and the archive is that of sec"):
+    with pytest.raises(
+        StreamTopicReplacedError, match="id first, and the archive has the topic with the id sec"
+    ):
         restarted(following(**EARLIEST), stands).latest()
     again = restarted(following(**EARLIEST, failOnDataLoss="false"), stands)
     end = again.latest()

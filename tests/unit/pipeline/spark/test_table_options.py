@@ -1,4 +1,4 @@
-"""Tables in Spark's catalog, by what Spark 4.0 hands out when one is made and when it is read."""
+"""Options of tables in Spark's catalog, with the properties that Spark 4.0 passes."""
 
 import pytest
 
@@ -53,11 +53,11 @@ def test_options_of_a_query_take_the_place_of_the_table_s() -> None:
 
 def test_a_read_that_is_no_table_keeps_its_options_out_of_its_schema() -> None:
     schema = SidetierDataSource(OPTIONS).schema()
-    assert all(not one.metadata for one in schema.fields)
+    assert all(not column.metadata for column in schema.fields)
 
 
-def test_a_table_that_was_made_with_columns_says_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match="make the table without columns"):
+def test_the_error_for_a_table_with_columns_names_the_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="create the table without columns"):
         SidetierDataSource({}).reader(spark_schema(["offset"]))
 
 

@@ -3,8 +3,7 @@ import pytest
 from sidetier.pipeline.export.tables.archived import ArchivedRecords, within_stored
 from sidetier.pipeline.export.tables.progress import Tail
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import ReadRequest, Topics
 from sidetier.segments.offsets import Offset, OffsetRange
 from sidetier.storage.fake import FakeStorage
 from tests.harness.made_archive import TP, MadeArchive, access_to

@@ -15,8 +15,8 @@ from sidetier.pipeline.export.tail.logs import (
     missing_of,
     require_same_topic,
 )
-from sidetier.pipeline.planning.limits import AtOffsets, AtTimes, Edge
 from sidetier.pipeline.planning.log_offsets import LogOffsets
+from sidetier.pipeline.planning.request import AtOffsets, AtTimes, Edge
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 

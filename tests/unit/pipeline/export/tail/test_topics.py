@@ -33,10 +33,8 @@ from sidetier.pipeline.export.tail.logs import (
     StillOnBrokerError,
 )
 from sidetier.pipeline.export.tail.topics import TopicLogs
-from sidetier.pipeline.planning.limits import AtOffsets
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import ReadRequest
-from sidetier.pipeline.planning.selection import Topics
+from sidetier.pipeline.planning.request import AtOffsets, ReadRequest, Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

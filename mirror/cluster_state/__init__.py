@@ -1,0 +1,1 @@
+"""Restore of a snapshot of a lost cluster: group offsets, ACLs, quotas, broker configs."""

@@ -1,0 +1,388 @@
+"""Read raw batches of an archive, with its gaps and transactions.
+
+Reading works as with read_committed: it ends below the first record of a transaction that is still
+open at the archive's end, unless open transactions count as aborted. Whether a transaction was
+aborted is read from the files beside the segments (`.txnindex`, `.snapshot`), or else from the
+markers in the segments themselves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.missing_offsets import first_missing
+from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
+from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.transaction_indexes import open_at_base, transactions_of
+from sidetier.archive.view import ArchiveView
+from sidetier.leadership.kraft.image import print_uuid
+from sidetier.segments.errors import (
+    ConfigurationError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.segments.producer_snapshot import OpenTransaction
+from sidetier.segments.records import ABORT_MARKER, marker_type
+from sidetier.segments.txn_index import AbortedTxn
+from sidetier.storage.attempt import monotonic
+from sidetier.storage.port import RemoteStorage
+from sidetier.wire.batches import split_batches
+from sidetier.wire.record_requests import AbortedTransaction
+
+CHUNK_BYTES: Final = 8 << 20
+_INDEX_CACHE_BYTES: Final = 16 << 20
+OpenTransactions = Mapping[int, int]
+"""First offset of the open transaction of each producer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedBatches:
+    """Bytes that begin with a batch.
+
+    Attributes:
+        data: The bytes; the last batch may be incomplete. The memory is writable.
+        aborted: The aborted transactions in these bytes.
+        end: The offset up to which these bytes count, exclusive; another segment has the records
+            from there on.
+    """
+
+    data: memoryview
+    aborted: tuple[AbortedTransaction, ...]
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveGap:
+    """The archive does not have the offsets [`start`, `end`); `detail` is the reason."""
+
+    start: Offset
+    end: Offset
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEnd:
+    """Nothing can be read at the requested offset now; `offset` is the end, exclusive."""
+
+    offset: Offset
+
+
+ArchiveRead = ArchivedBatches | ArchiveGap | ArchiveEnd
+
+
+class ArchiveSource:
+    """Reads the archives of many partitions, each sequentially. Not thread-safe.
+
+    Args:
+        archive: The cluster's archive.
+        abort_open: Whether transactions that are open at an archive's end count as aborted. If not,
+            reading ends at the first record of such a transaction.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        *,
+        abort_open: bool = False,
+        clock: Callable[[], float] = monotonic,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._archive = archive
+        self._abort_open = abort_open
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._settings_check = SettingsCheck(archive)
+        self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
+        self._partitions: dict[TopicPartition, PartitionArchive] = {}
+        self._transactions: dict[TopicPartition, _Transactions] = {}
+        self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
+        self._topic_ids: Mapping[str, UUID] = {}
+
+    def expect(self, topic_ids: Mapping[str, UUID]) -> None:
+        """Ignore the archives of former topics from now on.
+
+        If a topic was deleted and created again, its archive holds the records of the former topic
+        until `sidetier retire` or a sidecar has moved it.
+
+        Args:
+            topic_ids: Kafka's ids of the topics; a topic without an id may have any archive.
+        """
+        self._topic_ids = topic_ids
+
+    def view(
+        self, tp: TopicPartition, max_age: float = 0.0, topic_id: UUID | None = None
+    ) -> ArchiveView | None:
+        """Return the readable part of a partition's archive; None if nothing is stored.
+
+        Args:
+            tp: The partition.
+            max_age: Maximum age of the result, in seconds.
+            topic_id: The topic's id; by default the id given to `expect`.
+
+        Raises:
+            ArchiveError: The stored objects are not valid.
+            StorageError: As `RemoteStorage` documents.
+        """
+        if tp not in self._partitions:
+            self._partitions[tp] = PartitionArchive(
+                tp, self._archive, self._settings_check, self._clock
+            )
+        view = self._partitions[tp].snapshot(max_age).view
+        wanted = topic_id or self._topic_ids.get(tp.topic)
+        stored = None if view is None else view.watermark.topic_id
+        if wanted is not None and stored is not None and stored != print_uuid(wanted.bytes):
+            return None
+        return view
+
+    def last_stable_offset(self, tp: TopicPartition, max_age: float = 0.0) -> Offset | None:
+        """Return the end of the readable offsets, exclusive: no open transaction begins below it.
+
+        Returns None if nothing is stored. Raises the errors of `view`.
+        """
+        view = self.view(tp, max_age)
+        return None if view is None else self._last_stable_offset(tp, view)
+
+    def read(self, tp: TopicPartition, offset: Offset, max_age: float = 0.0) -> ArchiveRead:
+        """Return the batches from the batch that has `offset` on, or why there are none.
+
+        Raises:
+            DamagedSegmentError: A stored segment has no batch where one should begin.
+            ConfigurationError: The archive has transactions but does not show which were aborted.
+            ArchiveError, StorageError: As `view`.
+        """
+        view = self.view(tp, max_age)
+        if view is None:
+            return ArchiveEnd(Offset(0))
+        end = self._last_stable_offset(tp, view)
+        if offset >= end:
+            return ArchiveEnd(end)
+        log = view.holder(offset)
+        if offset < view.start or log is None:
+            return self._gap(tp, view, offset, end)
+        try:
+            return self._read(tp, view, log, offset, end)
+        except (ObjectNotFoundError, PreconditionFailedError):
+            # Lifecycle rules of the store or a quarantine have changed the listed objects since.
+            self._cursors.pop(tp, None)
+            if max_age == 0.0:
+                raise
+            return self.read(tp, offset)
+
+    def _read(
+        self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
+    ) -> ArchiveRead:
+        until = min(view.until(offset), end)
+        while True:
+            position = self._position(tp, log, offset)
+            data = self._batches(tp, log, position)
+            reached, length, is_transactional, has_offset = offset, 0, False, False
+            for batch, header in split_batches(data):
+                if header.base_offset >= until:
+                    break  # another segment has the records from here on
+                length += len(batch)
+                is_transactional |= header.is_transactional
+                has_offset |= header.next_offset > offset
+                reached = max(reached, header.next_offset)
+            self._cursors[tp] = (log.version, reached, position + length)
+            if has_offset:
+                break
+            if not length or position + length >= log.size:
+                return self._past_last_batch(tp, view, log, offset, end)
+        aborted: tuple[AbortedTransaction, ...] = ()
+        if is_transactional:
+            if view.is_pinterest:
+                raise ConfigurationError(
+                    f"{log.key}: has transactions, and an archive of Pinterest's uploader does not "
+                    "show which were aborted; mirror this topic from its brokers"
+                )
+            aborted = self._transactions_of(tp).aborted(view, log, offset, reached)
+        return ArchivedBatches(data[:length], aborted, until)
+
+    def _past_last_batch(
+        self, tp: TopicPartition, view: ArchiveView, log: StoredLog, offset: Offset, end: Offset
+    ) -> ArchiveRead:
+        """Handle a segment without a batch at or above the offset: a compacted one, or a gap."""
+        noted = noted_next_offset(self._archive.store(tp.topic).head_object(log.key))
+        until = min(view.until(offset), end)
+        if noted is not None and noted > offset:
+            # Compaction has removed the segment's last records, so none is missing below `noted`.
+            return ArchivedBatches(memoryview(b""), (), min(noted, until))
+        return self._gap(tp, view, offset, until)
+
+    def _position(self, tp: TopicPartition, log: StoredLog, offset: Offset) -> int:
+        cursor = self._cursors.get(tp)
+        if cursor is not None and cursor[0] == log.version and cursor[1] <= offset:
+            return cursor[2]
+        return self._locator.segment_position(
+            range_reader(self._archive, tp.topic), log, offset
+        ).position
+
+    def _batches(self, tp: TopicPartition, log: StoredLog, position: int) -> memoryview:
+        """Return the bytes from a batch on; at least that batch, if the segment has all of it."""
+        data = self._fetch(tp, log, position, self._chunk_bytes)
+        size = _first_batch_bytes(data)
+        return data if size <= len(data) else self._fetch(tp, log, position, size)
+
+    def _fetch(self, tp: TopicPartition, log: StoredLog, position: int, size: int) -> memoryview:
+        end = min(position + size, log.size)
+        read = range_reader(self._archive, tp.topic)
+        return memoryview(bytearray(read(log.row, position, end)))
+
+    def _gap(
+        self, tp: TopicPartition, view: ArchiveView, offset: Offset, until: Offset
+    ) -> ArchiveGap:
+        if offset < view.start:
+            until = min(until, view.start)
+        following = view.after(offset)
+        if following is not None:
+            until = min(until, Offset(following.base_offset))
+        gaps = self._partitions[tp].gaps() if offset >= view.start else []
+        missing = first_missing(OffsetRange(offset, until), gaps, view.start)
+        return ArchiveGap(*missing.offsets, missing.detail(view.where))
+
+    def _last_stable_offset(self, tp: TopicPartition, view: ArchiveView) -> Offset:
+        if not view.logs or view.is_pinterest or self._abort_open:
+            return view.end
+        still_open = self._transactions_of(tp).open_behind(view, view.logs[-1])
+        return min(view.end, Offset(min(still_open.values(), default=view.end)))
+
+    def _transactions_of(self, tp: TopicPartition) -> "_Transactions":
+        if tp not in self._transactions:
+            store = self._archive.store(tp.topic)
+            self._transactions[tp] = _Transactions(
+                store, lambda log, at: self._batches(tp, log, at)
+            )
+        return self._transactions[tp]
+
+
+class _SegmentTransactions(NamedTuple):
+    """The transactions that a segment aborts, and those that are open at its end."""
+
+    aborted: tuple[AbortedTxn, ...]
+    still_open: OpenTransactions
+
+
+class _Transactions:
+    """The transactions in the segments of one partition; each segment is read once."""
+
+    def __init__(
+        self, store: RemoteStorage, batches: Callable[[StoredLog, int], memoryview]
+    ) -> None:
+        self._store = store
+        self._batches = batches
+        self._known: dict[Version, _SegmentTransactions] = {}
+
+    def aborted(
+        self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
+    ) -> tuple[AbortedTransaction, ...]:
+        """Return the aborted transactions with records or markers in [`start`, `end`).
+
+        A transaction that ended below `start` is left out, because its producer may have committed
+        since. A transaction that is open at the archive's end counts as aborted.
+        """
+        transactions: list[AbortedTransaction] = []
+        following: StoredLog | None = log
+        while following is not None:
+            aborted, still_open = self._read_transactions(view, following)
+            transactions.extend(
+                AbortedTransaction(entry.producer_id, entry.first_offset)
+                for entry in aborted
+                if entry.last_offset >= start and entry.first_offset < end
+            )
+            undecided = {entry: first for entry, first in still_open.items() if first < end}
+            if not undecided:
+                break
+            following = view.after(following.base_offset)
+            if following is None:
+                transactions.extend(
+                    AbortedTransaction(producer_id, Offset(first))
+                    for producer_id, first in undecided.items()
+                )
+        return tuple(transactions)
+
+    def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
+        """Return the transactions that are open at a segment's end."""
+        return self._read_transactions(view, log).still_open
+
+    def _read_transactions(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
+        known = self._known.get(log.version)
+        if known is None:
+            known = self._known[log.version] = self._read(view, log)
+        return known
+
+    def _read(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
+        following = view.after(log.base_offset)
+        if following is not None:
+            stored = transactions_of(self._store, log, following)
+            if stored is not None:
+                return _SegmentTransactions(stored.aborted, _by_producer(stored.still_open))
+        before = self._open_at_base(view, log)
+        if noted_records(self._store.head_object(log.key)) is not None:
+            # A sidecar notes the number of records only if the segment has no transactional batch.
+            return _SegmentTransactions((), before)
+        return self._walk(log, before)
+
+    def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
+        """Read from the producer snapshot, or from the nearest lower segment that has one."""
+        noted = open_at_base(self._store, log)
+        if noted is not None:
+            return _by_producer(noted)
+        to_walk: list[StoredLog] = []
+        state: OpenTransactions = {}
+        for lower in view.below(log.base_offset):
+            if lower.version in self._known:
+                state = self._known[lower.version].still_open
+                break
+            to_walk.append(lower)
+            noted = open_at_base(self._store, lower)
+            if noted is not None:
+                state = _by_producer(noted)
+                break
+        for lower in reversed(to_walk):
+            self._known[lower.version] = self._walk(lower, state)
+            state = self._known[lower.version].still_open
+        return state
+
+    def _walk(self, log: StoredLog, before: OpenTransactions) -> _SegmentTransactions:
+        """Read the transactions from the markers in the segment itself."""
+        still_open = dict(before)
+        aborted: list[AbortedTxn] = []
+        position = 0
+        while position < log.size:
+            data = self._batches(log, position)
+            start = position
+            for batch, header in split_batches(data):
+                position += len(batch)
+                if header.is_control:
+                    first = still_open.pop(header.producer_id, None)
+                    payload = bytes(batch[HEADER_BYTES:])
+                    if first is not None and marker_type(header, payload) == ABORT_MARKER:
+                        marker = header.last_offset
+                        aborted.append(
+                            AbortedTxn(
+                                header.producer_id, Offset(first), marker, header.next_offset
+                            )
+                        )
+                elif header.is_transactional:
+                    still_open.setdefault(header.producer_id, int(header.base_offset))
+            if position == start:
+                raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
+        return _SegmentTransactions(tuple(aborted), still_open)
+
+
+def _by_producer(transactions: Iterable[OpenTransaction]) -> OpenTransactions:
+    return {transaction.producer_id: transaction.first_offset for transaction in transactions}
+
+
+def _first_batch_bytes(data: memoryview) -> int:
+    """Return the length in the first batch's header; 0 if even the length field is incomplete."""
+    if len(data) < LENGTH_PREFIX_BYTES:
+        return 0
+    return LENGTH_PREFIX_BYTES + int.from_bytes(data[8:12])

@@ -1,0 +1,337 @@
+"""Decide which source batches a mirror copies, re-encodes or drops, and re-encode them. No I/O.
+
+A batch is copied as it is, except for its header, if the target's broker accepts its records. The
+broker requires dense offsets inside a batch (`LogValidator`, KIP-98), so a compacted batch is
+re-encoded. A batch whose timestamps the source's broker has set (LogAppendTime) is re-encoded too:
+no producer may send that attribute, and without it the target would show the producer's timestamps.
+
+Re-encoding moves keys, values and headers unchanged. Only the length, the timestamp delta and the
+offset delta of each record are written again, and the batch keeps its codec.
+
+Control batches, batches of aborted transactions and batches without records are dropped. The
+position moves past them.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import cramjam
+import numpy as np
+
+from sidetier.segments.arrow.codecs import CodecError, NoRoomError, decompress_into
+from sidetier.segments.crc import crc32c
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError
+from sidetier.segments.headers import (
+    CRC_START,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    MAGIC,
+    BatchHeader,
+    Compression,
+    TimestampType,
+)
+from sidetier.segments.offsets import Offset
+from sidetier.wire.batches import check_crc, split_batches
+from sidetier.wire.record_requests import AbortedTransaction
+
+_LOG_APPEND_TIME: Final = 0x08
+_DELETE_HORIZON: Final = 0x40  # set by the log cleaner on compacted batches (KIP-534)
+_NOT_OF_PRODUCERS: Final = _LOG_APPEND_TIME | _DELETE_HORIZON
+"""Batch attributes that the broker does not accept from a producer."""
+MAX_OFFSET: Final = Offset(2**63 - 1)
+
+
+class SourceBatch(NamedTuple):
+    """A batch of which all or some records are sent to the target.
+
+    Attributes:
+        header: The parsed header of the batch.
+        data: The whole batch, header included.
+        start: The first offset to copy, inclusive. Above the batch's base offset if the copy begins
+            inside the batch.
+        end: The end of the offsets to copy, exclusive. Below the batch's next offset if the copy
+            ends inside the batch.
+    """
+
+    header: BatchHeader
+    data: memoryview
+    start: Offset
+    end: Offset
+
+    @property
+    def must_be_reencoded(self) -> bool:
+        """Whether the record bytes must change for the broker or for the range to copy."""
+        header, start, end = self.header, self.start, self.end
+        return (
+            start > header.base_offset
+            or end < header.next_offset
+            or end - start != header.record_count  # brokers accept only dense offsets
+            or header.attributes & _NOT_OF_PRODUCERS != 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The batches to copy out of some bytes that were read from the source.
+
+    Attributes:
+        batches: The batches to copy, by ascending offset.
+        next_offset: The offset of the next source record to handle, after these bytes.
+        dropped_records: Number of records of aborted transactions that were left out.
+    """
+
+    batches: tuple[SourceBatch, ...]
+    next_offset: Offset
+    dropped_records: int
+
+
+def select_batches(
+    data: memoryview,
+    position: Offset,
+    aborted: Iterable[AbortedTransaction],
+    *,
+    until: Offset = MAX_OFFSET,
+) -> Selection:
+    """Select the batches to copy to the target.
+
+    Args:
+        data: Consecutive batches. The last one may be incomplete; it is left for the next read.
+        position: The first offset to copy, inclusive. Batches that end at or below it are skipped.
+        aborted: Every aborted transaction with a record or its marker at `position` or above in
+            these bytes, as a Fetch response lists them. Leave out transactions that ended below
+            `position`: otherwise records that the same producer committed since then would be
+            dropped.
+        until: The end of the offsets to copy, exclusive.
+
+    Raises:
+        DamagedSegmentError: A batch header is not valid. CRCs are checked when a batch is sent.
+        UnsupportedFormatError: The message format is v0 or v1.
+    """
+    coming = deque(sorted(aborted, key=lambda transaction: transaction.first_offset))
+    aborting: set[int] = set()
+    taken: list[SourceBatch] = []
+    dropped = 0
+    for batch, header in split_batches(data):
+        start, end = header.base_offset, header.next_offset
+        if start >= until:
+            position = max(position, until)
+            break
+        while coming and coming[0].first_offset < end:
+            aborting.add(coming.popleft().producer_id)
+        is_control = header.is_control
+        if is_control:
+            # Either kind of marker ends the producer's aborted transaction: a commit marker of this
+            # producer can only come after the abort marker.
+            aborting.discard(header.producer_id)
+        if end > position and not is_control:
+            if aborting and header.is_transactional and header.producer_id in aborting:
+                dropped += header.record_count
+            elif header.record_count > 0:
+                taken.append(SourceBatch(header, batch, max(start, position), min(end, until)))
+        position = max(position, min(end, until))
+    return Selection(tuple(taken), position, dropped)
+
+
+_HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
+_CODEC_BITS: Final = 0x07
+_CRC_AT: Final = 17
+_CONTINUES: Final = 0x7F
+_ROOM_FACTORS: Final = (8, 64, 1024)
+"""Sizes of the decompression buffer to try in turn, as factors of the compressed size."""
+_LZ4_HEAD: Final = bytes.fromhex("04224d18604082")
+"""Header of an lz4 frame with independent blocks of up to 64 KiB and no checksum: Kafka's decoder
+refuses dependent blocks. The last byte is the checksum of the two bytes before it.
+"""
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_UNCOMPRESSED: Final = 0x80000000
+_XERIAL_HEAD: Final = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReencodedBatch:
+    """A batch with dense offsets from 0 on.
+
+    Attributes:
+        data: The whole batch, header included.
+        source_offsets: The source offset of each record.
+        max_timestamp: The largest timestamp of the records, in ms since 1970.
+    """
+
+    data: bytearray
+    source_offsets: tuple[Offset, ...]
+    max_timestamp: int
+
+
+def reencode(batch: SourceBatch, max_bytes: int, name: str) -> ReencodedBatch | None:
+    """Re-encode a batch's wanted records with dense offsets; None if compaction has left none.
+
+    Args:
+        batch: The source batch.
+        max_bytes: Maximum decompressed bytes of its records.
+        name: Where the batch belongs, for error messages.
+
+    Raises:
+        DamagedSegmentError: The batch does not hold the records that its header announces.
+        BatchTooLargeError: Its records have more than `max_bytes`.
+        UnsupportedFormatError: The codec is unknown.
+    """
+    check_crc(batch.data)
+    header = batch.header
+    payload = batch.data[HEADER_BYTES:]
+    where = f"{name}: the batch at offset {header.base_offset}"
+    records = _decompressed(header.compression, payload, max_bytes, where)
+    # With LogAppendTime, each record has the batch's largest timestamp, whatever its own delta is.
+    append_time = (
+        header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    )
+    out = bytearray()
+    offsets: list[Offset] = []
+    latest = -1
+    at = 0
+    try:
+        for _ in range(header.record_count):
+            size, at = _read_varint(records, at)
+            end = at + size
+            timestamp_delta, after_timestamp = _read_varint(records, at + 1)
+            offset_delta, contents = _read_varint(records, after_timestamp)
+            if not contents <= end <= len(records):
+                raise IndexError  # noqa: TRY301 -- handled like the end of the bytes
+            offset = Offset(header.base_offset + offset_delta)
+            if batch.start <= offset < batch.end:
+                # A record begins with a byte of attributes. Key, value and headers follow the two
+                # deltas, and are copied as they are.
+                if append_time is not None:
+                    timestamp_delta = 0
+                body = records[at : at + 1] + _varint(timestamp_delta) + _varint(len(offsets))
+                out += _varint(len(body) + end - contents) + body + records[contents:end]
+                offsets.append(offset)
+                latest = max(latest, header.base_timestamp + timestamp_delta)
+            at = end
+    except IndexError:
+        raise DamagedSegmentError(f"{where}: its records are cut or damaged") from None
+    if not offsets:
+        return None
+    base_timestamp = header.base_timestamp if append_time is None else append_time
+    latest = latest if append_time is None else append_time
+    compressed = compress(header.compression, bytes(out))
+    data = build_batch(
+        compressed,
+        record_count=len(offsets),
+        attributes=header.compression.value,
+        base_timestamp=base_timestamp,
+        max_timestamp=latest,
+    )
+    return ReencodedBatch(data, tuple(offsets), latest)
+
+
+def build_batch(
+    payload: bytes, *, record_count: int, attributes: int, base_timestamp: int, max_timestamp: int
+) -> bytearray:
+    """Build a batch with dense offsets from 0 on and without a producer id."""
+    header = _HEADER.pack(
+        0,
+        HEADER_BYTES - LENGTH_PREFIX_BYTES + len(payload),
+        -1,
+        MAGIC,
+        0,
+        attributes & _CODEC_BITS,
+        record_count - 1,
+        base_timestamp,
+        max_timestamp,
+        -1,
+        -1,
+        -1,
+        record_count,
+    )
+    batch = bytearray(header + payload)
+    batch[_CRC_AT:CRC_START] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4)
+    return batch
+
+
+def encode_record(key: bytes, value: bytes | None, position: int) -> bytes:
+    """Encode a record without headers, at the batch's base timestamp."""
+    body = b"\0" + _varint(0) + _varint(position)
+    body += _varint(len(key)) + key
+    body += _varint(-1) if value is None else _varint(len(value)) + value
+    body += _varint(0)  # headers
+    return _varint(len(body)) + body
+
+
+def compress(codec: Compression, data: bytes) -> bytes:
+    """Compress records as Kafka's own producer does."""
+    return _COMPRESS[codec](data)
+
+
+def _lz4(data: bytes) -> bytes:
+    out = bytearray(_LZ4_HEAD)
+    for at in range(0, len(data), _LZ4_BLOCK_BYTES):
+        plain = data[at : at + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            out += struct.pack("<I", len(block)) + block
+        else:
+            out += struct.pack("<I", len(plain) | _LZ4_UNCOMPRESSED) + plain
+    return bytes(out + struct.pack("<I", 0))
+
+
+def _snappy(data: bytes) -> bytes:
+    out = bytearray(_XERIAL_HEAD)
+    for at in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK_BYTES]))
+        out += struct.pack(">i", len(block)) + block
+    return bytes(out)
+
+
+_COMPRESS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
+    Compression.NONE: bytes,
+    Compression.GZIP: lambda data: bytes(cramjam.gzip.compress(data)),
+    Compression.SNAPPY: _snappy,
+    Compression.LZ4: _lz4,
+    Compression.ZSTD: lambda data: bytes(cramjam.zstd.compress(data)),
+}
+
+
+def _decompressed(codec: Compression, payload: memoryview, max_bytes: int, where: str) -> bytes:
+    if codec is Compression.NONE:
+        return bytes(payload)
+    # The header does not have the decompressed size, so larger and larger buffers are tried.
+    for factor in _ROOM_FACTORS:
+        size = min(len(payload) * factor, max_bytes)
+        room = np.empty(size, dtype=np.uint8)
+        try:
+            return room[: decompress_into(codec, payload, room)].tobytes()
+        except CodecError as error:
+            raise DamagedSegmentError(f"{where}: {error}") from None
+        except NoRoomError:
+            if size == max_bytes:
+                break
+    raise BatchTooLargeError(
+        f"{where}: its records are more than {max_bytes} bytes, decompressed; raise "
+        "--max-batch-bytes to copy it"
+    )
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a zigzag varint and the position after it; IndexError if the bytes end inside it."""
+    byte = data[at]
+    raw, shift = byte & _CONTINUES, 7
+    while byte > _CONTINUES:
+        at += 1
+        byte = data[at]
+        raw |= (byte & _CONTINUES) << shift
+        shift += 7
+    return (raw >> 1) ^ -(raw & 1), at + 1
+
+
+def _varint(value: int) -> bytes:
+    raw = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while raw > _CONTINUES:
+        out.append(raw & _CONTINUES | 0x80)
+        raw >>= 7
+    out.append(raw)
+    return bytes(out)

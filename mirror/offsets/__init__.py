@@ -1,0 +1,1 @@
+"""Translation of committed offsets of consumer groups by a mirror's offset map."""

@@ -1,0 +1,148 @@
+"""Store a mirror's offset map in the archive's store, in case the target's topic is lost.
+
+Each target partition has one object in the default store of the source's archive:
+`_sidetier/<cluster>/mirrors/<mirror>/offsets/<topic>-<partition>.json`. It has at most `MAX_RUNS`
+runs: all of the newest, fewer of the older ones (`OffsetMap.thinned`). Each write is a conditional
+put: it replaces the object only if it is still the one that was read.
+
+A kill leaves the former object, whose `mirrored_to` says up to which offset its map is complete. If
+two workers both believe that they own a partition, each writes a correct map. The condition admits
+one of them; the other reads that map and adds its own runs.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from sidetier.mirror.copy.offset_map import OffsetMap, Run
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import RemoteStorage, unchanged
+
+MAX_RUNS: Final = 1024
+"""Makes about 30 KB of JSON."""
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMap:
+    """The offset map of one target partition.
+
+    Attributes:
+        source: The source partition.
+        target: Its copy.
+        target_topic_id: Kafka's id of the target topic; "" if the brokers have none.
+        mirrored_to: The map is complete up to this source offset, exclusive.
+        map: The runs of the map.
+    """
+
+    source: TopicPartition
+    target: TopicPartition
+    target_topic_id: str
+    mirrored_to: Offset
+    map: OffsetMap
+
+
+class MapStore:
+    """Reads and writes the maps of one mirror.
+
+    Args:
+        store: The default store of the source's archive.
+        layout: Makes the keys of the archive's objects.
+        mirror: The mirror's name.
+    """
+
+    def __init__(self, store: RemoteStorage, layout: ArchiveLayout, mirror: str) -> None:
+        self._store = store
+        self._layout = layout
+        self._mirror = mirror
+        self._etags: dict[TopicPartition, str] = {}
+
+    def read(self, target: TopicPartition) -> StoredMap | None:
+        """Return the map of a partition; None if none is stored.
+
+        Raises:
+            MalformedObjectError: The object is not a map, or has an unknown version.
+            StorageError: As `RemoteStorage` documents.
+        """
+        key = self._layout.mirror_map_key(self._mirror, target)
+        try:
+            answer = self._store.get_object(key)
+        except ObjectNotFoundError:
+            self._etags.pop(target, None)
+            return None
+        self._etags[target] = answer.head.etag
+        return _decode(answer.data, key)
+
+    def read_all(self) -> dict[TopicPartition, StoredMap]:
+        """Return every map of the mirror by target partition. Raises the errors of `read`."""
+        prefix = self._layout.mirror_maps_prefix(self._mirror)
+        maps = {}
+        for row in self._store.list_objects(prefix):
+            stored = _decode(self._store.get_object(row.key).data, row.key)
+            maps[stored.target] = stored
+        return maps
+
+    def write(self, stored: StoredMap) -> bool:
+        """Replace the object that `read` or the last `write` has seen.
+
+        Returns:
+            False if another object is stored now.
+
+        Raises:
+            StorageError: As `RemoteStorage` documents. The write may have happened.
+        """
+        key = self._layout.mirror_map_key(self._mirror, stored.target)
+        condition = unchanged(self._etags.get(stored.target))
+        try:
+            self._etags[stored.target] = self._store.put_object(
+                key, BytesBody(_encode(stored)), condition=condition
+            )
+        except PreconditionFailedError:
+            # Another worker has replaced the object, or the response to our own earlier write was
+            # lost. `read` returns the object that is stored now.
+            self._etags.pop(stored.target, None)
+            return False
+        return True
+
+
+def _encode(stored: StoredMap) -> bytes:
+    value = {
+        "version": _VERSION,
+        "nonce": uuid.uuid4().hex,  # gives each write another etag
+        "source_topic": stored.source.topic,
+        "target_topic": stored.target.topic,
+        "target_topic_id": stored.target_topic_id,
+        "partition": stored.target.partition,
+        "mirrored_to": stored.mirrored_to,
+        "exact_from": stored.map.exact_from,
+        "runs": [list(run) for run in stored.map.runs],
+    }
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(data: bytes, key: str) -> StoredMap:
+    try:
+        value = json.loads(data)
+        if value["version"] != _VERSION:
+            raise MalformedObjectError(
+                f"{key}: offset map of version {value['version']}, this release knows version "
+                f"{_VERSION}"
+            )
+        partition = int(value["partition"])
+        return StoredMap(
+            TopicPartition(str(value["source_topic"]), partition),
+            TopicPartition(str(value["target_topic"]), partition),
+            str(value["target_topic_id"]),
+            Offset(int(value["mirrored_to"])),
+            OffsetMap([Run(*map(int, run)) for run in value["runs"]], int(value["exact_from"])),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise MalformedObjectError(f"{key}: not an offset map: {error}") from None

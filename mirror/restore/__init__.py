@@ -1,0 +1,1 @@
+"""Restores of archived records into topics: offsets to copy, accepted targets, check of a copy."""

@@ -1,0 +1,215 @@
+"""Compare a copy with the archive that it was made from, by consuming both."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.reader import ArchiveReader, IsolationLevel, ReaderSettings
+from sidetier.archive.view import ArchiveView
+from sidetier.mirror.copy.offset_map import OffsetMap
+from sidetier.mirror.hydrate.digest import (
+    COLUMNS,
+    Digest,
+    HiddenOffsets,
+    archived_records,
+    hidden_ranges,
+)
+from sidetier.mirror.hydrate.plan import PlannedSegment
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCopy:
+    """Result for one partition: the number of archived records compared, and the differences."""
+
+    target: TopicPartition
+    records: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """A range of source offsets that was copied.
+
+    Attributes:
+        source: The source partition.
+        target: Its copy.
+        start: The first source offset, inclusive.
+        end: The end of the source offsets, exclusive.
+        last_stable_offset: The first offset of a transaction that is open at the archive's end;
+            otherwise the archive's end. Records from there on were copied only if open transactions
+            count as aborted.
+    """
+
+    source: TopicPartition
+    target: TopicPartition
+    start: Offset
+    end: Offset
+    last_stable_offset: Offset
+
+
+class ArchivedRecords:
+    """Reads the archived records that were to be copied. Not thread-safe.
+
+    Args:
+        archive: The archive.
+    """
+
+    def __init__(self, archive: ArchiveAccess) -> None:
+        self._archive = archive
+        self._readers = {
+            level: ArchiveReader(archive, ReaderSettings(isolation=level, columns=COLUMNS))
+            for level in IsolationLevel
+        }
+
+    @property
+    def committed(self) -> ArchiveReader:
+        """The reader that returns what a read-committed consumer sees."""
+        return self._readers[IsolationLevel.READ_COMMITTED]
+
+    def close(self) -> None:
+        """Stop all reading."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def records(self, copied: CopiedRange, view: ArchiveView | None) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range without those of aborted transactions; skip gaps.
+
+        Args:
+            copied: The range.
+            view: The archive's segments.
+
+        Raises:
+            SidetierError: The archive cannot be read.
+        """
+        tp, end = copied.source, copied.end
+        decided = min(end, copied.last_stable_offset)
+        yield from archived_records(self.committed, tp, copied.start, decided)
+        if view is None or end <= decided:
+            return
+        # A committed reader ends at the first open transaction. The segments from there on are
+        # enough to find the hidden records: a transaction with records there has its marker there
+        # too, or none.
+        hidden = HiddenOffsets(self._hidden(view, copied, decided))
+        reader = self._readers[IsolationLevel.READ_UNCOMMITTED]
+        for records in archived_records(reader, tp, max(copied.start, decided), end):
+            shown = [not hidden.has(offset) for offset in records.column("offset").to_pylist()]
+            yield records.filter(pa.array(shown, type=pa.bool_()))
+
+    def _hidden(self, view: ArchiveView, copied: CopiedRange, decided: Offset) -> list[OffsetRange]:
+        """Return the offsets of aborted and undecided transactions from `decided` on."""
+        first = view.holder(decided)
+        logs = [log for log in view.logs if first is None or log.base_offset >= first.base_offset]
+        segments = [
+            PlannedSegment(log.base_offset, log.key, log.row.etag, log.size) for log in logs
+        ]
+        return hidden_ranges(self._archive, copied.source, segments, view.end)
+
+
+class TargetRecords(Protocol):
+    """Consumes the target."""
+
+    def records(
+        self, tp: TopicPartition, start: int, end: int, isolation: IsolationLevel
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what a consumer gets in [`start`, `end`), or up to the end of the partition."""
+        ...
+
+
+def check_copy(  # noqa: PLR0913 -- both sides, and how to compare them
+    copied: CopiedRange,
+    offsets: OffsetMap,
+    log_start: Offset,
+    archived: Iterator[pa.RecordBatch],
+    brokers: TargetRecords,
+    *,
+    with_timestamps: bool = True,
+    progress: Callable[[int], None] = lambda _: None,
+) -> CheckedCopy:
+    """Compare what read-committed consumers get from an archive and from its copy.
+
+    The offset map gives the source offset of each target record. Number of records, first and last
+    source offset, and a checksum over source offset, timestamp, key, value and headers must be
+    equal, and source offsets must rise.
+
+    Args:
+        copied: The range that was copied.
+        offsets: The copy's offset map.
+        log_start: Log start offset of the target partition.
+        archived: The records that the copy must have.
+        brokers: Consumes the target.
+        with_timestamps: False if the target was allowed to replace timestamps.
+        progress: Called with the number of records read since the last call, on either side.
+
+    Raises:
+        SidetierError: The archive or the target cannot be read.
+    """
+    expected, actual = Digest(), Digest()
+    for records in archived:
+        ours = records.column("offset").to_pylist()
+        expected.add(_comparable(records, ours, with_timestamps=with_timestamps))
+        progress(records.num_rows)
+    problems = []
+    for records, sources in _consumed(copied, offsets, log_start, brokers):
+        problem = _order_problem(copied.target, records, sources, actual.last_offset)
+        if problem is not None:
+            problems.append(problem)
+            break
+        actual.add(_comparable(records, sources, with_timestamps=with_timestamps))
+        progress(records.num_rows)
+    difference = expected.difference(actual)
+    if not problems and difference is not None:
+        problems.append(f"{copied.target}: {difference} (source offsets)")
+    return CheckedCopy(copied.target, expected.records, tuple(problems))
+
+
+def _consumed(
+    copied: CopiedRange, offsets: OffsetMap, log_start: Offset, brokers: TargetRecords
+) -> Iterator[tuple[pa.RecordBatch, list[Offset | None]]]:
+    """Yield the target's records, with the source offset of each; None if it has none."""
+    target_range = offsets.target_range(copied.start, copied.end)
+    if target_range is None:
+        return
+    first, end = target_range
+    # Retention on the target may have deleted the first records; the digests then differ.
+    for records in brokers.records(
+        copied.target, max(first, log_start), end, IsolationLevel.READ_COMMITTED
+    ):
+        targets = records.column("offset").to_pylist()
+        yield records, [offsets.source_of(target) for target in targets]
+
+
+def _order_problem(
+    tp: TopicPartition,
+    records: pa.RecordBatch,
+    sources: list[Offset | None],
+    last: int | None,
+) -> str | None:
+    """Return why these are not the copied records in source order; None if they are."""
+    before = -1 if last is None else last
+    for target, source in zip(records.column("offset").to_pylist(), sources, strict=True):
+        if source is None:
+            return f"{tp}: the record at offset {target} is not one that was copied"
+        if source <= before:
+            return (
+                f"{tp}: the record at offset {target} is the copy of source offset {source}, and "
+                f"comes after that of {before}"
+            )
+        before = source
+    return None
+
+
+def _comparable(
+    records: pa.RecordBatch, sources: list[Offset | None], *, with_timestamps: bool
+) -> pa.RecordBatch:
+    """Return the records with source offsets, without the columns that a copy may change."""
+    columns = {name: records.column(name) for name in COLUMNS}
+    columns["offset"] = pa.array(sources, type=columns["offset"].type)
+    # LogAppendTime on the source becomes CreateTime on the copy.
+    same = ("timestamp_type",) if with_timestamps else ("timestamp_type", "timestamp")
+    for name in same:
+        columns[name] = pa.array([0] * records.num_rows, type=columns[name].type)
+    return pa.RecordBatch.from_pydict(columns)

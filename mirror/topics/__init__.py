@@ -1,0 +1,1 @@
+"""The topics of a mirror: selection, names, checks, creation, settings and ACLs."""

@@ -1,0 +1,201 @@
+"""Reads of only offsets, from the metadata of segments where that is possible."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from sidetier.archive.reader import ArchiveReplacedError
+from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.notes import NEXT_OFFSET_KEY, RECORDS_KEY
+from sidetier.segments.offsets import Offset
+from tests.harness.made_archive import MadeArchive, batches, encoded
+from tests.harness.record_batches import TransactionalLog
+from tests.harness.splits import CountingStorage, Told, plan_of, read_splits
+
+OFFSET = ("offset",)
+
+
+def asked(store: CountingStorage) -> Counter[str]:
+    return Counter(request.operation for request in store.requests)
+
+
+def told(store: CountingStorage, columns: Sequence[str] = OFFSET) -> Told:
+    """Everything, from splits that were planned before the requests count."""
+    splits = plan_of(store).splits
+    store.forget()
+    return read_splits(store, splits, columns=columns, isolation=IsolationLevel.READ_COMMITTED)
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_request_for_each_segment_tells_all_offsets(store: CountingStorage) -> None:
+    assert told(store).offsets == list(range(1200))
+    assert asked(store) == {"head": 3}
+
+
+@pytest.mark.usefixtures("archive")
+def test_the_batches_are_those_of_a_read(store: CountingStorage) -> None:
+    (split,) = plan_of(store).splits
+    noted = read_splits(store, [split], columns=OFFSET, most_records=500).batches
+    read = read_splits(store, [split], columns=("offset", "key"), most_records=500).batches
+
+    assert [batch.num_rows for batch in noted] == [500, 500, 200]
+    assert noted[0].schema == read[0].select(["offset"]).schema
+
+
+@pytest.mark.usefixtures("archive")
+def test_parts_of_segments_are_described_too(store: CountingStorage) -> None:
+    splits = plan_of(store, max_split_bytes=6000).splits
+    assert len(splits) > 3
+    store.forget()
+
+    assert read_splits(store, splits, columns=OFFSET).offsets == list(range(1200))
+    assert set(asked(store)) == {"head"}
+
+
+@pytest.mark.usefixtures("archive")
+def test_a_request_beyond_the_end_gets_the_stored_records(store: CountingStorage) -> None:
+    assert told(store, ("offset", "timestamp")).offsets == list(range(1200))
+    assert asked(store)["stream"]
+
+
+def test_offsets_of_transactions_are_read(store: CountingStorage) -> None:
+    log = TransactionalLog()
+    log.write(7, 10)
+    log.mark(7, commit=False)
+    log.write(8, 10)
+    log.mark(8, commit=True)
+    archive = MadeArchive(store)
+    archive.segment(0, log.batches)
+    archive.mark(0, log.next_offset)
+
+    assert told(store).offsets == list(range(11, 21))
+    assert asked(store) == {"head": 1, "stream": 1}
+
+
+def test_offsets_that_compaction_has_removed_are_not_missing(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(0, [*batches(0, 50), *batches(70, 100)])
+    archive.mark(0, 100)
+
+    assert told(store).offsets == [*range(50), *range(70, 100)]
+
+
+def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
+    store: CountingStorage,
+) -> None:
+    archive = MadeArchive(store)
+    archive.segment(0, batches(0, 90), next_offset=100)
+    archive.segment(100, batches(100, 200))
+    archive.mark(100, 200)
+
+    assert told(store).offsets == [*range(90), *range(100, 200)]
+
+
+@pytest.mark.parametrize("notes", [{}, {RECORDS_KEY: "many"}, {RECORDS_KEY: "99"}])
+def test_without_a_note_the_segments_are_read(
+    store: CountingStorage, archive: MadeArchive, notes: dict[str, str]
+) -> None:
+    log = encoded(batches(100, 200))
+    archive.put(archive.key(100), log, {NEXT_OFFSET_KEY: "200"} | notes)
+
+    assert told(store).offsets == list(range(1200))
+    assert asked(store)["stream"] == 3
+
+
+def test_pinterests_segments_have_no_metadata_and_are_read(store: CountingStorage) -> None:
+    archive = MadeArchive(store, is_pinterest=True)
+    archive.segments(0, 100, 200)
+
+    assert told(store).offsets == list(range(200))
+    assert "head" not in asked(store)
+
+
+def test_an_only_offsets_read_reports_a_gap_between_segments(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    archive.lose(100)
+
+    with pytest.raises(MissingRecordsError, match=r"offsets \[100, 200\)"):
+        told(store)
+
+
+def test_an_only_offsets_read_reports_a_gap_behind_a_split(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segments(0, 100)
+    archive.segment(200, batches(200, 300))
+    archive.mark(200, 300)
+    splits = plan_of(store, max_split_bytes=1).splits
+    assert all(len(split.pieces) == 1 for split in splits)
+
+    result = read_splits(store, splits, columns=OFFSET, fail_on_data_loss=False)
+
+    assert result.offsets == [*range(100), *range(200, 300)]
+    assert [tuple(map(int, (gap.range.start, gap.range.end))) for gap in result.missing] == [
+        (100, 200)
+    ]
+
+
+def test_a_damaged_segment_is_counted_because_nothing_is_read(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    log = bytearray(encoded(batches(100, 200)))
+    log[-1] ^= 1
+    archive.put(archive.key(100), bytes(log), {NEXT_OFFSET_KEY: "200", RECORDS_KEY: "100"})
+
+    assert told(store).offsets == list(range(1200))
+    with pytest.raises(MissingRecordsError, match=r"offsets \[195, 200\)"):
+        told(store, ("offset", "key"))
+
+
+def test_one_that_is_not_full_ends_the_questions(store: CountingStorage) -> None:
+    """Of a split of many segments not every one is asked before the reading begins."""
+    archive = MadeArchive(store)
+    archive.segments(*range(0, 4000, 10))
+    archive.put(archive.key(10), encoded(batches(10, 20)), {NEXT_OFFSET_KEY: "20"})
+
+    assert told(store).offsets == list(range(3990))
+    assert asked(store)["head"] == 2
+
+
+def test_an_only_offsets_read_reports_a_segment_that_was_deleted_after_planning(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    splits = plan_of(store).splits
+    archive.lose(100)
+
+    with pytest.raises(MissingRecordsError, match=r"offsets \[100, 200\)"):
+        read_splits(store, splits, columns=OFFSET)
+
+
+def test_an_only_offsets_read_reports_a_segment_that_is_not_the_planned_one(
+    store: CountingStorage, archive: MadeArchive
+) -> None:
+    (split,) = plan_of(store).splits
+    archive.segment(100, batches(100, 200, each=7))
+
+    with pytest.raises(ArchiveReplacedError):
+        read_splits(store, [split], columns=OFFSET)
+
+
+def test_a_bound_below_the_first_segment_is_not_invented(store: CountingStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(100, batches(100, 200))
+    archive.mark(100, 200)
+    (split,) = plan_of(store).splits
+    wider = replace(split, range=split.range._replace(start=Offset(50)))
+    store.forget()
+
+    with pytest.raises(MissingRecordsError, match=r"offsets \[50, 100\)"):
+        read_splits(store, [wider], columns=OFFSET)
+
+
+def test_a_store_that_is_away_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+    splits = plan_of(store).splits
+    store.fail("head", StoreUnavailableError("503"), key=archive.key(100), times=None)
+
+    with pytest.raises(StoreUnavailableError, match="503"):
+        read_splits(store, splits, columns=OFFSET)
