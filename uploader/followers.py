@@ -8,21 +8,12 @@ from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import TopicConfig
 from sidetier.segments.listing import PartitionListing
 from sidetier.segments.names import FileKind, segment_file_name
-from sidetier.segments.offsets import BaseOffset, BrokerId, Offset
+from sidetier.segments.offsets import BaseOffset, Offset
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.state.events import Action
-from sidetier.uploader.state.following import (
-    FollowerRules,
-    follow,
-    forget_old_news,
-    notice_watermark,
-)
-from sidetier.uploader.state.leading import Knowledge
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
-from sidetier.uploader.state.segment import release
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +22,11 @@ class Followers:
 
     config: UploaderConfig
     clock: Clock
-    broker_id: BrokerId
 
     def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
         """What of a listing is to be held open."""
-        forget_old_news(partition, latest_epoch(partition.directory or ""))
-        rule, directory = self._rule(partition), partition.directory or ""
+        partition.forget_earlier_epoch(latest_epoch(partition.directory or ""))
+        rule, directory = self.rule_of(partition), partition.directory or ""
         wall = self.clock.wall()
 
         end_by_size = _end_by_size(rule, directory, listing)
@@ -53,33 +43,11 @@ class Followers:
 
     def count_at_risk(self, partition: Partition) -> None:
         """Count, right after a listing, the segments that the broker may delete before the next."""
-        risk = risk_of(partition.tracked, self._rule(partition), self.clock.wall())
+        risk = risk_of(partition.tracked, self.rule_of(partition), self.clock.wall())
         partition.note_risk(risk.segments)
 
-    def steps(self, partition: Partition, knowledge: Knowledge) -> list[Action]:
-        """What a followed partition needs now."""
-        partition.note_risk(0)
-        if partition.config is None or partition.unsure or partition.watermark_stall is None:
-            return []
-        if partition.is_sparse or partition.refused is not None:
-            release(partition.untrack_all())  # each replica compacts its copy for itself
-            return []
-        notice_watermark(partition)
-        release(partition.forget_stored())
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        rule, by_size = self._rule(partition), partition.at_risk_by_size
-        return follow(
-            partition,
-            now,
-            wall,
-            FollowerRules(
-                self.config.rescue.patience, self.config.offset_reset == "latest", self.broker_id
-            ),
-            risk_of(partition.tracked, rule, wall, by_size),
-            knowledge,
-        )
-
-    def _rule(self, partition: Partition) -> RiskRule:
+    def rule_of(self, partition: Partition) -> RiskRule:
+        """Return when the broker deletes segments of a partition."""
         known = partition.config or TopicConfig()
         retention = self.config.local_retention if known.retention is None else known.retention
         return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)

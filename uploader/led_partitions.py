@@ -12,7 +12,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
-from sidetier.uploader.state.leading import PARK_SECONDS
+from sidetier.uploader.state.decisions import PARK_SECONDS
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import release
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors

@@ -1,9 +1,10 @@
-"""Decides what a partition does next: lists its directory, and carries out what its state needs."""
+"""Lists the directories of partitions, and collects what their next decision depends on."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,7 +13,8 @@ from sidetier.config.uploader import UploaderConfig
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.uploader.effects import Effects
+from sidetier.uploader.clock import Clock, Timers
+from sidetier.uploader.effects import Effects, listing_of, planning_of
 from sidetier.uploader.followers import Followers
 from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkAsker
@@ -21,9 +23,7 @@ from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
 from sidetier.uploader.pinning.pins import log_size
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.state.leading import Knowledge, LeaderRules, lead
+from sidetier.uploader.state.decisions import Rules, Situation
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
@@ -31,6 +31,7 @@ from sidetier.uploader.state.segment import (
     TrackedSegment,
     release,
 )
+from sidetier.uploader.stores import StoresHealth
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import list_names
 
@@ -39,12 +40,44 @@ if TYPE_CHECKING:
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
+_SWEPT_AT_ONCE: Final = 50
+_SWEEP_PAUSE: Final = 0.25
+
+
+class PartitionSweep:
+    """Calls `look` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
+
+    def __init__(self, look: Callable[[Partition], None], now: Callable[[], float]) -> None:
+        self._look = look
+        self._now = now
+        self._left: dict[TopicPartition, Partition] = {}
+        self._not_before = float("-inf")
+
+    @property
+    def next_at(self) -> float:
+        """When to continue, in monotonic seconds; infinity if no partition is left."""
+        return self._not_before if self._left else float("inf")
+
+    def begin(self, partitions: Iterable[Partition]) -> None:
+        """Add partitions. Those left from an earlier round keep their turn."""
+        for partition in partitions:
+            self._left[partition.topic_partition] = partition
+
+    def go_on(self, *, slowly: bool) -> None:
+        """Call `look` for the next partitions if that is due."""
+        now = self._now()
+        if not self._left or now < self._not_before:
+            return
+        for tp in list(islice(self._left, _SWEPT_AT_ONCE)):
+            self._look(self._left.pop(tp))
+        self._not_before = now + (_SWEEP_PAUSE if slowly else 0.0)
 
 
 class PartitionScheduler:
-    """Moves partitions on; every call is made on the daemon's thread.
+    """Lists directories, and describes the situation in which a partition decides.
 
-    An unexpected exception in a step of a partition holds back that partition alone.
+    Every call is made on the daemon's thread. An unexpected exception in a listing holds back its
+    partition alone.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
@@ -59,6 +92,7 @@ class PartitionScheduler:
         gate: CommittedGate,
         asker: HighWatermarkAsker,
         rules: TopicRules,
+        health: StoresHealth,
         errors: UnexpectedErrors,
     ) -> None:
         self._config = config
@@ -69,11 +103,12 @@ class PartitionScheduler:
         self._timers = timers
         self._gate = gate
         self._asker = asker
-        self._rules = rules
+        self._topic_rules = rules
+        self._health = health
         self._errors = errors
         self._cleaner = CleanerCheckpoints(clock.monotonic, errors.file_was_read)
-        self._followers = Followers(config, clock, broker_id)
-        self._leader_rules = LeaderRules(
+        self._followers = Followers(config, clock)
+        self._rules = Rules(
             config.max_queued_segments_per_partition,
             config.offset_reset == "latest",
             config.on_gap,
@@ -85,7 +120,7 @@ class PartitionScheduler:
     def expect_rescues(self) -> None:
         """From now on followers stand in for each other, and a gap may be filled by one of them."""
         patience = self._config.rescue.patience
-        self._leader_rules = replace(self._leader_rules, rescue_patience=patience)
+        self._rules = replace(self._rules, rescue_patience=patience)
 
     def look(self, partition: Partition, rolled: float | None = None) -> None:
         """Find the partition's directory and list it.
@@ -99,7 +134,7 @@ class PartitionScheduler:
             self._partitions.locate(partition)
             self._list(partition, rolled)
 
-        self._attempt(_listing_of(partition), partition, listing)
+        self._attempt(listing_of(partition), partition, listing)
 
     def look_if_changed(self, partition: Partition) -> None:
         """For rescans: a directory that nothing was created in or removed from needs no listing."""
@@ -109,15 +144,7 @@ class PartitionScheduler:
             if self._may_have_changed(partition):
                 self._list(partition)
 
-        self._attempt(_listing_of(partition), partition, listing)
-
-    def advance(self, partition: Partition) -> None:
-        """Queue the segments that may be uploaded, and ask the store for what is needed next."""
-        self._asker.waiting.pop(partition.topic_partition, None)
-        if self._errors.error_of(_listing_of(partition)) is not None:
-            return  # part of the directory was taken over, and the rest would seem to be a gap
-        subject = Subject("planning", partition.topic_partition)
-        self._attempt(subject, partition, lambda: self._advance(partition))
+        self._attempt(listing_of(partition), partition, listing)
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition's role has changed: a step that was held back is tried again."""
@@ -128,10 +155,9 @@ class PartitionScheduler:
     def _attempt(self, subject: Subject, partition: Partition, step: Callable[[], None]) -> None:
         errors = self._errors
         if not errors.attempt(subject, step):
-            partition.step_failed(errors.error_of(subject))
-            self._timers.at(errors.retry_at(subject), partition.topic_partition)
+            self._effects.hold_back(partition, subject)
         elif partition.held_error is not None:
-            partition.step_succeeded(errors.error_of(_listing_of(partition)))
+            partition.step_succeeded(errors.error_of(listing_of(partition)))
 
     def _list(self, partition: Partition, rolled: float | None = None) -> None:
         if partition.directory is None:
@@ -227,32 +253,42 @@ class PartitionScheduler:
             tp = partition.topic_partition
             partition.note_cleaned(cleaned=self._cleaner.has_cleaned(log_dir, tp, start))
 
-    def _advance(self, partition: Partition) -> None:
-        if partition.lost:
-            return
-        self._apply_rules(partition)
-        knowledge = self._knowledge(partition)
-        if partition.follows:
-            actions = self._followers.steps(partition, knowledge)
-        else:
-            release(partition.forget_stored())
-            actions = lead(partition, self._clock.monotonic(), self._leader_rules, knowledge)
-        self._effects.carry_out(partition, actions)
-
-    def _knowledge(self, partition: Partition) -> Knowledge:
-        def is_committed(tracked: TrackedSegment) -> bool:
-            return self._is_committed(partition, tracked)
-
-        def is_confirmed_since(moment: float) -> bool:
-            tp, epoch = partition.topic_partition, partition.leader_epoch
-            return self._gate.confirms_lead(tp, epoch, moment)
-
-        return Knowledge(
-            is_committed, is_confirmed_since, lambda: latest_epoch(partition.directory or "")
+    def situation(self, partition: Partition) -> Situation:
+        """Return what a partition needs to know to handle an event now."""
+        held = self._is_held(partition)
+        if not (held or partition.lost):
+            self._apply_rules(partition)
+        tp, epoch = partition.topic_partition, partition.leader_epoch
+        return Situation(
+            self._clock.monotonic(),
+            self._clock.wall(),
+            self._rules,
+            is_committed=lambda tracked: self._is_committed(partition, tracked),
+            is_confirmed_since=lambda moment: self._gate.confirms_lead(tp, epoch, moment),
+            latest_epoch=lambda: latest_epoch(partition.directory or ""),
+            risk_rule=self._followers.rule_of(partition),
+            outages=self._outages(partition),
+            held=held,
         )
 
+    def _is_held(self, partition: Partition) -> bool:
+        if self._errors.error_of(listing_of(partition)) is not None:
+            return True  # the rest of a directory that was listed in part would seem to be a gap
+        planning = planning_of(partition)
+        if self._errors.holds(planning):
+            # The timer for the retry may have fired early, for another reason: set it again.
+            self._effects.hold_back(partition, planning)
+            return True
+        return False
+
+    def _outages(self, partition: Partition) -> int:
+        try:
+            return self._health.of(partition.topic_partition).outages
+        except Exception:  # noqa: BLE001 - an endpoint provider may raise anything; the event must be applied
+            return partition.outages
+
     def _apply_rules(self, partition: Partition) -> None:
-        tp, rules = partition.topic_partition, self._rules
+        tp, rules = partition.topic_partition, self._topic_rules
         config = rules.config(tp.topic) if rules.is_known(tp.topic, partition.topic_id) else None
         refused = rules.refusal(tp.topic, cleaned=partition.cleaned)
         if refused is not None and partition.refused is None and not partition.follows:
@@ -275,10 +311,6 @@ class PartitionScheduler:
                 partition.leader_epoch,
             )
         )
-
-
-def _listing_of(partition: Partition) -> Subject:
-    return Subject("listing", partition.topic_partition)
 
 
 def _modified_ns(directory: str) -> int:

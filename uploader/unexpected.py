@@ -14,7 +14,7 @@ from sidetier.leadership.port import Unreadable
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import HeldError
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.state.segment import Backoff
 
 log: Final = structlog.get_logger()

@@ -1,7 +1,7 @@
 """Ask for topic configurations: may a topic be archived, and when does the broker delete."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import structlog
@@ -9,15 +9,36 @@ import structlog
 from sidetier.leadership.port import TopicConfig, TopicConfigSource
 from sidetier.segments.errors import LeadershipError
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
 
 _ASK_AGAIN_SECONDS: Final = 300.0
 _PAUSE_AFTER_FAILURE: Final = 5.0
 _SUBJECT: Final = Subject("asking the brokers for topic configurations")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigsTold:
+    """Brokers have answered: None for a topic whose configuration they do not show.
+
+    `topic_ids` are those of the topics when they were asked for.
+    """
+
+    answers: Mapping[str, TopicConfig | None]
+    topic_ids: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigsUnavailable:
+    """No broker has answered."""
+
+    error: Exception
+
+
+TopicConfigEvent = TopicConfigsTold | TopicConfigsUnavailable
 
 
 class TopicRules:
@@ -27,11 +48,10 @@ class TopicRules:
     responsible for the choice of topics.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
+    def __init__(
         self,
         source: TopicConfigSource | None,
-        pool: WorkerPool,
-        learned: Callable[[Iterable[str]], None],
+        pool: WorkerPool[TopicConfigEvent],
         now: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -39,7 +59,6 @@ class TopicRules:
     ) -> None:
         self._source = source
         self._pool = pool
-        self._learned = learned
         self._now = now
         self._metrics = metrics
         self._errors = errors
@@ -101,16 +120,18 @@ class TopicRules:
         if wanted:
             ids = {topic: topics[topic] for topic in wanted}
             self._pool.submit(
-                Job(
-                    lambda: source.topic_configs(wanted),
-                    lambda answers: self._learn(answers, ids),
-                    self._failed,
+                Task(
+                    lambda: TopicConfigsTold(source.topic_configs(wanted), ids),
+                    TopicConfigsUnavailable,
                 )
             )
 
-    def _learn(
-        self, answers: Mapping[str, TopicConfig | None], ids: Mapping[str, str | None]
-    ) -> None:
+    def handle(self, event: TopicConfigEvent) -> Iterable[str]:
+        """Take a result of `ask`, and return the topics whose configuration is new."""
+        if isinstance(event, TopicConfigsUnavailable):
+            self._failed(event.error)
+            return ()
+        answers, ids = event.answers, event.topic_ids
         for topic, config in answers.items():
             if config is None and topic not in self._known:
                 log.warning("topic.config_unreadable", topic=topic)
@@ -124,8 +145,8 @@ class TopicRules:
         self._asked_of.update(
             {topic: topic_id for topic, topic_id in asked_ids.items() if topic_id is not None}
         )
-        self._learned(changed)
         self._errors.clear(_SUBJECT)
+        return changed
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, LeadershipError):

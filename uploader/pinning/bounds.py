@@ -8,9 +8,9 @@ import structlog
 
 from sidetier.config.uploader import PinsConfig
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import PINNED_KINDS, HeldPin
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import TrackedSegment
 from sidetier.uploader.watching.disk import device_of, free_bytes

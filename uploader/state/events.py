@@ -60,13 +60,11 @@ class RequestSucceeded:
     Attributes:
         asked: The request, as it began.
         archive: The archive after the request.
-        outages: How many outages of the store have ended since the start of the process.
         takeovers: Archives of Pinterest's uploader that the request has taken over.
     """
 
     asked: Asked
     archive: ArchiveState
-    outages: int
     takeovers: "tuple[TakeoverReport, ...]" = ()
 
 
@@ -79,6 +77,13 @@ class RequestFailed:
     asked: Asked
     error: Exception
     takeovers: "tuple[TakeoverReport, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SituationChanged:
+    """The state itself, or what it depends on, has changed: the directory was listed, the leader,
+    the high watermark or the topic configuration became known, or a timer is due.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,8 @@ class StoreSilent:
 
 
 Event = (
-    RequestSucceeded
+    SituationChanged
+    | RequestSucceeded
     | RequestFailed
     | RequestOvertaken
     | UploadSucceeded
@@ -294,6 +300,13 @@ class TellUnexpected:
     before: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class HoldBack:
+    """An unexpected exception has ended the decision about the partition's next step."""
+
+    error: Exception
+
+
 Action = (
     Upload
     | AskStore
@@ -313,4 +326,5 @@ Action = (
     | TellStoodBy
     | TellHalted
     | TellUnexpected
+    | HoldBack
 )

@@ -38,16 +38,19 @@ from sidetier.uploader.errors import (
     StoredOtherwiseError,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
+from sidetier.uploader.state.decisions import GAP_CONFIRM_SECONDS, Situation, decide
 from sidetier.uploader.state.events import (
     Action,
     ArchiveMoves,
     Asked,
     Event,
+    HoldBack,
     Release,
     Request,
     RequestFailed,
     RequestOvertaken,
     RequestSucceeded,
+    SituationChanged,
     StoreSilent,
     TellAdopted,
     TellCommitted,
@@ -77,10 +80,6 @@ sidecars of other brokers cannot write either.
 _LONGEST_SUSPICION: Final = 4.0
 """Longest backoff while a divergence is suspected, in seconds. Nothing is archived until the
 archive is read a second time, and segments that the broker deletes meanwhile are lost.
-"""
-GAP_CONFIRM_SECONDS: Final = 2.0
-"""Seconds between the two listings that must show a gap. A listing that is made while the broker
-renames files may miss one.
 """
 _GROWING_WAITS: Final = 2.0
 """A gap that keeps growing is recorded after this many times its patience."""
@@ -562,6 +561,28 @@ class Partition:
         """It has ended, or is not wanted any more."""
         self.requesting = None
 
+    def notice_watermark(self) -> None:
+        """Compare the archive end offset with that of the reading before; as a follower."""
+        if self.archive is not None and self.watermark_stall is not None:
+            has_watermark = self.archive.watermark is not None
+            read = self.archive.next_offset if has_watermark else None
+            self.watermark_stall.saw(read, ours=self.archive.claimed)
+
+    def forget_earlier_epoch(self, epoch: LeaderEpoch) -> None:
+        """Believe nothing that was read in an earlier leader epoch; as a follower.
+
+        After an unclean election, the new leader's sidecar quarantines archived records and moves
+        `offset.wm` back.
+
+        Args:
+            epoch: The last leader epoch of the log on this broker; -1 if it is not known.
+        """
+        stall = self.watermark_stall
+        if stall is not None and epoch not in {UNKNOWN_EPOCH, self.leader_epoch}:
+            self.leader_epoch = epoch
+            self.reset()
+            self.watermark_stall = WatermarkStall(read_at=stall.read_at)
+
     def may_upload(self) -> bool:
         """Whether what is above the watermark is known, and nothing holds the partition back."""
         return (
@@ -577,25 +598,33 @@ class Partition:
 
     # -- what happens ---------------------------------------------------------------------------
 
-    def handle(  # noqa: C901 - one case for each event
-        self, event: Event, now: float, wall: float
-    ) -> list[Action]:
-        """Change the state by an event; returns what is to be done, in order.
+    def handle(self, event: Event, situation: Situation) -> list[Action]:
+        """Change the state by an event, and decide what to do next.
 
-        Args:
-            event: What has happened.
-            now: Monotonic seconds.
-            wall: Seconds since 1970.
+        Returns:
+            Actions in the order in which they are carried out.
         """
+        actions = self._apply(event, situation)
+        if self.lost or situation.held:
+            return actions
+        try:
+            return [*actions, *decide(self, situation)]
+        except Exception as error:  # noqa: BLE001 - the event's actions must not be lost with it
+            return [*actions, HoldBack(error)]
+
+    def _apply(self, event: Event, situation: Situation) -> list[Action]:  # noqa: C901 - one case for each event
+        now = situation.now
         match event:
+            case SituationChanged():
+                pass
             case RequestSucceeded():
-                return self._request_succeeded(event, now)
+                return self._request_succeeded(event, now, situation.outages)
             case RequestFailed(asked, error, takeovers):
                 return [*self._taken_over(takeovers), *self._request_failed(asked, error, now)]
             case RequestOvertaken():
                 self.end_request()
             case UploadSucceeded():
-                return self._upload_succeeded(event, now, wall)
+                return self._upload_succeeded(event, now, situation.wall)
             case UploadFailed(segment, error, unlinked):
                 return self._upload_failed(segment, error, now, unlinked=unlinked)
             case UploadPutOff(segment):
@@ -606,11 +635,12 @@ class Partition:
                 self.unanswered = reason
         return []
 
-    def _request_succeeded(self, event: RequestSucceeded, now: float) -> list[Action]:
+    def _request_succeeded(self, event: RequestSucceeded, now: float, outages: int) -> list[Action]:
         asked = event.asked
-        if event.outages != self.outages:
-            # While a request of ours waited in line, perhaps: none of ours has failed.
-            self.outages = event.outages
+        if outages != self.outages:
+            # The store was away, perhaps while this partition's request waited for a thread, so
+            # that no request of its own has failed.
+            self.outages = outages
             self._wait_anew(now)
         self.requesting = self.moving = None
         is_current = self.generation == asked.generation  # or else the archive must be read anew
@@ -811,10 +841,6 @@ class Partition:
         for tracked in self.tracked.values():
             if tracked.stage is not SegmentState.UPLOADING:
                 tracked.forget() if for_good else tracked.close()
-
-
-Happened = Callable[[Partition, Event], None]
-"""Takes an event to a partition, on the daemon's thread."""
 
 
 def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:

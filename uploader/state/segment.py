@@ -217,10 +217,7 @@ class TrackedSegment:
         """Whether the broker has unlinked the pinned `.log`. False without a pin, and where the
         file system does not answer.
         """
-        try:
-            return self.pinned is not None and self.pinned.unlinked()
-        except OSError:
-            return False
+        return self.pinned is not None and is_unlinked(self.pinned)
 
     def pin_failed(self, error: OSError, now: float) -> None:
         """The disk does not answer: the files are opened again after a while."""
@@ -264,6 +261,14 @@ class TrackedSegment:
         if self.pinned is not None:
             return self.pinned.unlinked()
         return self.spooled is not None and self.spooled.is_last_name()
+
+
+def is_unlinked(pinned: PinnedSegment) -> bool:
+    """Return whether the broker has unlinked a pinned `.log`; False if the disk does not answer."""
+    try:
+        return pinned.unlinked()
+    except OSError:
+        return False
 
 
 def release(segments: Iterable[TrackedSegment]) -> None:

@@ -13,9 +13,9 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.pinning import bounds
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from tests.harness.log_dir import LogDir, PartitionLog

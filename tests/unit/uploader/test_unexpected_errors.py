@@ -11,8 +11,8 @@ from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.places import Place
 from sidetier.uploader.state import segment as segment_state
+from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -231,7 +231,7 @@ class FaultyConfigs(ConfigsByHand):
 def test_a_strange_answer_about_topics_is_asked_for_again(
     site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidetier.uploader.periodic_tasks._HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr("sidetier.uploader.engine._HOUSEKEEPING_SECONDS", 0.02)
     site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
     log.closed_segments(1)
     with site.running() as running:
