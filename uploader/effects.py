@@ -11,7 +11,7 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.requests import Requests
-from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.archive.takeover import TakeoverReport
 from sidetier.uploader.clock import Timers
 from sidetier.uploader.errors import (
     DivergedError,

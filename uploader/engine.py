@@ -1,6 +1,7 @@
 """The engine of the daemon: all of its state, changed on one thread, step by step."""
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,10 +43,8 @@ from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTails
 from sidetier.uploader.pinning import spooling
-from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
-from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
-from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
+from sidetier.uploader.pinning.table import PinTable, allowed_files, enforce_bounds
 from sidetier.uploader.scheduler import PartitionScheduler, PartitionSweep
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.sending.throttle import capped
@@ -61,8 +60,7 @@ from sidetier.uploader.status_board import (
 )
 from sidetier.uploader.stores import StoresHealth
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.watching.hints import HintBoard
-from sidetier.uploader.watching.watch import Watcher
+from sidetier.uploader.watching.watch import HintBoard, Watcher
 from sidetier.uploader.workers import Finished, SharedPool, WorkerDied, WorkerPool
 
 _TOTALS_SECONDS: Final = 0.25
@@ -108,6 +106,11 @@ Outcome = (
 Incoming = Finished[Outcome] | WorkerDied | LeadershipView | Moved | Wake
 """What other threads hand to the daemon's thread."""
 NewPool = Callable[[str, int, Callable[[Incoming], None]], WorkerPool[Any]]
+
+
+def _partition_of(event: Incoming) -> Partition | None:
+    admission = event.task.admission if isinstance(event, Finished) else None
+    return None if admission is None else admission.partition
 
 
 def pool_sizes(config: UploaderConfig) -> Mapping[str, int]:
@@ -474,16 +477,18 @@ class Engine:
             return
         # An event that is put in meanwhile waits for the next step, so that no step is endless.
         events = [event, *(self._incoming.get() for _ in range(self._incoming.qsize()))]
+        more = Counter(id(_partition_of(event)) for event in events)
         for event in events:
+            more[id(_partition_of(event))] -= 1
             try:
-                self._take(event)
+                self._take(event, more_follow=more[id(_partition_of(event))] > 0)
             except Exception as error:  # noqa: BLE001 - one event must not end the loop
                 self._errors.note(Subject("an outcome"), error)
 
-    def _take(self, event: Incoming) -> None:
+    def _take(self, event: Incoming, *, more_follow: bool) -> None:
         match event:
             case Finished():
-                self._take_finished(event)
+                self._take_finished(event, more_follow=more_follow)
             case LeadershipView():
                 self._lead(event)
             case Moved(tp, moves):
@@ -493,8 +498,12 @@ class Engine:
             case WorkerDied() | Wake():
                 pass  # the owner looks for dead threads after each step
 
-    def _take_finished(self, finished: Finished[Outcome]) -> None:
-        """Free the worker, note whether the store has answered, and handle the event."""
+    def _take_finished(self, finished: Finished[Outcome], *, more_follow: bool) -> None:
+        """Free the worker, note whether the store has answered, and handle the event.
+
+        If more events of the partition follow, it decides only after the last one: a decision reads
+        all of its tracked segments.
+        """
         self._pools[finished.pool].release()
         admission, error = finished.task.admission, finished.error
         if admission is not None:
@@ -502,12 +511,12 @@ class Engine:
             self._health.note(admission.gate, error)
         partition = None if admission is None else admission.partition
         try:
-            self._handle_outcome(partition, finished.event)
+            self._handle_outcome(partition, finished.event, decides=not more_follow)
         except Exception as unhandled:  # noqa: BLE001 - becomes an error of the task
             self._handle_outcome(partition, finished.task.failed(unhandled))
 
     def _handle_outcome(  # noqa: C901 - one case for each kind of task
-        self, partition: Partition | None, event: Outcome
+        self, partition: Partition | None, event: Outcome, *, decides: bool = True
     ) -> None:
         match event:
             case HighWatermarksTold() | HighWatermarksUnavailable():
@@ -525,17 +534,17 @@ class Engine:
             case ChaptersWritten() | ChaptersFailed():
                 self._chapters.handle(event)
             case _ if partition is not None:
-                self._handle(partition, event)
+                self._handle(partition, event, decides=decides)
 
-    def _handle(self, partition: Partition, event: Event) -> None:
+    def _handle(self, partition: Partition, event: Event, *, decides: bool = True) -> None:
         """Give an event to a partition, and carry out the actions that it returns.
 
         Raises an exception only if the partition cannot handle the event.
         """
         self._asker.waiting.pop(partition.topic_partition, None)
-        situation = self._scheduler.situation(partition)
+        situation = self._scheduler.situation(partition, decides=decides)
         actions = partition.handle(event, situation)
-        self._effects.carry_out(partition, actions, decided=not situation.held)
+        self._effects.carry_out(partition, actions, decided=situation.decides)
         if partition.released:
             partition.close(for_good=not self._context.abandoned.is_set())
         if not partition.lost:

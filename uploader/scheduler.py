@@ -1,30 +1,32 @@
 """Lists the directories of partitions, and collects what their next decision depends on."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
 from sidetier.uploader.clock import Clock, Timers
 from sidetier.uploader.effects import Effects, listing_of, planning_of
-from sidetier.uploader.followers import Followers
-from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkAsker
-from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, TopicRules
 from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
-from sidetier.uploader.pinning.pins import log_size
+from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.state.decisions import Rules, Situation
 from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
     Timeline,
@@ -37,6 +39,7 @@ from sidetier.uploader.watching.disk import list_names
 
 if TYPE_CHECKING:
     from sidetier.uploader.pinning.spool import Spool
+
 
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
@@ -253,10 +256,13 @@ class PartitionScheduler:
             tp = partition.topic_partition
             partition.note_cleaned(cleaned=self._cleaner.has_cleaned(log_dir, tp, start))
 
-    def situation(self, partition: Partition) -> Situation:
-        """Return what a partition needs to know to handle an event now."""
-        held = self._is_held(partition)
-        if not (held or partition.lost):
+    def situation(self, partition: Partition, *, decides: bool) -> Situation:
+        """Return what a partition needs to know to handle an event now.
+
+        `decides` is False if more of its events follow at once.
+        """
+        decides = decides and not self._is_held(partition)
+        if decides and not partition.lost:
             self._apply_rules(partition)
         tp, epoch = partition.topic_partition, partition.leader_epoch
         return Situation(
@@ -268,7 +274,7 @@ class PartitionScheduler:
             latest_epoch=lambda: latest_epoch(partition.directory or ""),
             risk_rule=self._followers.rule_of(partition),
             outages=self._outages(partition),
-            held=held,
+            decides=decides,
         )
 
     def _is_held(self, partition: Partition) -> bool:
@@ -318,3 +324,69 @@ def _modified_ns(directory: str) -> int:
         return os.stat(directory).st_mtime_ns
     except OSError:
         return -1
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Looks at followed partitions' files; every call is made on the daemon's thread."""
+
+    config: UploaderConfig
+    clock: Clock
+
+    def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
+        """What of a listing is to be held open."""
+        partition.forget_earlier_epoch(latest_epoch(partition.directory or ""))
+        rule, directory = self.rule_of(partition), partition.directory or ""
+        wall = self.clock.wall()
+
+        end_by_size = _end_by_size(rule, directory, listing)
+        partition.note_risk_by_size(end_by_size)
+
+        def is_at_risk(base: BaseOffset) -> bool:
+            if is_below(base, end_by_size):
+                return True
+            known = partition.tracked.get(base)
+            largest = known.largest_timestamp if known else _largest_timestamp(directory, base)
+            return rule.begins(largest) <= wall
+
+        return worth_holding(listing, partition.stored_below(), is_at_risk)
+
+    def count_at_risk(self, partition: Partition) -> None:
+        """Count, right after a listing, the segments that the broker may delete before the next."""
+        risk = risk_of(partition.tracked, self.rule_of(partition), self.clock.wall())
+        partition.note_risk(risk.segments)
+
+    def rule_of(self, partition: Partition) -> RiskRule:
+        """Return when the broker deletes segments of a partition."""
+        known = partition.config or TopicConfig()
+        retention = self.config.local_retention if known.retention is None else known.retention
+        return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)
+
+
+def _largest_timestamp(directory: str, base: BaseOffset) -> float:
+    """As `SegmentTimes` has it, of a segment that is not pinned; 0 where it is gone: at risk."""
+    with contextlib.suppress(OSError):
+        path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            largest = read_largest_timestamp(descriptor)
+        finally:
+            os.close(descriptor)
+        if largest is not None:
+            return largest
+    try:
+        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _end_by_size(rule: RiskRule, directory: str, listing: PartitionListing) -> Offset | None:
+    if rule.retention_bytes is None or listing.active is None:
+        return None
+    live = (segment for segment in reversed(listing.closed) if not segment.marked_for_deletion)
+    sizes = (
+        (Offset(segment.next_base), log_size(directory, segment.base_offset))
+        for segment in live
+        if segment.next_base is not None
+    )
+    return rule.end_by_size(log_size(directory, listing.active), sizes)

@@ -42,8 +42,7 @@ from sidetier.uploader.archive.quarantine.quarantine import (
     quarantine,
 )
 from sidetier.uploader.archive.quarantine.retirement import retire
-from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.archive.takeover import LocalLog, TakeoverReport
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.errors import (
     DivergedError,

@@ -13,8 +13,7 @@ from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.history import Histories, HistoryCheck, TakingOver, read_only
-from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.archive.takeover import LocalLog, TakeoverReport
 from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
 from sidetier.uploader.gates.divergence import divergence_offset
 from sidetier.uploader.state.decisions import asked

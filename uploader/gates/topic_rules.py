@@ -1,16 +1,20 @@
 """Ask for topic configurations: may a topic be archived, and when does the broker delete."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import structlog
 
 from sidetier.leadership.port import TopicConfig, TopicConfigSource
-from sidetier.segments.errors import LeadershipError
+from sidetier.segments.checkpoints import parse_offset_checkpoint
+from sidetier.segments.errors import LeadershipError, SegmentError
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.watching.disk import read_text
 from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
@@ -176,3 +180,55 @@ def refusal_of(topic: str, config: TopicConfig, *, refuse_compacted: bool) -> st
             "add it to topics.exclude, or set topics.compacted: as_closed"
         )
     return None
+
+
+CLEANER_CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    written_ns: int = -1
+    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    looked_at: float = float("-inf")
+
+
+class CleanerCheckpoints:
+    """Reads the checkpoint of each log dir when it has changed, at most once a second.
+
+    Args:
+        now: Monotonic seconds.
+        on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
+            where it cannot be used.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
+    ) -> None:
+        self._now = now
+        self._on_checkpoint = on_checkpoint
+        self._known: dict[str, _Checkpoint] = {}
+
+    def has_cleaned(self, log_dir: str, tp: TopicPartition, log_start: Offset) -> bool:
+        """Return whether the cleaner has compacted a part of the log that still exists."""
+        known = self._known.get(log_dir, _Checkpoint())
+        if self._now() - known.looked_at >= _LOOK_AGAIN_SECONDS:
+            known = self._known[log_dir] = self._read(log_dir, known)
+        return known.offsets.get(tp, Offset(0)) > log_start
+
+    def _read(self, log_dir: str, known: _Checkpoint) -> _Checkpoint:
+        path = os.path.join(log_dir, CLEANER_CHECKPOINT_NAME)
+        try:
+            written = os.stat(path).st_mtime_ns
+            if written == known.written_ns:
+                return _Checkpoint(written, known.offsets, self._now())
+            offsets = parse_offset_checkpoint(read_text(path), path)
+        except OSError:
+            return _Checkpoint(looked_at=self._now())
+        except SegmentError as error:
+            self._on_checkpoint(path, error)
+            return _Checkpoint(looked_at=self._now())
+        self._on_checkpoint(path, None)
+        return _Checkpoint(written, offsets, self._now())

@@ -91,8 +91,8 @@ class Situation:
         latest_epoch: Returns the last leader epoch of the log on this broker.
         risk_rule: When the broker deletes segments of the topic.
         outages: How many outages of the partition's store have ended.
-        held: An unexpected error holds the partition back: events are applied, and nothing new is
-            begun.
+        decides: False if the event is only to be applied, without a decision: while an unexpected
+            error holds the partition back, or if more of its events follow at once.
     """
 
     now: float
@@ -103,7 +103,7 @@ class Situation:
     latest_epoch: Callable[[], LeaderEpoch] = lambda: UNKNOWN_EPOCH
     risk_rule: RiskRule = field(default_factory=lambda: RiskRule(0.0, None))
     outages: int = 0
-    held: bool = False
+    decides: bool = True
 
 
 def decide(partition: "Partition", situation: Situation) -> list[Action]:

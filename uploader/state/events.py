@@ -16,7 +16,7 @@ from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
 
 if TYPE_CHECKING:
-    from sidetier.uploader.archive.takeover.run import TakeoverReport
+    from sidetier.uploader.archive.takeover import TakeoverReport
 
 
 class Request(Enum):

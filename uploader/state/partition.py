@@ -71,7 +71,7 @@ from sidetier.uploader.state.plan import Plan, available, first_base, plan
 from sidetier.uploader.state.segment import Backoff, SegmentState, Timeline, TrackedSegment
 
 if TYPE_CHECKING:
-    from sidetier.uploader.archive.takeover.run import TakeoverReport
+    from sidetier.uploader.archive.takeover import TakeoverReport
 
 _ANSWERS: Final = (ObjectNotFoundError, PreconditionFailedError)
 """Errors by which a store answers. All other storage errors mean that it may be away, and that the
@@ -605,7 +605,7 @@ class Partition:
             Actions in the order in which they are carried out.
         """
         actions = self._apply(event, situation)
-        if self.lost or situation.held:
+        if self.lost or not situation.decides:
             return actions
         try:
             return [*actions, *decide(self, situation)]

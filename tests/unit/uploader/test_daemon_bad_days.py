@@ -19,7 +19,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader import engine, scheduler
 from sidetier.uploader.daemon import DaemonDiedError
-from sidetier.uploader.pinning import bounds
+from sidetier.uploader.pinning import table as pin_table
 from sidetier.uploader.state import decisions
 from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching import disk
@@ -624,7 +624,7 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     free = threading.Event()
     monkeypatch.setattr(
-        bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
+        pin_table, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
     )
     log_dir.checkpoint_high_watermarks()
     bases = log.closed_segments(2)

@@ -34,6 +34,7 @@ from sidetier.uploader.state.events import (
     AskBroker,
     Asked,
     AskStore,
+    HoldBack,
     LookAt,
     Release,
     Request,
@@ -70,7 +71,7 @@ NOW, WALL = 100.0, 1_700_000_000.0
 RULES = Rules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
 ALL_COMMITTED = Situation(NOW, WALL, RULES, lambda _: True, lambda _: True)
 CHANGED = SituationChanged()
-EVENT_ALONE = replace(ALL_COMMITTED, held=True)
+EVENT_ALONE = replace(ALL_COMMITTED, decides=False)
 """Shows the actions of an event without the decision that follows."""
 
 
@@ -395,3 +396,17 @@ def test_a_follower_leaves_a_watermark_alone_that_moves() -> None:
         read = archive(next_offset, base=0)
         partition.handle(RequestSucceeded(begun, read), as_follower(now, FIRST_AT_RISK))
     assert steps_of(partition, later, FIRST_AT_RISK) == [LookAt(later + PATIENCE)]
+
+
+def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:
+    partition, error = made(0, 10), KeyError("x")
+
+    def fail(_: TrackedSegment) -> bool:
+        raise error
+
+    broken = replace(ALL_COMMITTED, is_committed=fail)
+    segment = partition.tracked.pop(BaseOffset(0))
+    event = UploadSucceeded(segment, partition.generation, stored(0))
+    assert partition.handle(event, broken)[0] == Release(segment)
+    partition = made(0)
+    assert partition.handle(CHANGED, broken) == [HoldBack(error)]

@@ -21,12 +21,10 @@ from sidetier.uploader import engine
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import spool, spooling
-from sidetier.uploader.pinning.bounds import enforce_bounds
 from sidetier.uploader.pinning.pins import pin
-from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
+from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
-from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.pinning.table import PinTable, enforce_bounds
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME

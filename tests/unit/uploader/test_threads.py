@@ -10,7 +10,7 @@ import pytest
 from sidetier.segments.offsets import TopicPartition
 from sidetier.uploader.clock import Timers
 from sidetier.uploader.sending.throttle import Throttle
-from sidetier.uploader.watching.hints import HintBoard
+from sidetier.uploader.watching.watch import HintBoard
 from sidetier.uploader.workers import Finished, Task, WorkerDied, WorkerPool
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
