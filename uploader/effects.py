@@ -1,6 +1,4 @@
-"""Carries out what partitions want done: uploads and requests are queued, files are released, and
-what has happened is logged and counted.
-"""
+"""Carries out the actions of partitions: queues uploads and requests, closes files, logs."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -51,7 +49,7 @@ log: Final = structlog.get_logger()
 
 
 class Effects:
-    """Every call is made on the daemon's thread."""
+    """Carries out actions. Only the daemon's thread uses it."""
 
     def __init__(
         self,
@@ -195,7 +193,7 @@ class Effects:
         )
 
     def _stages(self, times: Timeline, stored: float) -> None:
-        """How long each step took, for a segment whose roll was seen."""
+        """Count the seconds of each step, for a segment whose roll was reported by an event."""
         if times.rolled is None or times.committed is None:
             return
         if times.started is None or times.uploaded is None:

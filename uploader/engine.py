@@ -1,4 +1,4 @@
-"""The engine of the daemon: all of its state, changed on one thread, step by step."""
+"""The event loop of the daemon: one thread takes events, decides, and starts work on workers."""
 
 import queue
 from collections import Counter
@@ -71,7 +71,7 @@ _MOST_OF_THE_TIME: Final = 0.1
 _HOUSEKEEPING_SECONDS: Final = 5.0
 _AT_ONCE: Final = float("-inf")
 _LED_AT_ONCE: Final = 100
-"""Partitions whose directories are listed before the store is asked for their watermarks."""
+"""Directories that are listed before the store is asked for these partitions' `offset.wm`."""
 _MOST_DIRECTORIES: Final = 100_000
 """Directories with a hint that are remembered at most; beyond that everything is listed again."""
 
@@ -135,8 +135,10 @@ def snapshot_writer(config: UploaderConfig, context: DaemonContext) -> SnapshotW
 
 
 def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
-    """Sending and verifying have a cap each: a segment that is only looked at must not come off the
-    disk, and keep a CPU busy, as fast as it can.
+    """Return an uploader with one bandwidth cap for sending and another for verifying.
+
+    Without the second, a segment that is verified and then not sent would be read, and its CRCs
+    computed, as fast as disk and CPU allow.
     """
 
     def cap() -> Callable[[int], None]:
@@ -152,14 +154,14 @@ def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
 
 
 class Engine:
-    """The daemon's state, changed on one thread; the owner calls `step` again and again.
+    """Single-threaded event loop of the daemon. The owner calls `step` repeatedly.
 
-    `wake` and `deliver` may be called from any thread, everything else from the owner's alone.
+    Any thread may call `wake` and `deliver`. Only the owner's thread may call the other methods.
 
     Args:
-        config: The configuration's section `uploader`.
-        context: The log dirs, the source of leadership, the stores, and what is told of all that.
-        new_pool: Makes a worker pool of a name and a size, which hands its outcomes to a function.
+        config: The section `uploader` of the configuration.
+        context: The log dirs, the source of leadership, the stores and the metrics.
+        new_pool: Makes a worker pool with a name and a size, which hands its events to a function.
     """
 
     def __init__(
@@ -296,23 +298,28 @@ class Engine:
     # -- for its owner ----------------------------------------------------------------------------
 
     def deliver(self, view: LeadershipView) -> None:
-        """A view of the leadership source's, on the source's thread."""
+        """Take a leadership view. The source calls this on its own thread."""
         self._incoming.put(view)
 
     def wake(self) -> None:
-        """Have `step` return soon."""
+        """Make `step` return soon."""
         self._incoming.put(Wake())
 
     def watch(self) -> None:
-        """Begin to collect hints, and to follow what others lead; raises ConfigurationError where
-        hints can never come, or the spool cannot be used.
+        """Begin to watch the log dirs, and to follow partitions that other brokers lead.
+
+        Raises:
+            ConfigurationError: the log dirs can never be watched, or the spool cannot be used.
         """
         self._open_spool()
         self._watcher.start()
         self.begin_to_follow()
 
     def begin_to_follow(self) -> None:
-        """Hold what other brokers lead, if that is asked for; `watch` does it, too."""
+        """Pin segments of followed partitions too, if `uploader.rescue` is enabled.
+
+        `watch` includes this.
+        """
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
             self._scheduler.expect_rescues()
@@ -345,35 +352,35 @@ class Engine:
         return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
 
     def is_settled(self) -> bool:
-        """Every closed segment of the led partitions is stored, or cannot be now."""
+        """Whether every closed segment of the led partitions is stored, or cannot be stored now."""
         if not self._leads.known or self.busy or self._touched:
             return False
         return all(partition.is_settled() for partition in self._leads)
 
     def stop_accepting(self) -> None:
-        """No further hint, and no upload that is not under way already."""
+        """Take no more hints, and start no more uploads."""
         self._watcher.stop()
         self._requests.commits_only()
         self._chapters.stop()
 
     @property
     def busy(self) -> int:
-        """Uploads and requests under way or due."""
+        """Number of uploads under way, and of requests under way or queued."""
         return self._uploads.busy + self._requests.waiting
 
     @property
     def hung(self) -> int:
-        """Those of them that hang: nobody knows whether they will ever end."""
+        """Number of these uploads and requests that hang, and may never end."""
         return self._hung.of_partitions
 
     def drain_step(self, longest: float) -> None:
-        """Take in what is finished, and commit it; waits for it `longest` seconds at most."""
+        """Wait `longest` seconds at most for events, and commit the uploads that have ended."""
         self._take_incoming(longest)
         self._decide_anew()
         self._handle_all(self._requests.start_some())
 
     def abandon(self) -> None:
-        """Give up what is under way, and let all files go."""
+        """Give up uploads and requests under way, and close all files."""
         self._context.abandoned.set()
         self._requests.abandon()
         self._watcher.stop()
@@ -387,7 +394,7 @@ class Engine:
             self._context.cluster_state.close()
 
     def deaths(self) -> Mapping[str, BaseException | None]:
-        """Threads by name, and why they died."""
+        """Return the worker threads by name, each with the error that has ended it."""
         pools = self._pools.items()
         return {f"a thread named {name}": pool.death for name, pool in pools}
 
@@ -455,7 +462,7 @@ class Engine:
         self._enforce_bounds()
 
     def _enforce_bounds(self) -> None:
-        """Hold open, and keep in the spool, no more than the bounds allow."""
+        """Release pins and names in the spool beyond the bounds of `uploader.pins`."""
         spool = self._scheduler.spool
         untaken = [] if spool is None else spool.untaken.values()
         enforce_bounds(
@@ -572,7 +579,7 @@ class Engine:
         for number, partition in enumerate(self._leads.follow(view), 1):
             self._scheduler.look(partition)
             self._touch(partition)
-            if number % _LED_AT_ONCE == 0:  # the store answers while further directories are listed
+            if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
                 self._advance_touched()
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
@@ -580,7 +587,7 @@ class Engine:
         self._next_tails = _AT_ONCE
 
     def _dropped(self, partition: Partition) -> None:
-        """In the role that it had; it may be followed from now on."""
+        """Forget a partition in the role that it had. From now on it may be followed."""
         tp = partition.topic_partition
         self._requests.forget(tp)
         self._pins.rank_again(partition)
@@ -613,7 +620,7 @@ class Engine:
         self.status.set_cluster_snapshots(confirmed, result.problems)
 
     def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
-        """On the thread that moves it."""
+        """Tell the main thread of a move to quarantine. Runs on the thread that moves objects."""
         self._incoming.put(Moved(tp, ArchiveMoves(what)))
 
     # -- work -------------------------------------------------------------------------------------
@@ -652,8 +659,10 @@ class Engine:
             self._errors.attempt(subject, partial(self.status.update, partition, self._deletion))
 
     def _tell(self) -> None:
-        """Whether the daemon is ready; and its totals and tails, which cost more the more
-        partitions there are, unless they have cost too much lately.
+        """Update readiness, totals and log ends in the status.
+
+        Totals and log ends take longer the more partitions there are. They are put off if the last
+        update took more than its share of the thread's time.
         """
         began = self._now()
         self._next_told = began + _TOTALS_SECONDS
@@ -677,5 +686,5 @@ class Engine:
             self._next_tails = self._after(began, _TAILS_SECONDS)
 
     def _after(self, began: float, seconds: float) -> float:
-        """When to do again what was begun at this time and is done now."""
+        """Return the next time of a task that began at `began` and has just ended."""
         return began + max(seconds, (self._now() - began) / _MOST_OF_THE_TIME)

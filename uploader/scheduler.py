@@ -121,7 +121,7 @@ class PartitionScheduler:
         """Where open segments get second names, which outlive this process."""
 
     def expect_rescues(self) -> None:
-        """From now on followers stand in for each other, and a gap may be filled by one of them."""
+        """Wait longer at gaps from now on: sidecars of followers may store the missing records."""
         patience = self._config.rescue.patience
         self._rules = replace(self._rules, rescue_patience=patience)
 
@@ -140,7 +140,7 @@ class PartitionScheduler:
         self._attempt(listing_of(partition), partition, listing)
 
     def look_if_changed(self, partition: Partition) -> None:
-        """For rescans: a directory that nothing was created in or removed from needs no listing."""
+        """List the directory if a file was created in it or removed from it; for rescans."""
 
         def listing() -> None:
             self._partitions.locate(partition)
@@ -150,7 +150,7 @@ class PartitionScheduler:
         self._attempt(listing_of(partition), partition, listing)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition's role has changed: a step that was held back is tried again."""
+        """Try steps that are held back again, because the partition's role has changed."""
         self._asker.waiting.pop(tp, None)
         for name in ("listing", "planning"):
             self._errors.clear(Subject(name, tp))
@@ -176,7 +176,7 @@ class PartitionScheduler:
             partition.epochs.read(directory)
         try:
             listing = read_listing(list_names(directory))
-        except OSError as error:  # a failing disk, or too many open files: not the end of us all
+        except OSError as error:  # a failing disk, or too many open files, concerns only this one
             partition.listing_failed(error, now)
             self._timers.at(partition.hold.until, partition.topic_partition)
             return

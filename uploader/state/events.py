@@ -35,7 +35,7 @@ class Asked:
 
     Attributes:
         request: The kind of request.
-        generation: The partition's generation.
+        generation: The partition's generation when the request began.
         follows: Whether another broker led the partition: a follower acts in the leader's place.
         archive: The archive as it was known; None before the first LOAD.
         stored: The segments over which a COMMIT moves `offset.wm`, by rising base offset.
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RequestSucceeded:
-    """A request has ended well.
+    """A request has succeeded.
 
     Attributes:
         asked: The request, as it began.
@@ -88,7 +88,7 @@ class SituationChanged:
 
 @dataclass(frozen=True, slots=True)
 class RequestOvertaken:
-    """When the request's turn came, there was nothing left to do."""
+    """The request is not needed any more. It was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +113,21 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class UploadPutOff:
-    """When the upload's turn came, the file had changed since it was found to be committed."""
+    """The upload did not begin: the file has changed since its high watermark was checked."""
 
     segment: TrackedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMoves:
-    """A part of the archive is being moved to quarantine, as `what` says; None at the end."""
+    """A part of the archive, described by `what`, is being moved to quarantine; None at the end."""
 
     what: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSilent:
-    """A request hangs, as `reason` says; None once the store has answered it."""
+    """A request hangs, and `reason` describes it; None once the store has answered it."""
 
     reason: str | None
 
@@ -230,7 +230,7 @@ class TellCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TellAdopted:
-    """What seemed to be a gap is stored: the archive ends with the segment of this base offset."""
+    """The supposed gap is stored: the archive ends with the segment of this base offset."""
 
     base_offset: BaseOffset
 
