@@ -228,15 +228,31 @@ class FaultyConfigs(ConfigsByHand):
         return answers
 
 
+class AnswersForOthers(FaultyConfigs):
+    """Also answers for a topic that nobody has asked for: the event cannot be handled."""
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        answers = ConfigsByHand.topic_configs(self, topics)
+        return {**answers, "other": TopicConfig()} if self.broken else answers
+
+
+@pytest.mark.parametrize(
+    ("source", "error"), [(FaultyConfigs, "retention.ms"), (AnswersForOthers, "KeyError: 'other'")]
+)
 def test_a_strange_answer_about_topics_is_asked_for_again(
-    site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+    site: Site,
+    store: FakeStorage,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    source: type[FaultyConfigs],
+    error: str,
 ) -> None:
     monkeypatch.setattr("sidetier.uploader.engine._HOUSEKEEPING_SECONDS", 0.02)
-    site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
+    site.topic_configs = configs = source({"t": TopicConfig()})
     log.closed_segments(1)
     with site.running() as running:
         subject = "asking the brokers for topic configurations"
-        running.wait(lambda: "retention.ms" in (held(running, subject) or ""), "the error")
+        running.wait(lambda: error in (held(running, subject) or ""), "the error")
         configs.broken = False
         store_all(running, site, log)
         running.wait(lambda: held(running, subject) is None, "the error to be gone")
