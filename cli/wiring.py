@@ -42,12 +42,12 @@ from sidetier.telemetry.pages import Application
 from sidetier.telemetry.status import StatusSource
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.places import Place
 from sidetier.uploader.chapters import LongArchives
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _METADATA_CACHE_BYTES = 4 << 20

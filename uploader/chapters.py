@@ -8,6 +8,7 @@ under a later leader.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -27,8 +28,8 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, ObjectSummary, RemoteStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
 
@@ -129,6 +130,25 @@ def _entries(
             yield None
 
 
+@dataclass(frozen=True, slots=True)
+class ChaptersWritten:
+    """An archive's chapters are written; `left` segments are behind the last one."""
+
+    archive: LongArchive
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChaptersFailed:
+    """Writing an archive's chapters has raised an error."""
+
+    archive: LongArchive
+    error: Exception
+
+
+ChapterEvent = ChaptersWritten | ChaptersFailed
+
+
 class Chapters:
     """Starts writing chapters when an archive has grown by enough segments, one at a time.
 
@@ -143,7 +163,7 @@ class Chapters:
     def __init__(
         self,
         archives: LongArchives,
-        pool: WorkerPool,
+        pool: WorkerPool[ChapterEvent],
         now: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -173,16 +193,20 @@ class Chapters:
 
     def _begin(self, archive: LongArchive) -> None:
         self._pool.submit(
-            Job(
-                lambda: write_chapters(archive, self._stopped.is_set),
-                lambda left: self._written(archive, left),
-                lambda error: self._failed(archive, error),
+            Task(
+                lambda: ChaptersWritten(archive, write_chapters(archive, self._stopped.is_set)),
+                partial(ChaptersFailed, archive),
             )
         )
 
-    def _written(self, archive: LongArchive, left: int) -> None:
+    def handle(self, event: ChapterEvent) -> None:
+        """Take the result of a writing."""
+        archive = event.archive
+        if isinstance(event, ChaptersFailed):
+            self._failed(archive, event.error)
+            return
         self._errors.clear(_SUBJECT)
-        self._in_chapters[archive.topic_partition] = archive.segments - left % SEGMENTS
+        self._in_chapters[archive.topic_partition] = archive.segments - event.left % SEGMENTS
 
     def _failed(self, archive: LongArchive, error: Exception) -> None:
         self._not_before = self._now() + _AGAIN_SECONDS

@@ -53,10 +53,10 @@ from sidetier.segments.offsets import BrokerId
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import unchanged
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.places import Place
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.stores import Place
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
 
@@ -255,6 +255,13 @@ def _told(stored: StoredIndex | None) -> TurnResult:
     return TurnResult(stored.index, problems=stored.index.problems)
 
 
+@dataclass(frozen=True, slots=True)
+class TurnFailed:
+    """A turn has raised an error."""
+
+    error: Exception
+
+
 class ClusterSnapshots:
     """Starts a turn of the writer when it is due, on a worker thread.
 
@@ -262,18 +269,16 @@ class ClusterSnapshots:
         writer: Takes the turns; None where snapshots are off, or there are no brokers to ask.
         interval: Time from one turn to the next, in seconds.
         pool: A pool with one worker, so that brokers or a store that hang hold up no other work.
-        learned: Called on the daemon's thread with the result of each turn.
         now: Monotonic seconds.
         metrics: Counts failures.
         errors: Delays the next turn after an unexpected error.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
+    def __init__(
         self,
         writer: SnapshotWriter | None,
         interval: float,
-        pool: WorkerPool,
-        learned: Callable[[TurnResult], None],
+        pool: WorkerPool[TurnResult | TurnFailed],
         now: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -281,7 +286,6 @@ class ClusterSnapshots:
         self._writer = writer
         self._interval = interval
         self._pool = pool
-        self._learned = learned
         self._now = now
         self._metrics = metrics
         self._errors = errors
@@ -296,9 +300,13 @@ class ClusterSnapshots:
         if self._errors.holds(_SUBJECT):
             return
         self._next = self._now() + self._interval
-        self._pool.submit(Job(self._writer.take_turn, self._done, self._failed))
+        self._pool.submit(Task(self._writer.take_turn, TurnFailed))
 
-    def _done(self, result: TurnResult) -> None:
+    def handle(self, result: TurnResult | TurnFailed) -> None:
+        """Take the result of a turn."""
+        if isinstance(result, TurnFailed):
+            self._failed(result.error)
+            return
         self._errors.clear(_SUBJECT)
         self._failure = None
         if result.is_writer:
@@ -306,7 +314,6 @@ class ClusterSnapshots:
                 if self._told.get(kind) != problem:
                     log.warning("cluster_snapshot.incomplete", kind=kind.value, error=problem)
             self._told = result.problems
-        self._learned(result)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, SidetierError):

@@ -8,10 +8,10 @@ from sidetier.leadership.port import ClusterStateSource, LeadershipSource, Topic
 from sidetier.segments.offsets import BrokerId
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.places import Place, PlaceOf
 from sidetier.uploader.chapters import LongArchives
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.stores import Place, PlaceOf
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 

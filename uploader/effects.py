@@ -1,6 +1,4 @@
-"""Carries out what partitions want done: uploads and requests are queued, files are released, and
-what has happened is logged and counted.
-"""
+"""Carries out the actions of partitions: queues uploads and requests, closes files, logs."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +9,8 @@ from sidetier.segments.errors import ArchiveConflictError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.requests import Requests
-from sidetier.uploader.archive.takeover.run import TakeoverReport
+from sidetier.uploader.archive.takeover import TakeoverReport
+from sidetier.uploader.clock import Timers
 from sidetier.uploader.errors import (
     DivergedError,
     PinterestUploaderRunningError,
@@ -19,12 +18,12 @@ from sidetier.uploader.errors import (
     StandDownError,
 )
 from sidetier.uploader.gates.high_watermark import HighWatermarkAsker
-from sidetier.uploader.running.loop import Timers
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.events import (
     Action,
     AskBroker,
     AskStore,
+    HoldBack,
     LookAt,
     Release,
     TellAdopted,
@@ -50,7 +49,7 @@ log: Final = structlog.get_logger()
 
 
 class Effects:
-    """Every call is made on the daemon's thread."""
+    """Carries out actions. Only the daemon's thread uses it."""
 
     def __init__(
         self,
@@ -68,10 +67,40 @@ class Effects:
         self._metrics = metrics
         self._errors = errors
 
-    def carry_out(self, partition: Partition, actions: Iterable[Action]) -> None:
-        """Do all of them, in order."""
-        for action in actions:
-            self._carry_out(partition, action)
+    def carry_out(self, partition: Partition, actions: Iterable[Action], *, decided: bool) -> None:
+        """Carry out actions in order; one that fails holds the partition back.
+
+        Args:
+            partition: Has returned the actions.
+            actions: May hold errors of the decision (`HoldBack`).
+            decided: Whether the partition has decided what to do next: it was not held back.
+        """
+        planning = planning_of(partition)
+        try:
+            for action in actions:
+                self._carry_out(partition, action)
+        except Exception as error:  # noqa: BLE001 - the state has changed, and stays as it is
+            self.hold_back(partition, planning, error)
+            return
+        if decided:
+            self._errors.clear(planning)
+            if partition.held_error is not None:
+                partition.step_succeeded(None)
+
+    def hold_back(
+        self, partition: Partition, subject: Subject, error: Exception | None = None
+    ) -> None:
+        """Try a step of a partition again later.
+
+        Args:
+            partition: Is held back until then.
+            subject: The step.
+            error: What it has raised now; None if an earlier error still counts.
+        """
+        if error is not None:
+            self._errors.hold(subject, error)
+        partition.step_failed(self._errors.error_of(subject))
+        self._timers.at(self._errors.retry_at(subject), partition.topic_partition)
 
     def _carry_out(  # noqa: C901, PLR0912 - one case for each action
         self, partition: Partition, action: Action
@@ -121,6 +150,8 @@ class Effects:
                 )
             case TellUnexpected(what, error, before):
                 self._errors.note(Subject(what, tp), error, before)
+            case HoldBack(error):
+                raise error
 
     def _rescue_began(self, tp: TopicPartition, rescue: TellRescue) -> None:
         log.warning(
@@ -162,7 +193,7 @@ class Effects:
         )
 
     def _stages(self, times: Timeline, stored: float) -> None:
-        """How long each step took, for a segment whose roll was seen."""
+        """Count the seconds of each step, for a segment whose roll was reported by an event."""
         if times.rolled is None or times.committed is None:
             return
         if times.started is None or times.uploaded is None:
@@ -226,6 +257,16 @@ class Effects:
             request=failed.request.name.lower(),
             **_described(error),
         )
+
+
+def planning_of(partition: Partition) -> Subject:
+    """Return the subject of errors in a partition's decisions, or in carrying them out."""
+    return Subject("planning", partition.topic_partition)
+
+
+def listing_of(partition: Partition) -> Subject:
+    """Return the subject of errors in listing a partition's directory."""
+    return Subject("listing", partition.topic_partition)
 
 
 def _at(tp: TopicPartition) -> dict[str, object]:

@@ -1,113 +1,116 @@
-"""The engine of the daemon: all of its state, changed on one thread, step by step."""
+"""The event loop of the daemon: one thread takes events, decides, and starts work on workers."""
 
+import queue
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sidetier.config.uploader import UploaderConfig
 from sidetier.leadership.port import LeadershipView
 from sidetier.segments.cluster_state import SnapshotKind
 from sidetier.segments.offsets import TopicPartition
-from sidetier.telemetry.status import Condition
-from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.requests import Requests, RequestWork
-from sidetier.uploader.archive.unresolved import UnresolvedReader
-from sidetier.uploader.chapters import Chapters
-from sidetier.uploader.cluster_snapshots import ClusterSnapshots, SnapshotWriter, TurnResult
+from sidetier.uploader.archive.unresolved import (
+    StoreRecords,
+    StoreRecordsUnavailable,
+    UnresolvedReader,
+)
+from sidetier.uploader.chapters import Chapters, ChaptersFailed, ChaptersWritten
+from sidetier.uploader.clock import LONGEST_WAIT, Timers
+from sidetier.uploader.cluster_snapshots import (
+    ClusterSnapshots,
+    SnapshotWriter,
+    TurnFailed,
+    TurnResult,
+)
 from sidetier.uploader.context import DaemonContext
-from sidetier.uploader.effects import Effects
-from sidetier.uploader.gates.high_watermark import CommittedGate, HighWatermarkAsker
-from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.effects import Effects, planning_of
+from sidetier.uploader.gates.high_watermark import (
+    CommittedGate,
+    HighWatermarkAsker,
+    HighWatermarksTold,
+    HighWatermarksUnavailable,
+)
+from sidetier.uploader.gates.topic_rules import (
+    TopicConfigsTold,
+    TopicConfigsUnavailable,
+    TopicRules,
+)
 from sidetier.uploader.hung_requests import HungRequests
 from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTails
-from sidetier.uploader.periodic_tasks import PeriodicTasks
 from sidetier.uploader.pinning import spooling
-from sidetier.uploader.pinning.bounds import allowed_files, enforce_bounds
-from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
-from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.loop import Inbox, Timers
-from sidetier.uploader.running.workers import Outcome, WorkerPool
-from sidetier.uploader.scheduler import PartitionScheduler
+from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
+from sidetier.uploader.pinning.table import PinTable, allowed_files, enforce_bounds
+from sidetier.uploader.scheduler import PartitionScheduler, PartitionSweep
 from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.sending.throttle import capped
 from sidetier.uploader.sending.upload import ReadingRules, Uploader
-from sidetier.uploader.state.events import ArchiveMoves, Event
+from sidetier.uploader.state.events import ArchiveMoves, Event, SituationChanged
 from sidetier.uploader.state.partition import Partition
-from sidetier.uploader.status_board import DeletionEstimate, StatusBoard, Totals, pinned_ranges
+from sidetier.uploader.status_board import (
+    DeletionEstimate,
+    StatusBoard,
+    Totals,
+    readiness,
+    totals_of,
+)
+from sidetier.uploader.stores import StoresHealth
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
-from sidetier.uploader.watching.hints import HintBoard
-from sidetier.uploader.watching.log_dirs import LogDirs
-from sidetier.uploader.watching.watch import Watcher
-
-
-def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
-    uploads: UploadQueue,
-    pins: PinTable,
-    leads: LedPartitions,
-    errors: UnexpectedErrors,
-    followed_pinned: int,
-    log_dirs: LogDirs,
-    hung: HungRequests,
-) -> Totals:
-    """Over all partitions, so not to be asked for at every step; `followed_pinned` are the segments
-    that are held open for partitions of others.
-    """
-    pinned = pins.totals
-    return Totals(
-        queued=uploads.length,
-        queued_bytes=uploads.bytes,
-        uploading=uploads.busy,
-        pinned_files=pinned.files,
-        pinned_bytes=pinned.bytes,
-        deleted_bytes=pinned.deleted_bytes,
-        followed=leads.followed_count,
-        followed_pinned=followed_pinned,
-        pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
-        held_errors=errors.held(),
-        log_dir_problems=log_dirs.problems,
-        hung_requests=hung.count,
-    )
-
-
-def _tells_of_pins(partition: Partition) -> bool:
-    """A follower's pins on what is no nearer deletion than the leader's copy tell nothing."""
-    return not partition.follows or partition.at_risk > 0
-
-
-def readiness(
-    leads: LedPartitions, health: StoresHealth, hung_request: str | None = None
-) -> tuple[Condition, ...]:
-    """Bootstrapped, leadership known, stores reachable; what does not hold says why.
-
-    One partition that is halted or held makes nobody unready: it shows in its own state. A request
-    that hangs does, whatever other requests come to: `hung_request` says which one.
-    """
-    unread = sum(1 for partition in leads if partition.is_unread())
-    return (
-        _condition("leadership known", None if leads.known else "no source of leadership answers"),
-        _condition("bootstrapped", f"{unread} watermarks are still to be read" if unread else None),
-        _condition("store reachable", hung_request or health.reason),
-    )
-
-
-def _condition(name: str, problem: str | None) -> Condition:
-    return Condition(name, problem is None, problem or "")
-
+from sidetier.uploader.watching.watch import HintBoard, Watcher
+from sidetier.uploader.workers import Finished, SharedPool, WorkerDied, WorkerPool
 
 _TOTALS_SECONDS: Final = 0.25
 _TAILS_SECONDS: Final = 5.0
 """As often as a broker writes its high watermarks down, by default."""
 _MOST_OF_THE_TIME: Final = 0.1
 """The share of the thread's time that each of them may take, however many partitions there are."""
+_HOUSEKEEPING_SECONDS: Final = 5.0
+_AT_ONCE: Final = float("-inf")
 _LED_AT_ONCE: Final = 100
-"""Partitions whose directories are listed before the store is asked for their watermarks."""
+"""Directories that are listed before the store is asked for these partitions' `offset.wm`."""
 _MOST_DIRECTORIES: Final = 100_000
 """Directories with a hint that are remembered at most; beyond that everything is listed again."""
 
-NewPool = Callable[[str, int, Callable[[Outcome], None]], WorkerPool]
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Nothing has happened; the daemon begins its next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A request thread begins or ends a move to quarantine."""
+
+    topic_partition: TopicPartition
+    event: ArchiveMoves
+
+
+Outcome = (
+    Event
+    | HighWatermarksTold
+    | HighWatermarksUnavailable
+    | TopicConfigsTold
+    | TopicConfigsUnavailable
+    | StoreRecords
+    | StoreRecordsUnavailable
+    | TurnResult
+    | TurnFailed
+    | ChaptersWritten
+    | ChaptersFailed
+)
+"""What the tasks of worker threads result in."""
+Incoming = Finished[Outcome] | WorkerDied | LeadershipView | Moved | Wake
+"""What other threads hand to the daemon's thread."""
+NewPool = Callable[[str, int, Callable[[Incoming], None]], WorkerPool[Any]]
+
+
+def _partition_of(event: Incoming) -> Partition | None:
+    admission = event.task.admission if isinstance(event, Finished) else None
+    return None if admission is None else admission.partition
 
 
 def pool_sizes(config: UploaderConfig) -> Mapping[str, int]:
@@ -132,8 +135,10 @@ def snapshot_writer(config: UploaderConfig, context: DaemonContext) -> SnapshotW
 
 
 def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
-    """Sending and verifying have a cap each: a segment that is only looked at must not come off the
-    disk, and keep a CPU busy, as fast as it can.
+    """Return an uploader with one bandwidth cap for sending and another for verifying.
+
+    Without the second, a segment that is verified and then not sent would be read, and its CRCs
+    computed, as fast as disk and CPU allow.
     """
 
     def cap() -> Callable[[int], None]:
@@ -149,14 +154,14 @@ def capped_uploader(config: UploaderConfig, context: DaemonContext) -> Uploader:
 
 
 class Engine:
-    """The daemon's state, changed on one thread; the owner calls `step` again and again.
+    """Single-threaded event loop of the daemon. The owner calls `step` repeatedly.
 
-    `wake` and `deliver` may be called from any thread, everything else from the owner's alone.
+    Any thread may call `wake` and `deliver`. Only the owner's thread may call the other methods.
 
     Args:
-        config: The configuration's section `uploader`.
-        context: The log dirs, the source of leadership, the stores, and what is told of all that.
-        new_pool: Makes a worker pool of a name and a size, which hands its outcomes to a function.
+        config: The section `uploader` of the configuration.
+        context: The log dirs, the source of leadership, the stores and the metrics.
+        new_pool: Makes a worker pool with a name and a size, which hands its events to a function.
     """
 
     def __init__(
@@ -167,20 +172,28 @@ class Engine:
         self._context = context
         self._now = now
         self._touched: dict[TopicPartition, Partition] = {}
-        self._next_told = self._next_totals = self._next_tails = float("-inf")
+        """Partitions that decide anew at the end of the step."""
+        self._shown: dict[TopicPartition, Partition] = {}
+        """Partitions whose status is updated at the end of the step."""
+        self._next_told = self._next_totals = self._next_tails = _AT_ONCE
+        self._next_rescan = self._next_housekeeping = self._next_ask = _AT_ONCE
         self._totals = Totals()
         self._followed_pins = 0
         self._deletion = DeletionEstimate(config.local_delete_delay, config.local_retention)
         self.status = StatusBoard(context.cluster, context.broker_id, context.clock)
         self._expect_snapshots()
 
-        self._inbox = Inbox(self._outcome_failed)
+        # Its writers bound its length: each worker has one task, the hint board wakes the daemon
+        # once until it is emptied, and a leadership source delivers one view per change.
+        self._incoming: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
         self._pools = {
-            name: new_pool(name, size, self._inbox.put) for name, size in pool_sizes(config).items()
+            name: new_pool(name, size, self._incoming.put)
+            for name, size in pool_sizes(config).items()
         }
+        self._shared = {name: SharedPool(self._pools[name], now) for name in ("upload", "request")}
         self._timers = Timers(now)
         self._errors = errors = UnexpectedErrors(metrics, context.clock)
-        self._board = HintBoard(self._inbox.wake, now, _MOST_DIRECTORIES)
+        self._board = HintBoard(self.wake, now, _MOST_DIRECTORIES)
         self._watcher = Watcher(context.log_dirs.paths, self._board, config.watch, metrics)
         self._leads = LedPartitions(context.log_dirs, metrics, errors, self._dropped, now)
         self._pins = PinTable(allowed_files(config.pins.max_files))
@@ -195,7 +208,6 @@ class Engine:
             context.high_watermarks,
             self._pools["high-watermark"],
             self._gate,
-            self._touch_all_of,
             now,
             metrics,
             errors,
@@ -203,7 +215,6 @@ class Engine:
         self._rules = TopicRules(
             context.topic_configs,
             self._pools["topic-config"],
-            self._touch_topics,
             now,
             metrics,
             errors,
@@ -212,23 +223,18 @@ class Engine:
         self._health = StoresHealth(places)
         self._uploads = UploadQueue(
             capped_uploader(config, context),
-            self._pools["upload"],
+            self._shared["upload"],
             self._pins,
             places,
             context.broker_id,
-            self._health,
-            self._happened,
             now,
         )
         self._requests = self._new_requests()
         self._hung = HungRequests(
             context.store_calls,
-            lambda thread: (
-                self._uploads.partition_on(thread) or self._requests.partition_on(thread)
-            ),
-            self._leads.get,
-            lambda tp: places(tp.topic).gate,
-            self._happened,
+            self._shared.values(),
+            self._leads,
+            places,
         )
         self._effects = Effects(
             self._uploads, self._requests, self._timers, self._asker, metrics, errors
@@ -244,26 +250,14 @@ class Engine:
             self._gate,
             self._asker,
             self._rules,
+            self._health,
             errors,
         )
-        self._tasks = PeriodicTasks(
-            config,
-            now,
-            self._leads,
-            self._scheduler,
-            self._timers,
-            self._asker,
-            self._rules,
-            self._watcher,
-            context.log_dirs,
-            self._keep_house,
-            self._touch,
-        )
+        self._followed = PartitionSweep(self._look_at_followed, now)
         self._unresolved = UnresolvedReader(
             places,
             context.cluster_place,
             self._pools["unresolved"],
-            self.status.set_store_records,
             now,
             metrics,
         )
@@ -271,7 +265,6 @@ class Engine:
             snapshot_writer(config, context),
             config.cluster_snapshots.interval,
             self._pools["cluster-snapshot"],
-            self._snapshots_taken,
             now,
             metrics,
             errors,
@@ -297,34 +290,36 @@ class Engine:
             context.clock.wall,
         )
         return Requests(
-            self._pools["request"],
+            self._shared["request"],
             context.places,
             RequestWork(context.broker_id, self._gate.named_at, histories),
-            self._health,
-            self._happened,
-            self._now,
         )
 
     # -- for its owner ----------------------------------------------------------------------------
 
     def deliver(self, view: LeadershipView) -> None:
-        """A view of the leadership source's, on the source's thread."""
-        self._inbox.put(lambda: self._lead(view))
+        """Take a leadership view. The source calls this on its own thread."""
+        self._incoming.put(view)
 
     def wake(self) -> None:
-        """Have `step` return soon."""
-        self._inbox.wake()
+        """Make `step` return soon."""
+        self._incoming.put(Wake())
 
     def watch(self) -> None:
-        """Begin to collect hints, and to follow what others lead; raises ConfigurationError where
-        hints can never come, or the spool cannot be used.
+        """Begin to watch the log dirs, and to follow partitions that other brokers lead.
+
+        Raises:
+            ConfigurationError: the log dirs can never be watched, or the spool cannot be used.
         """
         self._open_spool()
         self._watcher.start()
         self.begin_to_follow()
 
     def begin_to_follow(self) -> None:
-        """Hold what other brokers lead, if that is asked for; `watch` does it, too."""
+        """Pin segments of followed partitions too, if `uploader.rescue` is enabled.
+
+        `watch` includes this.
+        """
         if self._config.rescue.enabled:
             self._leads.begin_to_follow()
             self._scheduler.expect_rescues()
@@ -344,42 +339,48 @@ class Engine:
 
     def step(self) -> None:
         """Wait for something to happen, or for a time to come, and act on it."""
-        self._inbox.run(self._tasks.wait_seconds())
+        self._take_incoming(self.wait_seconds())
         self._take_hints()
-        self._tasks.run_due(slowly=bool(self._requests.waiting))
+        self._run_due()
         self._work()
 
+    def wait_seconds(self) -> float:
+        """Return the seconds until the next periodic task is due."""
+        moments = [self._next_rescan, self._next_housekeeping, self._followed.next_at]
+        if self._asker.waiting:
+            moments.append(self._next_ask)
+        return min(self._timers.next_in(), *(moment - self._now() for moment in moments))
+
     def is_settled(self) -> bool:
-        """Every closed segment of the led partitions is stored, or cannot be now."""
+        """Whether every closed segment of the led partitions is stored, or cannot be stored now."""
         if not self._leads.known or self.busy or self._touched:
             return False
         return all(partition.is_settled() for partition in self._leads)
 
     def stop_accepting(self) -> None:
-        """No further hint, and no upload that is not under way already."""
+        """Take no more hints, and start no more uploads."""
         self._watcher.stop()
         self._requests.commits_only()
         self._chapters.stop()
 
     @property
     def busy(self) -> int:
-        """Uploads and requests under way or due."""
+        """Number of uploads under way, and of requests under way or queued."""
         return self._uploads.busy + self._requests.waiting
 
     @property
     def hung(self) -> int:
-        """Those of them that hang: nobody knows whether they will ever end."""
+        """Number of these uploads and requests that hang, and may never end."""
         return self._hung.of_partitions
 
     def drain_step(self, longest: float) -> None:
-        """Take in what is finished, and commit it; waits for it `longest` seconds at most."""
-        self._inbox.run(longest)
-        for partition in self._take_touched():
-            self._scheduler.advance(partition)
-        self._requests.start_some()
+        """Wait `longest` seconds at most for events, and commit the uploads that have ended."""
+        self._take_incoming(longest)
+        self._decide_anew()
+        self._handle_all(self._requests.start_some())
 
     def abandon(self) -> None:
-        """Give up what is under way, and let all files go."""
+        """Give up uploads and requests under way, and close all files."""
         self._context.abandoned.set()
         self._requests.abandon()
         self._watcher.stop()
@@ -393,14 +394,65 @@ class Engine:
             self._context.cluster_state.close()
 
     def deaths(self) -> Mapping[str, BaseException | None]:
-        """Threads by name, and why they died."""
+        """Return the worker threads by name, each with the error that has ended it."""
         pools = self._pools.items()
         return {f"a thread named {name}": pool.death for name, pool in pools}
 
-    # -- again and again --------------------------------------------------------------------------
+    # -- periodic tasks ---------------------------------------------------------------------------
+
+    def _run_due(self) -> None:
+        for tp in self._timers.due():
+            partition = self._leads.get(tp)
+            if partition is not None:
+                self._scheduler.look(partition)
+                self._touch(partition)
+        now = self._now()
+        if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+            if self._watcher.keep_alive():
+                self._next_rescan = _AT_ONCE  # events were lost while the watch was dead
+            self._keep_house()
+        if now >= self._next_rescan:
+            self._rescan()
+        if self._asker.waiting and now >= self._next_ask:
+            self._ask_high_watermarks()
+        self._followed.go_on(slowly=bool(self._requests.waiting))
+
+    def _rescan(self) -> None:
+        """List all log dirs and partitions, because file system events may be missing."""
+        polling = self._watcher.polling
+        interval = self._config.poll_interval if polling else self._config.rescan_interval
+        self._context.log_dirs.rescan()
+        for partition in self._leads:
+            self._look_if_changed(partition)
+        self._look_at_all_followed()
+        self._next_rescan = self._now() + interval
+
+    def _look_at_all_followed(self) -> None:
+        """Begin a round over all followed partitions, after an update of which these are."""
+        self._leads.find_followed()
+        self._followed.begin(self._leads.followed())
+        self._rules.ask_for(self._leads.all())
+
+    def _look_at_followed(self, partition: Partition) -> None:
+        if partition.follows and not partition.lost:
+            self._look_if_changed(partition)
+
+    def _look_if_changed(self, partition: Partition) -> None:
+        self._scheduler.look_if_changed(partition)
+        self._touch(partition)
+
+    def _ask_high_watermarks(self) -> None:
+        """Ask the brokers for the partitions that still wait for a high watermark.
+
+        They decide anew first, because the broker may have written its checkpoint since.
+        """
+        self._next_ask = self._now() + self._config.high_watermark.poll_interval
+        for partition in list(self._asker.waiting.values()):
+            self._advance(partition)
+        self._asker.ask()
 
     def _keep_house(self) -> None:
-        """Every few seconds, whatever happens."""
         self._leads.release_parked()
         self._unresolved.read_if_due(partition.topic_partition.topic for partition in self._leads)
         self._cluster_snapshots.take_if_due()
@@ -410,7 +462,7 @@ class Engine:
         self._enforce_bounds()
 
     def _enforce_bounds(self) -> None:
-        """Hold open, and keep in the spool, no more than the bounds allow."""
+        """Release pins and names in the spool beyond the bounds of `uploader.pins`."""
         spool = self._scheduler.spool
         untaken = [] if spool is None else spool.untaken.values()
         enforce_bounds(
@@ -424,21 +476,118 @@ class Engine:
 
     # -- what comes in --------------------------------------------------------------------------
 
+    def _take_incoming(self, timeout: float) -> None:
+        """Wait for an event, `timeout` seconds or 1 s at most; then handle all that are queued."""
+        try:
+            event = self._incoming.get(timeout=max(0.0, min(timeout, LONGEST_WAIT)))
+        except queue.Empty:
+            return
+        # An event that is put in meanwhile waits for the next step, so that no step is endless.
+        events = [event, *(self._incoming.get() for _ in range(self._incoming.qsize()))]
+        more = Counter(id(_partition_of(event)) for event in events)
+        for event in events:
+            more[id(_partition_of(event))] -= 1
+            try:
+                self._take(event, more_follow=more[id(_partition_of(event))] > 0)
+            except Exception as error:  # noqa: BLE001 - one event must not end the loop
+                self._errors.note(Subject("an outcome"), error)
+
+    def _take(self, event: Incoming, *, more_follow: bool) -> None:
+        match event:
+            case Finished():
+                self._take_finished(event, more_follow=more_follow)
+            case LeadershipView():
+                self._lead(event)
+            case Moved(tp, moves):
+                partition = self._leads.get(tp)
+                if partition is not None:
+                    self._handle(partition, moves)
+            case WorkerDied() | Wake():
+                pass  # the owner looks for dead threads after each step
+
+    def _take_finished(self, finished: Finished[Outcome], *, more_follow: bool) -> None:
+        """Free the worker, note whether the store has answered, and handle the event.
+
+        If more events of the partition follow, it decides only after the last one: a decision reads
+        all of its tracked segments.
+        """
+        self._pools[finished.pool].release()
+        admission, error = finished.task.admission, finished.error
+        if admission is not None:
+            self._shared[finished.pool].left(admission, error)
+            self._health.note(admission.gate, error)
+        partition = None if admission is None else admission.partition
+        try:
+            self._handle_outcome(partition, finished.event, decides=not more_follow)
+        except Exception as unhandled:  # noqa: BLE001 - becomes an error of the task
+            self._handle_outcome(partition, finished.task.failed(unhandled))
+
+    def _handle_outcome(  # noqa: C901 - one case for each kind of task
+        self, partition: Partition | None, event: Outcome, *, decides: bool = True
+    ) -> None:
+        match event:
+            case HighWatermarksTold() | HighWatermarksUnavailable():
+                self._touch_all_of(self._asker.handle(event))
+            case TopicConfigsTold() | TopicConfigsUnavailable():
+                self._touch_topics(self._rules.handle(event))
+            case StoreRecords():
+                self.status.set_store_records(event)
+            case StoreRecordsUnavailable(error):
+                self._unresolved.failed(error)
+            case TurnResult() | TurnFailed():
+                self._cluster_snapshots.handle(event)
+                if isinstance(event, TurnResult):
+                    self._snapshots_taken(event)
+            case ChaptersWritten() | ChaptersFailed():
+                self._chapters.handle(event)
+            case _ if partition is not None:
+                self._handle(partition, event, decides=decides)
+
+    def _handle(self, partition: Partition, event: Event, *, decides: bool = True) -> None:
+        """Give an event to a partition, and carry out the actions that it returns.
+
+        Raises an exception only if the partition cannot handle the event.
+        """
+        self._asker.waiting.pop(partition.topic_partition, None)
+        situation = self._scheduler.situation(partition, decides=decides)
+        actions = partition.handle(event, situation)
+        self._effects.carry_out(partition, actions, decided=situation.decides)
+        if partition.released:
+            partition.close(for_good=not self._context.abandoned.is_set())
+        if not partition.lost:
+            self._shown[partition.topic_partition] = partition
+
+    def _advance(self, partition: Partition) -> None:
+        """Decide anew what a partition does next."""
+        try:
+            self._handle(partition, SituationChanged())
+        except Exception as error:  # noqa: BLE001 - holds back this partition alone
+            self._effects.hold_back(partition, planning_of(partition), error)
+
+    def _decide_anew(self) -> None:
+        touched, self._touched = self._touched, {}
+        for partition in touched.values():
+            self._advance(partition)
+
+    def _handle_all(self, events: Iterable[tuple[Partition, Event]]) -> None:
+        for partition, event in events:
+            self._handle(partition, event)
+
     def _lead(self, view: LeadershipView) -> None:
         self._errors.tell_of_leadership(view.unreadable)
         was_known = self._leads.known
         for number, partition in enumerate(self._leads.follow(view), 1):
             self._scheduler.look(partition)
             self._touch(partition)
-            if number % _LED_AT_ONCE == 0:  # the store answers while further directories are listed
+            if number % _LED_AT_ONCE == 0:  # the store answers while more directories are listed
                 self._advance_touched()
         if self._leads.known != was_known:
             self._touch_all_of([partition.topic_partition for partition in self._leads.all()])
-        self._tasks.look_at_all_followed()
-        self._next_tails = float("-inf")
+        self._look_at_all_followed()
+        self._next_tails = _AT_ONCE
 
     def _dropped(self, partition: Partition) -> None:
-        """In the role that it had; it may be followed from now on."""
+        """Forget a partition in the role that it had. From now on it may be followed."""
         tp = partition.topic_partition
         self._requests.forget(tp)
         self._pins.rank_again(partition)
@@ -446,13 +595,14 @@ class Engine:
         self._scheduler.forget(tp)
         self._tails.forget(tp)
         self._touched.pop(tp, None)
+        self._shown.pop(tp, None)
         self.status.forget(tp)
         self._context.metrics.forget(tp)
 
     def _take_hints(self) -> None:
         hints = self._board.take()
         if hints.everything:
-            self._tasks.rescan_soon()
+            self._next_rescan = _AT_ONCE
         for directory, moment in hints.directories.items():
             hint = Subject(f"a hint at {directory}")
             self._errors.attempt(hint, partial(self._take_hint, directory, moment))
@@ -464,32 +614,14 @@ class Engine:
             self._scheduler.look(partition, rolled=moment)
             self._touch(partition)
 
-    def _outcome_failed(self, error: Exception) -> None:
-        """What a thread has handed over could not be taken in. Its own owner has let go of it."""
-        self._errors.note(Subject("an outcome"), error)
-
     def _snapshots_taken(self, result: TurnResult) -> None:
         snapshots = {} if result.index is None else result.index.snapshots
         confirmed = {kind: entry.confirmed_ms for kind, entry in snapshots.items()}
         self.status.set_cluster_snapshots(confirmed, result.problems)
 
     def _archive_moves(self, tp: TopicPartition, what: str | None) -> None:
-        """On the thread that moves it."""
-        self._inbox.put(lambda: self._note_move(tp, what))
-
-    def _note_move(self, tp: TopicPartition, what: str | None) -> None:
-        partition = self._leads.get(tp)
-        if partition is not None:
-            self._happened(partition, ArchiveMoves(what))
-
-    def _happened(self, partition: Partition, event: Event) -> None:
-        """The partition takes it in, and what it wants done is done."""
-        clock = self._context.clock
-        actions = partition.handle(event, clock.monotonic(), clock.wall())
-        self._effects.carry_out(partition, actions)
-        if partition.released:
-            partition.close(for_good=not self._context.abandoned.is_set())
-        self._touch(partition)
+        """Tell the main thread of a move to quarantine. Runs on the thread that moves objects."""
+        self._incoming.put(Moved(tp, ArchiveMoves(what)))
 
     # -- work -------------------------------------------------------------------------------------
 
@@ -509,29 +641,28 @@ class Engine:
             if partition.topic_partition.topic in changed:
                 self._touch(partition)
 
-    def _take_touched(self) -> list[Partition]:
-        touched, self._touched = self._touched, {}
-        return list(touched.values())
-
     def _work(self) -> None:
         tells = self._now() >= self._next_told
         if tells:
-            self._hung.look()
+            self._handle_all(self._hung.look())
         self._advance_touched()
         if tells:
             self._tell()
 
     def _advance_touched(self) -> None:
-        for partition in self._take_touched():
-            self._scheduler.advance(partition)
-            shown = Subject("status", partition.topic_partition)
-            self._errors.attempt(shown, partial(self.status.update, partition, self._deletion))
-        self._requests.start_some()
-        self._uploads.start_some()
+        self._decide_anew()
+        self._handle_all(self._requests.start_some())
+        self._handle_all(self._uploads.start_some())
+        shown, self._shown = self._shown, {}
+        for partition in shown.values():
+            subject = Subject("status", partition.topic_partition)
+            self._errors.attempt(subject, partial(self.status.update, partition, self._deletion))
 
     def _tell(self) -> None:
-        """Whether the daemon is ready; and its totals and tails, which cost more the more
-        partitions there are, unless they have cost too much lately.
+        """Update readiness, totals and log ends in the status.
+
+        Totals and log ends take longer the more partitions there are. They are put off if the last
+        update took more than its share of the thread's time.
         """
         began = self._now()
         self._next_told = began + _TOTALS_SECONDS
@@ -555,5 +686,5 @@ class Engine:
             self._next_tails = self._after(began, _TAILS_SECONDS)
 
     def _after(self, began: float, seconds: float) -> float:
-        """When to do again what was begun at this time and is done now."""
+        """Return the next time of a task that began at `began` and has just ended."""
         return began + max(seconds, (self._now() - began) / _MOST_OF_THE_TIME)

@@ -1,6 +1,6 @@
 """Requests that a store does not answer. A thread that hangs in the kernel cannot be ended."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,9 +8,11 @@ import structlog
 
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.store_calls import StoreCall, StoreCalls
-from sidetier.uploader.running.sharing import StoreGate
-from sidetier.uploader.state.events import StoreSilent
-from sidetier.uploader.state.partition import Happened, Partition
+from sidetier.uploader.led_partitions import LedPartitions
+from sidetier.uploader.state.events import Event, StoreSilent
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.stores import PlaceOf
+from sidetier.uploader.workers import SharedPool
 
 log: Final = structlog.get_logger()
 
@@ -35,25 +37,22 @@ class HungRequests:
 
     Args:
         calls: The store requests under way.
-        partition_on: Returns the partition that a worker thread works for.
-        find: Returns a partition that is led or followed now.
-        gate_of: Returns the gate of a partition's store.
-        happened: Gives a partition the event that one of its requests hangs, or that none does.
+        pools: The worker threads that make requests for partitions.
+        partitions: Those that are led or followed now.
+        place_of: Where a topic is archived.
     """
 
     def __init__(
         self,
         calls: StoreCalls,
-        partition_on: Callable[[int], TopicPartition | None],
-        find: Callable[[TopicPartition], Partition | None],
-        gate_of: Callable[[TopicPartition], StoreGate],
-        happened: Happened,
+        pools: Iterable[SharedPool[Event]],
+        partitions: LedPartitions,
+        place_of: PlaceOf,
     ) -> None:
         self._calls = calls
-        self._partition_on = partition_on
-        self._find = find
-        self._gate_of = gate_of
-        self._happened = happened
+        self._pools = tuple(pools)
+        self._partitions = partitions
+        self._place_of = place_of
         self._hung: list[_Hung] = []
         self._held: dict[TopicPartition, Partition] = {}
 
@@ -79,8 +78,13 @@ class HungRequests:
             f"{others}"
         )
 
-    def look(self) -> None:
-        """Check which requests hang now."""
+    def look(self) -> list[tuple[Partition, StoreSilent]]:
+        """Check which requests hang now.
+
+        Returns:
+            For each partition of which that has changed: its oldest hung request, or that none
+            hangs any more.
+        """
         known = {hung.call: hung for hung in self._hung}
         calls = self._calls.hung()
         for call in calls:
@@ -89,14 +93,15 @@ class HungRequests:
         for call in known.keys() - calls:
             self._ends(known[call])
         self._hung = [known[call] for call in calls]
-        self._hold()
+        return self._changes()
 
     def _attributed(self, call: StoreCall) -> _Hung:
-        return _Hung(call, self._partition_on(call.thread), call.attempt)
+        of_threads = (pool.partition_on(call.thread) for pool in self._pools)
+        return _Hung(call, next(filter(None, of_threads), None), call.attempt)
 
     def _begins(self, hung: _Hung) -> None:
         if hung.topic_partition is not None:
-            self._gate_of(hung.topic_partition).hangs()
+            self._place_of(hung.topic_partition.topic).gate.hangs()
         log.warning("store.request_hangs", **self._facts(hung))
 
     def _ends(self, hung: _Hung) -> None:
@@ -114,22 +119,23 @@ class HungRequests:
             "seconds": round(self._calls.seconds(call), 1),
         }
 
-    def _hold(self) -> None:
-        """Report to each partition its oldest hung request, or that none hangs any more."""
+    def _changes(self) -> list[tuple[Partition, StoreSilent]]:
         reasons: dict[TopicPartition, str] = {}
         for hung in self._hung:
             if hung.topic_partition is not None:
                 reason = f"the store: {_described(hung.call)} has not been answered in time"
                 reasons.setdefault(hung.topic_partition, reason)
+        changes: list[tuple[Partition, StoreSilent]] = []
         for tp, held in list(self._held.items()):
-            if tp not in reasons or self._find(tp) is not held:
+            if tp not in reasons or self._partitions.get(tp) is not held:
                 del self._held[tp]
-                self._happened(held, StoreSilent(None))
+                changes.append((held, StoreSilent(None)))
         for tp, reason in reasons.items():
-            partition = self._find(tp)
+            partition = self._partitions.get(tp)
             if partition is not None and partition.unanswered != reason:
                 self._held[tp] = partition
-                self._happened(partition, StoreSilent(reason))
+                changes.append((partition, StoreSilent(reason)))
+        return changes
 
 
 def _described(call: StoreCall) -> str:

@@ -12,7 +12,7 @@ from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, TopicPartition
 from sidetier.segments.properties import parse_partition_metadata
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.gates.remembered_epochs import read_local_epochs
-from sidetier.uploader.state.leading import PARK_SECONDS
+from sidetier.uploader.state.decisions import PARK_SECONDS
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import release
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
@@ -24,12 +24,15 @@ _PARTITION_METADATA: Final = "partition.metadata"
 
 
 class LedPartitions:
-    """Follows the leadership views; `dropped` is called for each partition that is led no more.
+    """The partitions of the last leadership view.
 
-    A partition whose lead is lost is followed from then on, with its pins. It is parked for a while
-    instead where partitions of others are not followed, and where its replica has left this broker:
-    a lost session, a restart of the broker, a reassignment that is taken back or a moment of doubt
-    must not cost the segments that only a pin still holds. Nothing is kept of a deleted topic.
+    If this broker loses the lead of a partition, the partition is followed, and its pins stay. It
+    is parked for a while instead if followed partitions are not pinned, or if its replica has left
+    this broker: the segments that only a pin keeps must survive a lost session, a restart of the
+    broker, and a reassignment that is cancelled. Nothing is kept of a deleted topic.
+
+    Args:
+        dropped: Called with each partition that is not led, or not followed, any more.
     """
 
     def __init__(
@@ -53,12 +56,12 @@ class LedPartitions:
         self._follows = False
 
     def begin_to_follow(self) -> None:
-        """Keep partitions that others lead, too; before the first view."""
+        """Keep partitions that other brokers lead, too. Call it before the first view."""
         self._follows = True
 
     @property
     def known(self) -> bool:
-        """The source of leadership has answered, and can still be believed."""
+        """Whether the source of leadership has answered, and its answer is not too old."""
         return self._known
 
     def __iter__(self) -> Iterator[Partition]:
@@ -66,34 +69,34 @@ class LedPartitions:
 
     @property
     def followed_count(self) -> int:
-        """How many there are of them."""
+        """Number of followed partitions."""
         return len(self._followed)
 
     def all(self) -> Iterator[Partition]:
-        """Those that are led, and those that are followed."""
+        """Yield the led partitions and the followed ones."""
         yield from self._partitions.values()
         yield from self._followed.values()
 
     def with_parked(self) -> Iterator[Partition]:
-        """All partitions that may hold pins."""
+        """Yield all partitions that may have pins."""
         yield from self.all()
         yield from (partition for _, partition in self._parked.values())
 
     def followed(self) -> Iterator[Partition]:
-        """Those that other brokers lead."""
+        """Return an iterator over the followed partitions."""
         return iter(self._followed.values())
 
     def get(self, tp: TopicPartition | None) -> Partition | None:
-        """The partition, if it is led or followed."""
+        """Return the partition if it is led or followed."""
         return None if tp is None else self._partitions.get(tp) or self._followed.get(tp)
 
     def follow(self, view: LeadershipView) -> list[Partition]:
-        """Take over a view; returns the partitions that are newly led, or led in a new epoch."""
+        """Take a view. Returns the partitions that are newly led, or led in a new epoch."""
         self._known = view.known
         if not view.known:
             for partition in self.all():
                 partition.doubt(unsure=True)
-            return []  # nothing says that a lead is lost: pins stay, and nothing is sent
+            return []  # no lead is known to be lost: pins stay, and nothing is sent
         change = diff(self._view, view)
         self._view = view
         for partition in self.all():
@@ -119,8 +122,8 @@ class LedPartitions:
         return partition.replaced or self._is_of_another_topic(partition)
 
     def _is_of_another_topic(self, partition: Partition) -> bool:
-        """The view tells of another topic of the same name than the one whose directory is here, so
-        its leader epochs say nothing of it: one of them is late.
+        """Whether view and directory are of different topics of the same name, as after a topic was
+        deleted and created again: one of them is late, and the view's leader epochs do not count.
         """
         told = self._view.topic_ids.get(partition.topic_partition.topic)
         return told is not None and partition.topic_id not in {None, told}
@@ -137,8 +140,10 @@ class LedPartitions:
         self._dropped(partition)
 
     def _keep_for_a_while(self, partition: Partition) -> None:
-        """Nobody works on it, and its pins stay; unless the topic is known to be deleted, or it was
-        followed, and nothing of it was at risk.
+        """Stop work on a partition, and keep its pins for `PARK_SECONDS`.
+
+        The pins are released at once if the topic is known to be deleted, or if the partition was
+        followed and no segment was at risk.
         """
         partition.lose()
         tp, topic_ids = partition.topic_partition, self._view.topic_ids
@@ -151,8 +156,10 @@ class LedPartitions:
             partition.close()
 
     def find_followed(self) -> list[Partition]:
-        """Compare with the log dirs, which have been read: drops what is gone from there, and
-        returns the partitions that are followed from now on.
+        """Drop followed partitions whose directory is gone, and follow new ones.
+
+        Returns:
+            The partitions that are followed from now on.
         """
         if not (self._follows and self._known):
             return []
@@ -167,13 +174,13 @@ class LedPartitions:
         return partition
 
     def follow_if_new(self, tp: TopicPartition | None) -> Partition | None:
-        """The partition of a directory that has just been seen, if it is to be followed."""
+        """Follow the partition of a new directory; None if it is not to be followed."""
         if tp is None or not (self._follows and self._known and self._is_new(tp)):
             return None
         return None if self._log_dirs.directory(tp) is None else self._follow_one(tp)
 
     def is_gone(self, partition: Partition) -> bool:
-        """The replica of a followed partition has left this broker: it is followed no longer."""
+        """Whether the replica of a followed partition has left this broker. Stops following it."""
         tp = partition.topic_partition
         gone = partition.follows and self._log_dirs.directory(tp) is None
         if gone:
@@ -186,7 +193,7 @@ class LedPartitions:
         return tp not in self._partitions and tp not in self._followed
 
     def release_parked(self) -> None:
-        """Let go of what has been parked for long enough."""
+        """Release the pins of partitions that have been parked for `PARK_SECONDS`."""
         now = self._now()
         for tp in [tp for tp, (until, _) in self._parked.items() if until <= now]:
             _, partition = self._parked.pop(tp)
@@ -201,7 +208,7 @@ class LedPartitions:
             partition.close()
 
     def _take_over(self, tp: TopicPartition, epoch: LeaderEpoch, topic_id: str | None) -> Partition:
-        """A new epoch reads the archive anew: it may have been in other hands in between."""
+        """Lead a partition. The archive is read again: another sidecar may have written it."""
         _, parked = self._parked.pop(tp, (0.0, None))
         partition = self._partitions.get(tp) or self._followed.pop(tp, None) or parked
         if partition is not None and topic_id not in {None, partition.topic_id}:
@@ -217,8 +224,9 @@ class LedPartitions:
         return partition
 
     def locate(self, partition: Partition) -> None:
-        """Where the partition lies now: a directory may come late, move to another log dir, or be
-        that of another topic of the same name.
+        """Find the partition's directory.
+
+        It may be created late, move to another log dir, or be that of another topic of this name.
         """
         tp = partition.topic_partition
         directory, refusal = self._log_dirs.directory(tp), self._log_dirs.refusal(tp)
@@ -240,7 +248,7 @@ class LedPartitions:
         partition.doubt(unsure=not self._known or self._is_of_doubtful_topic(partition))
 
     def _topic_id(self, partition: Partition, directory: str) -> str | None:
-        """None too while `partition.metadata` is damaged: that is no reason to archive nothing."""
+        """Return the topic id; None also if the file is damaged, which does not stop archiving."""
         found: list[str | None] = []
         subject = Subject(_PARTITION_METADATA, partition.topic_partition)
         self._errors.attempt(subject, lambda: found.append(_read_topic_id(directory)))
@@ -255,7 +263,7 @@ def _inode(directory: str) -> int | None:
 
 
 def topic_id_in(directory: str) -> str | None:
-    """The topic id in a partition's directory; None where the broker has written none."""
+    """Return the topic id in a partition's directory; None if it cannot be read."""
     try:
         return _read_topic_id(directory)
     except SegmentError:
@@ -263,7 +271,7 @@ def topic_id_in(directory: str) -> str | None:
 
 
 def _read_topic_id(directory: str) -> str | None:
-    """The same.
+    """Return the topic id in a partition's directory; None if the broker has not written it.
 
     Raises:
         SegmentError: `partition.metadata` is damaged.
@@ -276,7 +284,10 @@ def _read_topic_id(directory: str) -> str | None:
 
 
 def latest_epoch(directory: str) -> LeaderEpoch:
-    """A leader writes its epoch into the checkpoint when it takes over; -1 where none is told."""
+    """Return the last epoch of the log's checkpoint; -1 if there is none.
+
+    A new leader writes its epoch there before it appends.
+    """
     try:
         entries = read_local_epochs(directory).entries
     except (OSError, SegmentError):

@@ -1,50 +1,86 @@
-"""Decides what a partition does next: lists its directory, and carries out what its state needs."""
+"""Lists the directories of partitions, and collects what their next decision depends on."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from sidetier.config.uploader import UploaderConfig
+from sidetier.leadership.port import TopicConfig
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.listing import ClosedSegment, PartitionListing, read_listing
-from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
-from sidetier.uploader.effects import Effects
-from sidetier.uploader.followers import Followers
-from sidetier.uploader.gates.cleaner import CleanerCheckpoints
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.offsets import BaseOffset, BrokerId, Offset, TopicPartition
+from sidetier.uploader.clock import Clock, Timers
+from sidetier.uploader.effects import Effects, listing_of, planning_of
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkAsker
-from sidetier.uploader.gates.topic_rules import TopicRules
+from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, TopicRules
 from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
-from sidetier.uploader.pinning.pins import log_size
+from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.loop import Timers
-from sidetier.uploader.state.leading import Knowledge, LeaderRules, lead
+from sidetier.uploader.state.decisions import Rules, Situation
 from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,
     Timeline,
     TrackedSegment,
     release,
 )
+from sidetier.uploader.stores import StoresHealth
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import list_names
 
 if TYPE_CHECKING:
     from sidetier.uploader.pinning.spool import Spool
 
+
 log: Final = structlog.get_logger()
 _SETTLED_SECONDS: Final = 1.0
+_SWEPT_AT_ONCE: Final = 50
+_SWEEP_PAUSE: Final = 0.25
+
+
+class PartitionSweep:
+    """Calls `look` for partitions in turn: 50 per step of the daemon, or 200 a second if slowed."""
+
+    def __init__(self, look: Callable[[Partition], None], now: Callable[[], float]) -> None:
+        self._look = look
+        self._now = now
+        self._left: dict[TopicPartition, Partition] = {}
+        self._not_before = float("-inf")
+
+    @property
+    def next_at(self) -> float:
+        """When to continue, in monotonic seconds; infinity if no partition is left."""
+        return self._not_before if self._left else float("inf")
+
+    def begin(self, partitions: Iterable[Partition]) -> None:
+        """Add partitions. Those left from an earlier round keep their turn."""
+        for partition in partitions:
+            self._left[partition.topic_partition] = partition
+
+    def go_on(self, *, slowly: bool) -> None:
+        """Call `look` for the next partitions if that is due."""
+        now = self._now()
+        if not self._left or now < self._not_before:
+            return
+        for tp in list(islice(self._left, _SWEPT_AT_ONCE)):
+            self._look(self._left.pop(tp))
+        self._not_before = now + (_SWEEP_PAUSE if slowly else 0.0)
 
 
 class PartitionScheduler:
-    """Moves partitions on; every call is made on the daemon's thread.
+    """Lists directories, and describes the situation in which a partition decides.
 
-    An unexpected exception in a step of a partition holds back that partition alone.
+    Every call is made on the daemon's thread. An unexpected exception in a listing holds back its
+    partition alone.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
@@ -59,6 +95,7 @@ class PartitionScheduler:
         gate: CommittedGate,
         asker: HighWatermarkAsker,
         rules: TopicRules,
+        health: StoresHealth,
         errors: UnexpectedErrors,
     ) -> None:
         self._config = config
@@ -69,11 +106,12 @@ class PartitionScheduler:
         self._timers = timers
         self._gate = gate
         self._asker = asker
-        self._rules = rules
+        self._topic_rules = rules
+        self._health = health
         self._errors = errors
         self._cleaner = CleanerCheckpoints(clock.monotonic, errors.file_was_read)
-        self._followers = Followers(config, clock, broker_id)
-        self._leader_rules = LeaderRules(
+        self._followers = Followers(config, clock)
+        self._rules = Rules(
             config.max_queued_segments_per_partition,
             config.offset_reset == "latest",
             config.on_gap,
@@ -83,9 +121,9 @@ class PartitionScheduler:
         """Where open segments get second names, which outlive this process."""
 
     def expect_rescues(self) -> None:
-        """From now on followers stand in for each other, and a gap may be filled by one of them."""
+        """Wait longer at gaps from now on: sidecars of followers may store the missing records."""
         patience = self._config.rescue.patience
-        self._leader_rules = replace(self._leader_rules, rescue_patience=patience)
+        self._rules = replace(self._rules, rescue_patience=patience)
 
     def look(self, partition: Partition, rolled: float | None = None) -> None:
         """Find the partition's directory and list it.
@@ -99,28 +137,20 @@ class PartitionScheduler:
             self._partitions.locate(partition)
             self._list(partition, rolled)
 
-        self._attempt(_listing_of(partition), partition, listing)
+        self._attempt(listing_of(partition), partition, listing)
 
     def look_if_changed(self, partition: Partition) -> None:
-        """For rescans: a directory that nothing was created in or removed from needs no listing."""
+        """List the directory if a file was created in it or removed from it; for rescans."""
 
         def listing() -> None:
             self._partitions.locate(partition)
             if self._may_have_changed(partition):
                 self._list(partition)
 
-        self._attempt(_listing_of(partition), partition, listing)
-
-    def advance(self, partition: Partition) -> None:
-        """Queue the segments that may be uploaded, and ask the store for what is needed next."""
-        self._asker.waiting.pop(partition.topic_partition, None)
-        if self._errors.error_of(_listing_of(partition)) is not None:
-            return  # part of the directory was taken over, and the rest would seem to be a gap
-        subject = Subject("planning", partition.topic_partition)
-        self._attempt(subject, partition, lambda: self._advance(partition))
+        self._attempt(listing_of(partition), partition, listing)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition's role has changed: a step that was held back is tried again."""
+        """Try steps that are held back again, because the partition's role has changed."""
         self._asker.waiting.pop(tp, None)
         for name in ("listing", "planning"):
             self._errors.clear(Subject(name, tp))
@@ -128,10 +158,9 @@ class PartitionScheduler:
     def _attempt(self, subject: Subject, partition: Partition, step: Callable[[], None]) -> None:
         errors = self._errors
         if not errors.attempt(subject, step):
-            partition.step_failed(errors.error_of(subject))
-            self._timers.at(errors.retry_at(subject), partition.topic_partition)
+            self._effects.hold_back(partition, subject)
         elif partition.held_error is not None:
-            partition.step_succeeded(errors.error_of(_listing_of(partition)))
+            partition.step_succeeded(errors.error_of(listing_of(partition)))
 
     def _list(self, partition: Partition, rolled: float | None = None) -> None:
         if partition.directory is None:
@@ -147,7 +176,7 @@ class PartitionScheduler:
             partition.epochs.read(directory)
         try:
             listing = read_listing(list_names(directory))
-        except OSError as error:  # a failing disk, or too many open files: not the end of us all
+        except OSError as error:  # a failing disk, or too many open files, concerns only this one
             partition.listing_failed(error, now)
             self._timers.at(partition.hold.until, partition.topic_partition)
             return
@@ -227,32 +256,45 @@ class PartitionScheduler:
             tp = partition.topic_partition
             partition.note_cleaned(cleaned=self._cleaner.has_cleaned(log_dir, tp, start))
 
-    def _advance(self, partition: Partition) -> None:
-        if partition.lost:
-            return
-        self._apply_rules(partition)
-        knowledge = self._knowledge(partition)
-        if partition.follows:
-            actions = self._followers.steps(partition, knowledge)
-        else:
-            release(partition.forget_stored())
-            actions = lead(partition, self._clock.monotonic(), self._leader_rules, knowledge)
-        self._effects.carry_out(partition, actions)
+    def situation(self, partition: Partition, *, decides: bool) -> Situation:
+        """Return what a partition needs to know to handle an event now.
 
-    def _knowledge(self, partition: Partition) -> Knowledge:
-        def is_committed(tracked: TrackedSegment) -> bool:
-            return self._is_committed(partition, tracked)
-
-        def is_confirmed_since(moment: float) -> bool:
-            tp, epoch = partition.topic_partition, partition.leader_epoch
-            return self._gate.confirms_lead(tp, epoch, moment)
-
-        return Knowledge(
-            is_committed, is_confirmed_since, lambda: latest_epoch(partition.directory or "")
+        `decides` is False if more of its events follow at once.
+        """
+        decides = decides and not self._is_held(partition)
+        if decides and not partition.lost:
+            self._apply_rules(partition)
+        tp, epoch = partition.topic_partition, partition.leader_epoch
+        return Situation(
+            self._clock.monotonic(),
+            self._clock.wall(),
+            self._rules,
+            is_committed=lambda tracked: self._is_committed(partition, tracked),
+            is_confirmed_since=lambda moment: self._gate.confirms_lead(tp, epoch, moment),
+            latest_epoch=lambda: latest_epoch(partition.directory or ""),
+            risk_rule=self._followers.rule_of(partition),
+            outages=self._outages(partition),
+            decides=decides,
         )
 
+    def _is_held(self, partition: Partition) -> bool:
+        if self._errors.error_of(listing_of(partition)) is not None:
+            return True  # the rest of a directory that was listed in part would seem to be a gap
+        planning = planning_of(partition)
+        if self._errors.holds(planning):
+            # The timer for the retry may have fired early, for another reason: set it again.
+            self._effects.hold_back(partition, planning)
+            return True
+        return False
+
+    def _outages(self, partition: Partition) -> int:
+        try:
+            return self._health.of(partition.topic_partition).outages
+        except Exception:  # noqa: BLE001 - an endpoint provider may raise anything; the event must be applied
+            return partition.outages
+
     def _apply_rules(self, partition: Partition) -> None:
-        tp, rules = partition.topic_partition, self._rules
+        tp, rules = partition.topic_partition, self._topic_rules
         config = rules.config(tp.topic) if rules.is_known(tp.topic, partition.topic_id) else None
         refused = rules.refusal(tp.topic, cleaned=partition.cleaned)
         if refused is not None and partition.refused is None and not partition.follows:
@@ -277,12 +319,74 @@ class PartitionScheduler:
         )
 
 
-def _listing_of(partition: Partition) -> Subject:
-    return Subject("listing", partition.topic_partition)
-
-
 def _modified_ns(directory: str) -> int:
     try:
         return os.stat(directory).st_mtime_ns
     except OSError:
         return -1
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Looks at followed partitions' files; every call is made on the daemon's thread."""
+
+    config: UploaderConfig
+    clock: Clock
+
+    def hold(self, partition: Partition, listing: PartitionListing) -> PartitionListing:
+        """What of a listing is to be held open."""
+        partition.forget_earlier_epoch(latest_epoch(partition.directory or ""))
+        rule, directory = self.rule_of(partition), partition.directory or ""
+        wall = self.clock.wall()
+
+        end_by_size = _end_by_size(rule, directory, listing)
+        partition.note_risk_by_size(end_by_size)
+
+        def is_at_risk(base: BaseOffset) -> bool:
+            if is_below(base, end_by_size):
+                return True
+            known = partition.tracked.get(base)
+            largest = known.largest_timestamp if known else _largest_timestamp(directory, base)
+            return rule.begins(largest) <= wall
+
+        return worth_holding(listing, partition.stored_below(), is_at_risk)
+
+    def count_at_risk(self, partition: Partition) -> None:
+        """Count, right after a listing, the segments that the broker may delete before the next."""
+        risk = risk_of(partition.tracked, self.rule_of(partition), self.clock.wall())
+        partition.note_risk(risk.segments)
+
+    def rule_of(self, partition: Partition) -> RiskRule:
+        """Return when the broker deletes segments of a partition."""
+        known = partition.config or TopicConfig()
+        retention = self.config.local_retention if known.retention is None else known.retention
+        return RiskRule(self.config.rescue.before_deletion, retention, known.retention_bytes)
+
+
+def _largest_timestamp(directory: str, base: BaseOffset) -> float:
+    """As `SegmentTimes` has it, of a segment that is not pinned; 0 where it is gone: at risk."""
+    with contextlib.suppress(OSError):
+        path = os.path.join(directory, segment_file_name(base, FileKind.TIMEINDEX))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            largest = read_largest_timestamp(descriptor)
+        finally:
+            os.close(descriptor)
+        if largest is not None:
+            return largest
+    try:
+        return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _end_by_size(rule: RiskRule, directory: str, listing: PartitionListing) -> Offset | None:
+    if rule.retention_bytes is None or listing.active is None:
+        return None
+    live = (segment for segment in reversed(listing.closed) if not segment.marked_for_deletion)
+    sizes = (
+        (Offset(segment.next_base), log_size(directory, segment.base_offset))
+        for segment in live
+        if segment.next_base is not None
+    )
+    return rule.end_by_size(log_size(directory, listing.active), sizes)

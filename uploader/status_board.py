@@ -22,10 +22,17 @@ from sidetier.telemetry.status import (
     StatusSnapshot,
 )
 from sidetier.uploader.archive.unresolved import StoreRecords, Unresolved
+from sidetier.uploader.clock import Clock
+from sidetier.uploader.hung_requests import HungRequests
+from sidetier.uploader.led_partitions import LedPartitions
 from sidetier.uploader.log_tail import LogTail
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.pinning.table import PinTable
+from sidetier.uploader.sending.queue import UploadQueue
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Backoff, SegmentState, TrackedSegment
+from sidetier.uploader.stores import StoresHealth
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.watching.log_dirs import LogDirs
 
 _MOST_SEGMENTS: Final = 16
 """Number of a partition's unstored segments that the status lists one by one: those that may be
@@ -390,3 +397,58 @@ def _last_error(partition: Partition, unstored: list[TrackedSegment]) -> str | N
         *(t.hold.error for t in unstored),
     ]
     return next((error for error in errors if error is not None), None)
+
+
+def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
+    uploads: UploadQueue,
+    pins: PinTable,
+    leads: LedPartitions,
+    errors: UnexpectedErrors,
+    followed_pinned: int,
+    log_dirs: LogDirs,
+    hung: HungRequests,
+) -> Totals:
+    """Return the totals over all partitions: too many for every step of the daemon.
+
+    `followed_pinned` is the number of segments that are held open for followed partitions.
+    """
+    pinned = pins.totals
+    return Totals(
+        queued=uploads.length,
+        queued_bytes=uploads.bytes,
+        uploading=uploads.busy,
+        pinned_files=pinned.files,
+        pinned_bytes=pinned.bytes,
+        deleted_bytes=pinned.deleted_bytes,
+        followed=leads.followed_count,
+        followed_pinned=followed_pinned,
+        pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
+        held_errors=errors.held(),
+        log_dir_problems=log_dirs.problems,
+        hung_requests=hung.count,
+    )
+
+
+def _tells_of_pins(partition: Partition) -> bool:
+    """Whether the status lists the pins: not those of a follower with no segment at risk."""
+    return not partition.follows or partition.at_risk > 0
+
+
+def readiness(
+    leads: LedPartitions, health: StoresHealth, hung_request: str | None = None
+) -> tuple[Condition, ...]:
+    """Return the conditions of readiness; one that is not met says why.
+
+    A partition that is halted or held back does not count: its own state shows that. A request that
+    hangs counts even if others succeed; `hung_request` describes it.
+    """
+    unread = sum(1 for partition in leads if partition.is_unread())
+    return (
+        _condition("leadership known", None if leads.known else "no source of leadership answers"),
+        _condition("bootstrapped", f"{unread} watermarks are still to be read" if unread else None),
+        _condition("store reachable", hung_request or health.reason),
+    )
+
+
+def _condition(name: str, problem: str | None) -> Condition:
+    return Condition(name, problem is None, problem or "")

@@ -1,8 +1,9 @@
-"""Unexpected exceptions: each holds back the one thing that it concerns, and nothing else.
+"""Unexpected exceptions: each holds back only the subject that it concerns.
 
-An exception that no handler expects belongs to a partition, a file, a topic or a request. That one
-is held back with a growing pause, logged with its traceback, counted and shown in the status. Only
-the loop itself and the death of a supervised thread end the process.
+An exception that no handler expects belongs to a partition, a file, a topic or a request. This
+subject is held back with a growing pause. The exception is logged with its traceback, counted, and
+shown in the status. Only an error in the event loop itself, or the death of a supervised thread,
+ends the process.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +15,14 @@ from sidetier.leadership.port import Unreadable
 from sidetier.segments.offsets import TopicPartition
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import HeldError
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.state.segment import Backoff
 
 log: Final = structlog.get_logger()
 
 
 class Subject(NamedTuple):
-    """What an exception concerns: a step of a partition, or something else that has a name."""
+    """The subject of an exception: a step of a partition, or another activity with a name."""
 
     name: str
     topic_partition: TopicPartition | None = None
@@ -33,12 +34,12 @@ class Subject(NamedTuple):
 
 
 def describe(error: BaseException) -> str:
-    """The error with its type: the text of a KeyError alone is the key."""
+    """Return the error with its type, because the text of a KeyError is only the key."""
     return f"{type(error).__name__}: {error}"
 
 
 class UnexpectedErrors:
-    """Runs what may fail in unexpected ways; every call is made on the daemon's thread."""
+    """Holds back subjects after unexpected errors. Only the daemon's thread uses it."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
@@ -47,12 +48,12 @@ class UnexpectedErrors:
         self._unreadable: Mapping[str, Unreadable] = {}
 
     def note(self, subject: Subject, error: BaseException, before: str | None = None) -> None:
-        """Log and count an error whose owner holds back what it concerns.
+        """Log and count an error. The caller holds back its subject.
 
         Args:
             subject: What the error concerns.
-            error: It is logged with its traceback, unless it is the same as the one `before`.
-            before: The last error of the subject, as `describe` tells it.
+            error: It is logged with its traceback, unless it equals `before`.
+            before: The last error of the subject, as text from `describe`.
         """
         self._metrics.unexpected_error(type(error).__name__)
         tp = subject.topic_partition
@@ -70,7 +71,7 @@ class UnexpectedErrors:
         """Run the action, unless an earlier error still holds back the subject.
 
         Returns:
-            Whether it ran and raised nothing: then the subject is held back no longer.
+            Whether the action has succeeded. The subject is not held back any more then.
         """
         if self.holds(subject):
             return False
@@ -89,7 +90,7 @@ class UnexpectedErrors:
         hold.fail(describe(error), self._clock.monotonic())
 
     def file_was_read(self, path: str, error: Exception | None) -> None:
-        """A file that is read again and again cannot be used, or can: only a change is told."""
+        """Note whether a file that is read repeatedly can be used. Only a change is logged."""
         subject = Subject(path)
         if error is None:
             self.clear(subject)
@@ -102,27 +103,27 @@ class UnexpectedErrors:
         return hold is not None and self._clock.monotonic() < hold.until
 
     def error_of(self, subject: Subject) -> str | None:
-        """Its last error, None once it has succeeded since."""
+        """Return the subject's last error; None if it has succeeded since."""
         hold = self._held.get(subject)
         return None if hold is None else hold.error
 
     def retry_at(self, subject: Subject) -> float:
-        """When it may be tried again, in monotonic seconds."""
+        """Return when the subject may be tried again, in monotonic seconds."""
         return self._held[subject].until if subject in self._held else 0.0
 
     def clear(self, subject: Subject) -> None:
-        """It is gone, or has succeeded elsewhere."""
+        """Forget the subject's error: it has succeeded, or is gone."""
         self._held.pop(subject, None)
 
     def tell_of_leadership(self, unreadable: Mapping[str, Unreadable]) -> None:
-        """What the source of leadership cannot read now; it has logged that, and reads it again."""
+        """Set what the source of leadership cannot read. The source logs this, and tries again."""
         for name, failure in unreadable.items():
             if failure != self._unreadable.get(name):
                 self._metrics.unexpected_error(failure.kind)
         self._unreadable = unreadable
 
     def held(self) -> tuple[HeldError, ...]:
-        """What is held back now, for the status."""
+        """Return the subjects that are held back now, for the status."""
         since_1970 = self._clock.wall() - self._clock.monotonic()
         here = [
             HeldError(

@@ -26,9 +26,8 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.gates.cleaner import CleanerCheckpoints
 from sidetier.uploader.gates.high_watermark import Closed, CommittedGate, HighWatermarkSource
-from sidetier.uploader.gates.topic_rules import refusal_of
+from sidetier.uploader.gates.topic_rules import CleanerCheckpoints, refusal_of
 from sidetier.uploader.led_partitions import latest_epoch, topic_id_in
 from sidetier.uploader.state.plan import PlannedSegment, available, plan
 from sidetier.uploader.watching.disk import LogDirPartitions, list_names

@@ -64,7 +64,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` must not load Kafka's client
     from sidetier.cli.demo.story import Story  # noqa: PLC0415
     from sidetier.cli.demo.view import DemoResult  # noqa: PLC0415
-    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from sidetier.uploader.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
     with ended_by_signals(), _scene(directory, keep=keep) as scene:

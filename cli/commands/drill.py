@@ -271,7 +271,7 @@ def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
     from dataclasses import replace  # noqa: PLC0415
 
     from sidetier.archive.objects.drill_record import DrillRecord, record_drill  # noqa: PLC0415
-    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from sidetier.uploader.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     record = DrillRecord(
         finished_ms=int(SYSTEM_CLOCK.wall() * 1000),

@@ -123,7 +123,7 @@ def plan_command(  # noqa: PLR0913 -- one parameter for each option
     from sidetier.cli.stores import open_archive, require_directory  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import write_plan  # noqa: PLC0415
     from sidetier.segments.names import is_internal_topic  # noqa: PLC0415
-    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from sidetier.uploader.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     survey = _with_libraries("survey")
     config = _loaded(context)
@@ -259,7 +259,7 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
     from sidetier.config.units import parse_size  # noqa: PLC0415
     from sidetier.mirror.hydrate import log_dir, place  # noqa: PLC0415
     from sidetier.mirror.hydrate.plan import read_plan  # noqa: PLC0415
-    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
+    from sidetier.uploader.clock import SYSTEM_CLOCK  # noqa: PLC0415
     from sidetier.uploader.sending.throttle import Throttle  # noqa: PLC0415
 
     config = _loaded(context)

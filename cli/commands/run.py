@@ -21,7 +21,7 @@ from sidetier.config.startup import LocalMachine, missing_log_dirs
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.status import Condition, StatusSnapshot
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from sidetier.cli.invocation import Invocation

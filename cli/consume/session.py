@@ -16,7 +16,7 @@ from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.store_source import open_store
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 
 STORE_ONLY: Final = "TIERED_STORAGE_ONLY"
 

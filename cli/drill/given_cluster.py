@@ -41,7 +41,7 @@ from sidetier.segments.errors import (
 )
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings
 from sidetier.wire.topics import create_topic

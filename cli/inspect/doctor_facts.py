@@ -27,7 +27,7 @@ from sidetier.segments.properties import MetaProperties
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import IfAbsent, RemoteStorage
 from sidetier.storage.settings import StorageEndpoint
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.sending.reading import count_cached
 from sidetier.uploader.watching.disk import find_partitions, free_bytes
 

@@ -22,8 +22,8 @@ from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import LeadershipError, SidetierError
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.topic_rules import refusal_of
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 
 Fields = Mapping[str, Any]
 

@@ -72,7 +72,7 @@ from sidetier.segments.cluster_state import TopicDefinition
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import DirectoryState, parse_partition_directory
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (
     EARLIEST,

@@ -31,11 +31,11 @@ from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionStatus
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.places import Place, PlaceOf
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.context import DaemonContext
 from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
-from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.stores import Place, PlaceOf
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.log_dir import LogDir
 from tests.harness.waiting import wait_until

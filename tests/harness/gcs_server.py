@@ -69,7 +69,7 @@ from xml.sax.saxutils import escape
 
 from sidetier.sandbox.s3server import TlsCertificate
 from sidetier.segments.crc import crc32c
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ from sidetier.uploader.archive.adoption import (
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
 from sidetier.uploader.archive.metadata_cache import MetadataCache, MetadataEditor
-from sidetier.uploader.archive.takeover.run import Takeover, TakeoverReport
-from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.archive.takeover import LocalLog, Takeover, TakeoverReport
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.chapters import LongArchive, LongArchives
 from sidetier.uploader.errors import UnmarkedPinterestError

@@ -53,7 +53,7 @@ from sidetier.segments.offsets import (
     TopicPartition,
 )
 from sidetier.storage.port import RemoteStorage
-from sidetier.uploader.archive.takeover.scan import at_once
+from sidetier.uploader.archive.takeover import at_once
 from sidetier.uploader.errors import DivergenceBelowError
 from sidetier.uploader.state.segment import StoredSegment
 

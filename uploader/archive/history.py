@@ -35,7 +35,6 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
-from sidetier.uploader.archive.places import Place
 from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out
 from sidetier.uploader.archive.quarantine.quarantine import (
     SuspectedDivergence,
@@ -43,8 +42,8 @@ from sidetier.uploader.archive.quarantine.quarantine import (
     quarantine,
 )
 from sidetier.uploader.archive.quarantine.retirement import retire
-from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.archive.takeover import LocalLog, TakeoverReport
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.errors import (
     DivergedError,
     DivergenceBelowError,
@@ -60,7 +59,7 @@ from sidetier.uploader.gates.divergence import (
     why_unproven,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.disk import read_text
 
 ReadArchive = Callable[[ArchiveWriter, TopicPartition, Leader], ArchiveState]

@@ -12,25 +12,23 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, Offset, TopicPartit
 from sidetier.uploader.archive.adoption import ReadEpochHistory
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
-from sidetier.uploader.archive.health import StoresHealth
 from sidetier.uploader.archive.history import Histories, HistoryCheck, TakingOver, read_only
-from sidetier.uploader.archive.places import Place, PlaceOf
-from sidetier.uploader.archive.takeover.run import TakeoverReport
-from sidetier.uploader.archive.takeover.scan import LocalLog
+from sidetier.uploader.archive.takeover import LocalLog, TakeoverReport
 from sidetier.uploader.errors import DivergedCopyError, DivergedError, UnmarkedPinterestError
 from sidetier.uploader.gates.divergence import divergence_offset
-from sidetier.uploader.running.sharing import SharedPool, StoreGate
-from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.state.decisions import asked
 from sidetier.uploader.state.events import (
     Asked,
+    Event,
     Request,
     RequestFailed,
     RequestOvertaken,
     RequestSucceeded,
 )
-from sidetier.uploader.state.next_request import asked
-from sidetier.uploader.state.partition import Happened, Partition
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState
+from sidetier.uploader.stores import Place, PlaceOf
+from sidetier.uploader.workers import SharedPool, StoreGate, Task
 
 NamedAt = Callable[[TopicPartition, LeaderEpoch], float]
 """Returns when a broker was last asked that named this epoch as that of the partition's leader, in
@@ -260,18 +258,13 @@ class Requests:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: SharedPool[Event],
         place_of: PlaceOf,
         work: RequestWork,
-        health: StoresHealth,
-        happened: Happened,
-        clock: Callable[[], float],
     ) -> None:
-        self._pool = SharedPool(pool, clock)
+        self._pool = pool
         self._place_of = place_of
         self._work = work
-        self._health = health
-        self._happened = happened
         self._commits_only = False
         self._lines: dict[StoreGate, _Line] = {}
 
@@ -280,10 +273,6 @@ class Requests:
         """Number of requests that wait for a thread or are under way."""
         waiting = sum(len(line.urgent) + len(line.others) for line in self._lines.values())
         return waiting + self._pool.busy
-
-    def partition_on(self, thread: int) -> TopicPartition | None:
-        """Return the partition that the worker thread with this identifier makes a request for."""
-        return self._pool.partition_on(thread)
 
     def ask(self, partition: Partition, request: Request) -> None:
         """Queue a request until a thread is free.
@@ -318,14 +307,20 @@ class Requests:
         self._commits_only = True
         self._lines.clear()
 
-    def start_some(self) -> None:
-        """Start requests while threads are free."""
+    def start_some(self) -> list[tuple[Partition, Event]]:
+        """Start requests while threads are free.
+
+        Returns:
+            For each request that could not begin, the event that tells its partition so.
+        """
+        events: list[tuple[Partition, Event]] = []
         while (wanted := self._next()) is not None:
             _, (partition, request) = wanted.popitem(last=False)
             if partition.lost or partition.unanswered is not None:
                 partition.end_request()
-            else:
-                self._start(partition, request)
+            elif (event := self._start(partition, request)) is not None:
+                events.append((partition, event))
+        return events
 
     def _next(self) -> OrderedDict[TopicPartition, tuple[Partition, Request]] | None:
         """Return the queue of the next request, among the stores that have a thread for it."""
@@ -340,37 +335,22 @@ class Requests:
     def _gate_of(self, partition: Partition) -> StoreGate:
         return self._place_of(partition.topic_partition.topic).gate
 
-    def _start(self, partition: Partition, request: Request) -> None:
+    def _start(self, partition: Partition, request: Request) -> Event | None:
         try:
-            self._begin(partition, request)
+            return self._begin(partition, request)
         except Exception as error:  # noqa: BLE001 - reported to the partition
             begun = Asked(request, partition.generation, partition.follows, partition.archive)
-            self._failed(partition, RequestFailed(begun, error))
+            return RequestFailed(begun, error)
 
-    def _begin(self, partition: Partition, request: Request) -> None:
+    def _begin(self, partition: Partition, request: Request) -> Event | None:
         begun = asked(partition, request)
         place = self._place_of(partition.topic_partition.topic)
         work = None if begun is None else self._work.of(partition, begun, place)
         if begun is None or work is None:
-            self._happened(partition, RequestOvertaken())
-        else:
-            self._submit(partition, begun, work)
-
-    def _submit(self, partition: Partition, begun: Asked, work: Work) -> None:
-        def done(archive: ArchiveState) -> None:
-            health = self._health.of(partition.topic_partition)
-            health.succeeded()
-            takeovers = tuple(work.takeovers)
-            event = RequestSucceeded(begun, archive, health.outages, takeovers)
-            self._happened(partition, event)
-
-        def failed(error: Exception) -> None:
-            self._failed(partition, RequestFailed(begun, error, tuple(work.takeovers)))
-
-        self._pool.submit(
-            self._gate_of(partition), Job(work.run, done, failed), partition.topic_partition
+            return RequestOvertaken()
+        task: Task[Event] = Task(
+            lambda: RequestSucceeded(begun, work.run(), tuple(work.takeovers)),
+            lambda error: RequestFailed(begun, error, tuple(work.takeovers)),
         )
-
-    def _failed(self, partition: Partition, event: RequestFailed) -> None:
-        self._health.of(partition.topic_partition).failed(event.error)
-        self._happened(partition, event)
+        self._pool.submit(place.gate, task, partition)
+        return None

@@ -16,8 +16,8 @@ from sidetier.segments.names import parse_partition_directory
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.archive.places import Place, PlaceOf
-from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.stores import Place, PlaceOf
+from sidetier.uploader.workers import Task, WorkerPool
 
 _OF_TAKEOVERS: Final = "peer"
 """Folder of segments that a takeover has moved. They were never part of the archive."""
@@ -85,6 +85,13 @@ class StoreRecords:
     drill: DrillRecord | None
 
 
+@dataclass(frozen=True, slots=True)
+class StoreRecordsUnavailable:
+    """A reading has failed."""
+
+    error: Exception
+
+
 class UnresolvedReader:
     """Reads the stores of all led topics, one reading at a time.
 
@@ -92,7 +99,6 @@ class UnresolvedReader:
         place_of: Returns where a topic is archived.
         default_place: Where the cluster's drill record is; None where it is not read.
         pool: A pool of its own, so that a store that hangs holds up no other work.
-        learned: Called on the daemon's thread with the result.
         now: Monotonic seconds.
         metrics: Counts failures.
     """
@@ -101,15 +107,13 @@ class UnresolvedReader:
         self,
         place_of: PlaceOf,
         default_place: Place | None,
-        pool: WorkerPool,
-        learned: Callable[[StoreRecords], None],
+        pool: WorkerPool[StoreRecords | StoreRecordsUnavailable],
         now: Callable[[], float],
         metrics: Metrics,
     ) -> None:
         self._place_of = place_of
         self._default_place = default_place
         self._pool = pool
-        self._learned = learned
         self._now = now
         self._metrics = metrics
         self._next = now() + FIRST_SECONDS
@@ -123,14 +127,14 @@ class UnresolvedReader:
             self._next = self._now() + _AGAIN_SECONDS
             default = self._default_place
             self._pool.submit(
-                Job(
+                Task(
                     lambda: StoreRecords(_read(places.values()), _last_drill(default)),
-                    self._learned,
-                    self._failed,
+                    StoreRecordsUnavailable,
                 )
             )
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Report a failed reading. Raises an error that is not the store's."""
         if not isinstance(error, StorageError):
             raise error
         self._metrics.error(type(error).__name__)

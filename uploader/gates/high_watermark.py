@@ -16,9 +16,9 @@ from sidetier.segments.checkpoints import parse_offset_checkpoint
 from sidetier.segments.errors import LeadershipError, SegmentError
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
 from sidetier.uploader.watching.disk import read_text
+from sidetier.uploader.workers import Task, WorkerPool
 
 if TYPE_CHECKING:
     from sidetier.uploader.state.partition import Partition
@@ -196,15 +196,32 @@ _PAUSE_AFTER_FAILURE: Final = 1.0
 _SUBJECT: Final = Subject("asking the brokers for high watermarks")
 
 
+@dataclass(frozen=True, slots=True)
+class HighWatermarksTold:
+    """Brokers have answered. They were asked at `asked_at`, in monotonic seconds."""
+
+    answers: Mapping[TopicPartition, HighWatermark]
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarksUnavailable:
+    """No broker has answered."""
+
+    error: Exception
+
+
+HighWatermarkEvent = HighWatermarksTold | HighWatermarksUnavailable
+
+
 class HighWatermarkAsker:
     """Asks for all waiting partitions in one request. One request is under way at a time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
+    def __init__(
         self,
         source: HighWatermarkSource | None,
-        pool: WorkerPool,
+        pool: WorkerPool[HighWatermarkEvent],
         gate: CommittedGate,
-        learned: Callable[[Iterable[TopicPartition]], None],
         now: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -212,7 +229,6 @@ class HighWatermarkAsker:
         self._source = source
         self._pool = pool
         self._gate = gate
-        self._learned = learned
         self._now = now
         self._metrics = metrics
         self._errors = errors
@@ -229,17 +245,20 @@ class HighWatermarkAsker:
             return
         asked_at = self._now()
         self._pool.submit(
-            Job(
-                lambda: source.high_watermarks(wanted),
-                lambda answers: self._learn(answers, asked_at),
-                self._failed,
+            Task(
+                lambda: HighWatermarksTold(source.high_watermarks(wanted), asked_at),
+                HighWatermarksUnavailable,
             )
         )
 
-    def _learn(self, answers: Mapping[TopicPartition, HighWatermark], asked_at: float) -> None:
-        self._gate.learn(answers, asked_at)
-        self._learned(answers)
+    def handle(self, event: HighWatermarkEvent) -> Iterable[TopicPartition]:
+        """Take a result of `ask`, and return the partitions for which a broker has answered."""
+        if isinstance(event, HighWatermarksUnavailable):
+            self._failed(event.error)
+            return ()
+        self._gate.learn(event.answers, event.asked_at)
         self._errors.clear(_SUBJECT)
+        return event.answers
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, LeadershipError):

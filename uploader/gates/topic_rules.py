@@ -1,23 +1,48 @@
 """Ask for topic configurations: may a topic be archived, and when does the broker delete."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import structlog
 
 from sidetier.leadership.port import TopicConfig, TopicConfigSource
-from sidetier.segments.errors import LeadershipError
+from sidetier.segments.checkpoints import parse_offset_checkpoint
+from sidetier.segments.errors import LeadershipError, SegmentError
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.watching.disk import read_text
+from sidetier.uploader.workers import Task, WorkerPool
 
 log: Final = structlog.get_logger()
 
 _ASK_AGAIN_SECONDS: Final = 300.0
 _PAUSE_AFTER_FAILURE: Final = 5.0
 _SUBJECT: Final = Subject("asking the brokers for topic configurations")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigsTold:
+    """Brokers have answered: None for a topic whose configuration they do not show.
+
+    `topic_ids` are those of the topics when they were asked for.
+    """
+
+    answers: Mapping[str, TopicConfig | None]
+    topic_ids: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigsUnavailable:
+    """No broker has answered."""
+
+    error: Exception
+
+
+TopicConfigEvent = TopicConfigsTold | TopicConfigsUnavailable
 
 
 class TopicRules:
@@ -27,11 +52,10 @@ class TopicRules:
     responsible for the choice of topics.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
+    def __init__(
         self,
         source: TopicConfigSource | None,
-        pool: WorkerPool,
-        learned: Callable[[Iterable[str]], None],
+        pool: WorkerPool[TopicConfigEvent],
         now: Callable[[], float],
         metrics: Metrics,
         errors: UnexpectedErrors,
@@ -39,7 +63,6 @@ class TopicRules:
     ) -> None:
         self._source = source
         self._pool = pool
-        self._learned = learned
         self._now = now
         self._metrics = metrics
         self._errors = errors
@@ -101,16 +124,18 @@ class TopicRules:
         if wanted:
             ids = {topic: topics[topic] for topic in wanted}
             self._pool.submit(
-                Job(
-                    lambda: source.topic_configs(wanted),
-                    lambda answers: self._learn(answers, ids),
-                    self._failed,
+                Task(
+                    lambda: TopicConfigsTold(source.topic_configs(wanted), ids),
+                    TopicConfigsUnavailable,
                 )
             )
 
-    def _learn(
-        self, answers: Mapping[str, TopicConfig | None], ids: Mapping[str, str | None]
-    ) -> None:
+    def handle(self, event: TopicConfigEvent) -> Iterable[str]:
+        """Take a result of `ask`, and return the topics whose configuration is new."""
+        if isinstance(event, TopicConfigsUnavailable):
+            self._failed(event.error)
+            return ()
+        answers, ids = event.answers, event.topic_ids
         for topic, config in answers.items():
             if config is None and topic not in self._known:
                 log.warning("topic.config_unreadable", topic=topic)
@@ -124,8 +149,8 @@ class TopicRules:
         self._asked_of.update(
             {topic: topic_id for topic, topic_id in asked_ids.items() if topic_id is not None}
         )
-        self._learned(changed)
         self._errors.clear(_SUBJECT)
+        return changed
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, LeadershipError):
@@ -155,3 +180,55 @@ def refusal_of(topic: str, config: TopicConfig, *, refuse_compacted: bool) -> st
             "add it to topics.exclude, or set topics.compacted: as_closed"
         )
     return None
+
+
+CLEANER_CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    written_ns: int = -1
+    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    looked_at: float = float("-inf")
+
+
+class CleanerCheckpoints:
+    """Reads the checkpoint of each log dir when it has changed, at most once a second.
+
+    Args:
+        now: Monotonic seconds.
+        on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
+            where it cannot be used.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
+    ) -> None:
+        self._now = now
+        self._on_checkpoint = on_checkpoint
+        self._known: dict[str, _Checkpoint] = {}
+
+    def has_cleaned(self, log_dir: str, tp: TopicPartition, log_start: Offset) -> bool:
+        """Return whether the cleaner has compacted a part of the log that still exists."""
+        known = self._known.get(log_dir, _Checkpoint())
+        if self._now() - known.looked_at >= _LOOK_AGAIN_SECONDS:
+            known = self._known[log_dir] = self._read(log_dir, known)
+        return known.offsets.get(tp, Offset(0)) > log_start
+
+    def _read(self, log_dir: str, known: _Checkpoint) -> _Checkpoint:
+        path = os.path.join(log_dir, CLEANER_CHECKPOINT_NAME)
+        try:
+            written = os.stat(path).st_mtime_ns
+            if written == known.written_ns:
+                return _Checkpoint(written, known.offsets, self._now())
+            offsets = parse_offset_checkpoint(read_text(path), path)
+        except OSError:
+            return _Checkpoint(looked_at=self._now())
+        except SegmentError as error:
+            self._on_checkpoint(path, error)
+            return _Checkpoint(looked_at=self._now())
+        self._on_checkpoint(path, None)
+        return _Checkpoint(written, offsets, self._now())

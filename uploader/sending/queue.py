@@ -6,19 +6,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sidetier.segments.errors import SegmentEndsElsewhereError, SegmentGoneError
-from sidetier.segments.offsets import BaseOffset, BrokerId, TopicPartition
-from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.places import PlaceOf
+from sidetier.segments.offsets import BaseOffset, BrokerId
 from sidetier.uploader.pinning.pins import Urgency
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.sharing import SharedPool, StoreGate
-from sidetier.uploader.running.workers import Job, WorkerPool
 from sidetier.uploader.sending.upload import Destination, Uploader
-from sidetier.uploader.state.events import UploadFailed, UploadPutOff, UploadSucceeded
-from sidetier.uploader.state.partition import Happened, Partition
+from sidetier.uploader.state.events import Event, UploadFailed, UploadPutOff, UploadSucceeded
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
-from sidetier.uploader.state.segment import SegmentState, StoredSegment, TrackedSegment
+from sidetier.uploader.state.segment import SegmentState, TrackedSegment, is_unlinked
+from sidetier.uploader.stores import PlaceOf
+from sidetier.uploader.workers import SharedPool, StoreGate, Task
 
 if TYPE_CHECKING:
     from sidetier.uploader.pinning.pins import PinnedSegment
@@ -43,24 +40,20 @@ class UploadQueue:
     others stay in the log dir, and the next listing finds them again.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - each argument is another part of the daemon
+    def __init__(
         self,
         uploader: Uploader,
-        pool: WorkerPool,
+        pool: SharedPool[Event],
         pins: PinTable,
         place_of: PlaceOf,
         broker_id: BrokerId,
-        health: StoresHealth,
-        happened: Happened,
         clock: Callable[[], float],
     ) -> None:
         self._uploader = uploader
-        self._pool = SharedPool(pool, clock)
+        self._pool = pool
         self._pins = pins
         self._place_of = place_of
         self._broker_id = broker_id
-        self._health = health
-        self._happened = happened
         self._now = clock
         self._lines: dict[StoreGate, list[_Entry]] = {}
         self._numbers = count()
@@ -81,10 +74,6 @@ class UploadQueue:
         """Number of uploads under way."""
         return self._pool.busy
 
-    def partition_on(self, thread: int) -> TopicPartition | None:
-        """Return the partition that the worker thread with this identifier uploads a segment of."""
-        return self._pool.partition_on(thread)
-
     def offer(self, partition: Partition, tracked: TrackedSegment, planned: PlannedSegment) -> None:
         """Queue a committed segment. One that is not pinned is pinned when its turn comes."""
         line = self._lines.setdefault(self._gate_of(partition), [])
@@ -102,8 +91,13 @@ class UploadQueue:
         )
         heapq.heappush(line, entry)
 
-    def start_some(self) -> None:
-        """Start uploads while threads are free, by urgency over all stores that have room."""
+    def start_some(self) -> list[tuple[Partition, Event]]:
+        """Start uploads while threads are free, by urgency over all stores that have room.
+
+        Returns:
+            For each upload that could not begin, the event that tells its partition so.
+        """
+        events: list[tuple[Partition, Event]] = []
         while ready := [
             line for gate, line in self._lines.items() if line and self._pool.has_room(gate)
         ]:
@@ -112,46 +106,44 @@ class UploadQueue:
             self._bytes -= entry.size
             tracked = entry.partition.tracked.get(entry.planned.segment.base_offset)
             if tracked is not None and _still_wanted(tracked, entry):
-                self._start(tracked, entry)
+                if (event := self._start(tracked, entry)) is not None:
+                    events.append((entry.partition, event))
             elif tracked is not None and tracked.planned is entry.planned:
                 tracked.unqueue()
+        return events
 
     def _gate_of(self, partition: Partition) -> StoreGate:
         return self._place_of(partition.topic_partition.topic).gate
 
-    def _start(self, tracked: TrackedSegment, entry: _Entry) -> None:
+    def _start(self, tracked: TrackedSegment, entry: _Entry) -> Event | None:
         try:
-            self._begin(tracked, entry)
+            return self._begin(tracked, entry)
         except Exception as error:  # noqa: BLE001 - reported to the partition
-            self._failed(entry.partition, tracked, error)
+            return UploadFailed(tracked, error, tracked.unlinked())
 
-    def _begin(self, tracked: TrackedSegment, entry: _Entry) -> None:
+    def _begin(self, tracked: TrackedSegment, entry: _Entry) -> Event | None:
         partition, planned = entry.partition, entry.planned
         if partition.archive is None:
-            return
+            return None
         pinned = self._pin(partition, tracked, entry.modified_ns)
         if pinned is None:
-            return
+            return UploadPutOff(tracked)
         present = partition.archive.present or frozenset()
         destination, committed = self._destination(partition), tracked.committed
+        generation, uploader = partition.generation, self._uploader
         tracked.upload_begins(self._now())
-        generation = partition.generation
 
-        def done(stored: StoredSegment) -> None:
-            self._health.of(partition.topic_partition).succeeded()
-            self._happened(partition, UploadSucceeded(tracked, generation, stored))
+        def upload() -> Event:
+            stored = uploader.upload(destination, pinned, planned, present, committed=committed)
+            return UploadSucceeded(tracked, generation, stored)
 
-        self._pool.submit(
-            self._gate_of(partition),
-            Job(
-                lambda: self._uploader.upload(
-                    destination, pinned, planned, present, committed=committed
-                ),
-                done,
-                lambda error: self._failed(partition, tracked, error),
-            ),
-            partition.topic_partition,
-        )
+        def failed(error: Exception) -> Event:
+            # `tracked.unlinked()` would read state that the daemon's thread changes.
+            return UploadFailed(tracked, error, is_unlinked(pinned))
+
+        task: Task[Event] = Task(upload, failed)
+        self._pool.submit(self._gate_of(partition), task, partition)
+        return None
 
     def _pin(
         self, partition: Partition, tracked: TrackedSegment, modified_ns: int
@@ -160,23 +152,15 @@ class UploadQueue:
 
         Files that were closed to free their pin are opened again. A file that was written after
         `modified_ns`, when the high watermark was checked for it, has to pass that check again.
+
+        Raises:
+            SegmentGoneError: the files are gone.
+            OSError: the disk does not answer.
         """
         tracked.begin_upload()
         if tracked.pinned is None and partition.directory is not None:
-            try:
-                self._pins.pin_again(partition.directory, tracked)
-            except (SegmentGoneError, OSError) as error:
-                self._failed(partition, tracked, error)
-                return None
-        if tracked.pinned is None or tracked.modified_ns != modified_ns:
-            self._happened(partition, UploadPutOff(tracked))
-            return None
-        return tracked.pinned
-
-    def _failed(self, partition: Partition, tracked: TrackedSegment, error: Exception) -> None:
-        if not isinstance(error, SegmentEndsElsewhereError):
-            self._health.of(partition.topic_partition).failed(error)
-        self._happened(partition, UploadFailed(tracked, error, tracked.unlinked()))
+            self._pins.pin_again(partition.directory, tracked)
+        return tracked.pinned if tracked.modified_ns == modified_ns else None
 
     def _destination(self, partition: Partition) -> Destination:
         place = self._place_of(partition.topic_partition.topic)

@@ -16,7 +16,7 @@ from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment, Timeline, TrackedSegment
 
 if TYPE_CHECKING:
-    from sidetier.uploader.archive.takeover.run import TakeoverReport
+    from sidetier.uploader.archive.takeover import TakeoverReport
 
 
 class Request(Enum):
@@ -35,7 +35,7 @@ class Asked:
 
     Attributes:
         request: The kind of request.
-        generation: The partition's generation.
+        generation: The partition's generation when the request began.
         follows: Whether another broker led the partition: a follower acts in the leader's place.
         archive: The archive as it was known; None before the first LOAD.
         stored: The segments over which a COMMIT moves `offset.wm`, by rising base offset.
@@ -55,18 +55,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class RequestSucceeded:
-    """A request has ended well.
+    """A request has succeeded.
 
     Attributes:
         asked: The request, as it began.
         archive: The archive after the request.
-        outages: How many outages of the store have ended since the start of the process.
         takeovers: Archives of Pinterest's uploader that the request has taken over.
     """
 
     asked: Asked
     archive: ArchiveState
-    outages: int
     takeovers: "tuple[TakeoverReport, ...]" = ()
 
 
@@ -82,8 +80,15 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SituationChanged:
+    """The state itself, or what it depends on, has changed: the directory was listed, the leader,
+    the high watermark or the topic configuration became known, or a timer is due.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOvertaken:
-    """When the request's turn came, there was nothing left to do."""
+    """The request is not needed any more. It was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +113,28 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class UploadPutOff:
-    """When the upload's turn came, the file had changed since it was found to be committed."""
+    """The upload did not begin: the file has changed since its high watermark was checked."""
 
     segment: TrackedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMoves:
-    """A part of the archive is being moved to quarantine, as `what` says; None at the end."""
+    """A part of the archive, described by `what`, is being moved to quarantine; None at the end."""
 
     what: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSilent:
-    """A request hangs, as `reason` says; None once the store has answered it."""
+    """A request hangs, and `reason` describes it; None once the store has answered it."""
 
     reason: str | None
 
 
 Event = (
-    RequestSucceeded
+    SituationChanged
+    | RequestSucceeded
     | RequestFailed
     | RequestOvertaken
     | UploadSucceeded
@@ -224,7 +230,7 @@ class TellCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TellAdopted:
-    """What seemed to be a gap is stored: the archive ends with the segment of this base offset."""
+    """The supposed gap is stored: the archive ends with the segment of this base offset."""
 
     base_offset: BaseOffset
 
@@ -294,6 +300,13 @@ class TellUnexpected:
     before: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class HoldBack:
+    """An unexpected exception has ended the decision about the partition's next step."""
+
+    error: Exception
+
+
 Action = (
     Upload
     | AskStore
@@ -313,4 +326,5 @@ Action = (
     | TellStoodBy
     | TellHalted
     | TellUnexpected
+    | HoldBack
 )

@@ -38,16 +38,19 @@ from sidetier.uploader.errors import (
     StoredOtherwiseError,
 )
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
+from sidetier.uploader.state.decisions import GAP_CONFIRM_SECONDS, Situation, decide
 from sidetier.uploader.state.events import (
     Action,
     ArchiveMoves,
     Asked,
     Event,
+    HoldBack,
     Release,
     Request,
     RequestFailed,
     RequestOvertaken,
     RequestSucceeded,
+    SituationChanged,
     StoreSilent,
     TellAdopted,
     TellCommitted,
@@ -68,7 +71,7 @@ from sidetier.uploader.state.plan import Plan, available, first_base, plan
 from sidetier.uploader.state.segment import Backoff, SegmentState, Timeline, TrackedSegment
 
 if TYPE_CHECKING:
-    from sidetier.uploader.archive.takeover.run import TakeoverReport
+    from sidetier.uploader.archive.takeover import TakeoverReport
 
 _ANSWERS: Final = (ObjectNotFoundError, PreconditionFailedError)
 """Errors by which a store answers. All other storage errors mean that it may be away, and that the
@@ -77,10 +80,6 @@ sidecars of other brokers cannot write either.
 _LONGEST_SUSPICION: Final = 4.0
 """Longest backoff while a divergence is suspected, in seconds. Nothing is archived until the
 archive is read a second time, and segments that the broker deletes meanwhile are lost.
-"""
-GAP_CONFIRM_SECONDS: Final = 2.0
-"""Seconds between the two listings that must show a gap. A listing that is made while the broker
-renames files may miss one.
 """
 _GROWING_WAITS: Final = 2.0
 """A gap that keeps growing is recorded after this many times its patience."""
@@ -122,7 +121,7 @@ class Partition:
     leader_epoch: LeaderEpoch
     topic_id: str | None = None
 
-    # -- where it is, as `LedPartitions` has found it
+    # -- its directory, set by `LedPartitions`
 
     directory: str | None = None
     """None while the partition has no directory, or one that is not read."""
@@ -140,7 +139,7 @@ class Partition:
     # -- its role
 
     told: bool = False
-    """Whether the cluster has told the leader epoch; otherwise the log's checkpoint has."""
+    """Whether the leader epoch comes from the cluster; otherwise from the log's checkpoint."""
     follows: bool = False
     lost: bool = False
     """Neither led nor followed: nothing is sent, and its files stay open for a while."""
@@ -158,7 +157,7 @@ class Partition:
     cleaned: bool = False
     """Whether Kafka's log cleaner has compacted a part of the log that is still there."""
 
-    # -- its log, as the last listing has shown it
+    # -- its log, from the last listing
 
     tracked: dict[BaseOffset, TrackedSegment] = field(default_factory=dict)
     """The closed segments that are not known to be stored, by base offset."""
@@ -196,7 +195,7 @@ class Partition:
     """The request that hangs. No other request begins until the store has answered it."""
     last_upload_ms: int | None = None
 
-    # -- why nothing goes on
+    # -- reasons for which nothing is archived
 
     held_error: str | None = None
     """The unexpected error that holds back a step."""
@@ -299,7 +298,7 @@ class Partition:
         ]
 
     def forget_stored(self) -> list[TrackedSegment]:
-        """Track nothing below the watermark any more; returns what is to be released."""
+        """Stop tracking segments below the archive end offset. Returns those to be released."""
         done = self.stored_below()
         stored = [
             base
@@ -309,8 +308,10 @@ class Partition:
         return [self.tracked.pop(base) for base in stored]
 
     def plan_again(self) -> None:
-        """What was stored by a plan that holds no more is stored by the one that does: a segment
-        that seemed to lie before it was none, and its own beginning may be missing.
+        """Upload stored segments again that are planned otherwise now.
+
+        Example: a segment was stored without the offsets that the segment before it seemed to have.
+        That one turned out not to be part of the log, so these offsets are missing.
         """
         if not any(tracked.stage is SegmentState.STORED for tracked in self.tracked.values()):
             return
@@ -321,35 +322,37 @@ class Partition:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether offsets may be missing anywhere: it is compacted, or was."""
+        """Whether offsets may be missing anywhere, because the topic is or was compacted."""
         return self.cleaned or (self.config is not None and self.config.compacted)
 
     def is_empty(self, tracked: TrackedSegment) -> bool:
-        """Whether compaction has left no record in a segment: there is nothing of it to store."""
+        """Whether compaction has left no record in a segment, so that nothing is to be stored."""
         return tracked.size == 0 and self.is_sparse
 
     def pins(self) -> int:
-        """How many segments are held open."""
+        """Return the number of pinned segments."""
         return sum(1 for tracked in self.tracked.values() if tracked.pinned is not None)
 
     def stored_below(self) -> Offset | None:
-        """Everything below is stored, as far as is known; a follower remembers what it last read in
-        this leader epoch: only a later leader moves a watermark back.
+        """Return the offset below which everything is known to be stored.
+
+        A follower uses the last reading of its leader epoch: only a later leader moves `offset.wm`
+        back.
         """
         if self.archive is not None and self.archive.next_offset is not None:
             return self.archive.next_offset
         return self.watermark_stall.next_offset if self.watermark_stall else None
 
     def segments(self) -> list[ClosedSegment]:
-        """The closed segments not known to be stored, by rising base offset."""
+        """Return the closed segments that are not known to be stored, by rising base offset."""
         return sorted(tracked.segment for tracked in self.tracked.values())
 
     def log_start(self) -> Offset | None:
-        """Where this broker's copy of the log begins, as far as it is not stored."""
+        """Return the start of the part of this broker's log that is not stored."""
         return first_base(self.segments(), self.active)
 
     def plan(self) -> Plan:
-        """What to store next, in order; empty while the archive is not known."""
+        """Return the segments to store next, in order; none while the archive is not known."""
         if self.archive is None or self.archive.next_offset is None:
             return Plan()
         conflicts = {b: t.conflict for b, t in self.tracked.items() if t.conflict is not None}
@@ -357,17 +360,17 @@ class Partition:
         return plan(self.archive.next_offset, self.segments(), self.active, conflicts, empty)
 
     def resume(self, epoch: LeaderEpoch) -> None:
-        """Led (again) in this epoch: the pins are still good, the archive must be read again."""
+        """Lead (again) in this epoch. The pins stay valid; the archive must be read again."""
         self.leader_epoch, self.told = epoch, epoch != UNKNOWN_EPOCH
         self._change_role(follows=False)
 
     def lose(self) -> None:
-        """Neither led nor followed from now on: nothing is sent, and the pins stay."""
+        """Stop leading and following. Nothing is sent any more, and the pins stay."""
         self.lost = True
         self.reset()
 
     def follow(self) -> None:
-        """Led by another broker from now on: the pins are still good."""
+        """Follow another broker from now on. The pins stay valid."""
         self._change_role(follows=True)
 
     def _change_role(self, *, follows: bool) -> None:
@@ -380,7 +383,9 @@ class Partition:
         self.reset()
 
     def reset(self) -> None:
-        """Read the archive again: somebody else may have written it."""
+        """Begin a new generation: the archive must be read again, another sidecar may have written
+        it.
+        """
         self.generation += 1
         self.archive = None
         self.gap = None
@@ -390,8 +395,10 @@ class Partition:
                 tracked.stored = None
 
     def begin_anew(self, topic_id: str | None) -> list[TrackedSegment]:
-        """Another topic of the same name has taken the place of this one; returns the segments
-        whose files the caller releases.
+        """Begin anew for another topic of the same name, which has replaced this one.
+
+        Returns:
+            Segments whose files the caller releases.
         """
         self.reset()
         self.topic_id, self.spool, self.epochs = topic_id, None, RememberedEpochs()
@@ -400,42 +407,42 @@ class Partition:
         return self.untrack_all()
 
     def untrack_all(self) -> list[TrackedSegment]:
-        """Track no segment any more; returns those whose files the caller releases.
+        """Stop tracking all segments. Returns those whose files the caller releases.
 
-        Uploads under way go on to their end, which releases their files, and change nothing.
+        Uploads under way continue. Their end releases their files and changes nothing else.
         """
         tracked, self.tracked = self.tracked, {}
         return [one for one in tracked.values() if one.stage is not SegmentState.UPLOADING]
 
-    # -- what the scheduler has found out ---------------------------------------------------------
+    # -- results of the scheduler ------------------------------------------------------------------
 
     def doubt(self, *, unsure: bool) -> None:
-        """Whether the source of leadership does not answer, or tells of another topic."""
+        """Note whether the source of leadership does not answer, or names another topic id."""
         self.unsure = unsure
 
     def refuse_directory(self, reason: str | None) -> None:
-        """Why the directory is not read: it is a symbolic link that is not followed; None where
-        nothing speaks against it.
+        """Note why the directory is not read: it is a symbolic link that is not followed. None if
+        it is read.
         """
         self.unread = reason
         if reason is not None:
             self.directory = None
 
     def take_epoch(self, epoch: LeaderEpoch) -> None:
-        """The leader epoch that the log's checkpoint tells, where the cluster tells none."""
+        """Take the leader epoch from the log's checkpoint, because the cluster names none."""
         self.leader_epoch = epoch
 
     def move_to(self, directory: str, inode: int | None) -> None:
-        """The partition is in this directory from now on; what it holds is listed anew."""
+        """Use this directory from now on. It must be listed."""
         self.directory, self.directory_inode = directory, inode
         self.log_dir = os.path.dirname(directory)
         self.directory_ns, self.spool = -1, None
 
     def identify(self, topic_id: str | None, *, is_new: bool) -> list[TrackedSegment]:
-        """The topic id that the directory's `partition.metadata` tells, None for none.
+        """Take the topic id from the directory's `partition.metadata`; None if it has none.
 
-        While the directory `is_new` in the place of another and its id cannot be read, nothing of
-        it goes into the archive: the topic may have been deleted and created again.
+        If the directory `is_new` in the place of another, nothing is archived until its id can be
+        read: the topic may have been deleted and created again.
 
         Returns:
             Segments of the topic before it: the caller releases their files.
@@ -449,26 +456,26 @@ class Partition:
         return []
 
     def list_again(self) -> None:
-        """What was listed was not taken over, or means something else now."""
+        """List the directory again: the last listing was not used, or must be read otherwise."""
         self.directory_ns = -1
 
     def listing_begins(self, modified_ns: int) -> None:
-        """The directory was modified last at this time when its listing was begun."""
+        """Note the directory's modification time at the begin of its listing."""
         self.directory_ns = modified_ns
 
     def listing_failed(self, error: OSError, now: float) -> None:
-        """The disk does not answer: nothing goes on for a while."""
+        """Hold the partition back, because its disk does not answer."""
         self.hold.fail(str(error), now)
 
     def step_failed(self, error: str | None) -> None:
-        """An unexpected error holds back a step of this partition; the directory is listed again
-        when the step is tried again.
+        """Note that an unexpected error holds back a step of this partition. Before the step is
+        tried again, the directory is listed again.
         """
         self.held_error = error
         self.list_again()
 
     def step_succeeded(self, remaining: str | None) -> None:
-        """A step of this partition has ended well; `remaining` still holds back another one."""
+        """Note that a step has succeeded. The error `remaining` still holds back another step."""
         self.held_error = remaining
 
     def describe_topic(self, config: TopicConfig | None, refused: str | None) -> bool:
@@ -487,8 +494,10 @@ class Partition:
         return resized or readmitted
 
     def retain(self, retention: float) -> bool:
-        """How long the broker keeps each segment, in seconds; returns whether that is new for one
-        of them, which is then more urgent than before, or less.
+        """Set how long the broker keeps each segment, in seconds.
+
+        Returns:
+            Whether that changes the urgency of a segment.
         """
         changed = [one for one in self.tracked.values() if one.retention != retention]
         for tracked in changed:
@@ -496,27 +505,27 @@ class Partition:
         return bool(changed)
 
     def note_cleaned(self, *, cleaned: bool) -> None:
-        """Whether Kafka's cleaner has been over a part of the log that is still there."""
+        """Note whether Kafka's log cleaner has compacted a part of the log that is still there."""
         self.cleaned = cleaned
 
     def note_risk(self, segments: int) -> None:
-        """So many segments may be deleted by the broker before the next listing."""
+        """Note the number of segments that the broker may delete before the next listing."""
         self.at_risk = segments
 
     def note_risk_by_size(self, end: Offset | None) -> None:
-        """Segments below this offset may be deleted by size; None where none may."""
+        """Note the offset below which `retention.bytes` may delete segments; None if nowhere."""
         self.at_risk_by_size = end
 
     def note_marked_for_deletion(self, wall: float) -> None:
-        """When segments were first seen with the suffix `.deleted`, in seconds since 1970."""
+        """Note when segments were first seen with the suffix `.deleted`, in seconds since 1970."""
         for tracked in self.tracked.values():
             if tracked.segment.marked_for_deletion and tracked.marked_for_deletion_at is None:
                 tracked.marked_for_deletion_at = wall
 
     def note_due_by_size(self, active_size: int, wall: float) -> None:
-        """Since when `retention.bytes` lets the broker delete each segment.
+        """Note since when `retention.bytes` lets the broker delete each segment.
 
-        As `RiskRule.end_by_size`, without a margin: what is uploaded is uploaded now.
+        As `RiskRule.end_by_size`, but without a margin.
 
         Args:
             active_size: Bytes of the active segment.
@@ -536,17 +545,19 @@ class Partition:
             behind += tracked.size
 
     def track(self, tracked: TrackedSegment) -> None:
-        """Track a segment that an earlier life of the sidecar has left in the spool."""
+        """Track a segment that an earlier process of the sidecar has left in the spool."""
         tracked.followed = self.follows
         self.tracked[tracked.segment.base_offset] = tracked
 
     def spool_taken(self, place: str | None) -> None:
-        """What is in the spool was read; from now on segments get names in this directory."""
+        """Note that the spool was read. From now on segments get names in this directory."""
         self.spool = place
 
     def begin_with_log(self) -> None:
-        """An archive begins where the log began at our first look: what is lost since is a gap.
-        What Pinterest's uploader has stored is taken over by the leader's sidecar before that.
+        """Let a new archive begin where the log began at the first listing.
+
+        Records that the broker has deleted since then are a gap. If Pinterest's uploader has filled
+        the archive, the leader's sidecar takes it over first.
         """
         archive = self.archive
         if archive is None or archive.next_offset is not None or archive.is_pinterest:
@@ -555,15 +566,37 @@ class Partition:
             self.archive = archive.beginning_with_log(self.first_start)
 
     def begin_request(self, request: Request) -> None:
-        """It waits for its turn from now on; no other one is made before it has ended."""
+        """Note that a request is queued. No other one is made before it has ended."""
         self.requesting = request
 
     def end_request(self) -> None:
-        """It has ended, or is not wanted any more."""
+        """Note that the request has ended, or is not needed any more."""
         self.requesting = None
 
+    def notice_watermark(self) -> None:
+        """Compare the archive end offset with that of the reading before; as a follower."""
+        if self.archive is not None and self.watermark_stall is not None:
+            has_watermark = self.archive.watermark is not None
+            read = self.archive.next_offset if has_watermark else None
+            self.watermark_stall.saw(read, ours=self.archive.claimed)
+
+    def forget_earlier_epoch(self, epoch: LeaderEpoch) -> None:
+        """Believe nothing that was read in an earlier leader epoch; as a follower.
+
+        After an unclean election, the new leader's sidecar quarantines archived records and moves
+        `offset.wm` back.
+
+        Args:
+            epoch: The last leader epoch of the log on this broker; -1 if it is not known.
+        """
+        stall = self.watermark_stall
+        if stall is not None and epoch not in {UNKNOWN_EPOCH, self.leader_epoch}:
+            self.leader_epoch = epoch
+            self.reset()
+            self.watermark_stall = WatermarkStall(read_at=stall.read_at)
+
     def may_upload(self) -> bool:
-        """Whether what is above the watermark is known, and nothing holds the partition back."""
+        """Whether the objects above `offset.wm` are known, and nothing holds the partition back."""
         return (
             self.archive is not None
             and self.archive.present is not None
@@ -575,27 +608,35 @@ class Partition:
             and self.unanswered is None
         )
 
-    # -- what happens ---------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
-    def handle(  # noqa: C901 - one case for each event
-        self, event: Event, now: float, wall: float
-    ) -> list[Action]:
-        """Change the state by an event; returns what is to be done, in order.
+    def handle(self, event: Event, situation: Situation) -> list[Action]:
+        """Change the state by an event, and decide what to do next.
 
-        Args:
-            event: What has happened.
-            now: Monotonic seconds.
-            wall: Seconds since 1970.
+        Returns:
+            Actions in the order in which they are carried out.
         """
+        actions = self._apply(event, situation)
+        if self.lost or not situation.decides:
+            return actions
+        try:
+            return [*actions, *decide(self, situation)]
+        except Exception as error:  # noqa: BLE001 - the event's actions must not be lost with it
+            return [*actions, HoldBack(error)]
+
+    def _apply(self, event: Event, situation: Situation) -> list[Action]:  # noqa: C901 - one case for each event
+        now = situation.now
         match event:
+            case SituationChanged():
+                pass
             case RequestSucceeded():
-                return self._request_succeeded(event, now)
+                return self._request_succeeded(event, now, situation.outages)
             case RequestFailed(asked, error, takeovers):
                 return [*self._taken_over(takeovers), *self._request_failed(asked, error, now)]
             case RequestOvertaken():
                 self.end_request()
             case UploadSucceeded():
-                return self._upload_succeeded(event, now, wall)
+                return self._upload_succeeded(event, now, situation.wall)
             case UploadFailed(segment, error, unlinked):
                 return self._upload_failed(segment, error, now, unlinked=unlinked)
             case UploadPutOff(segment):
@@ -606,11 +647,12 @@ class Partition:
                 self.unanswered = reason
         return []
 
-    def _request_succeeded(self, event: RequestSucceeded, now: float) -> list[Action]:
+    def _request_succeeded(self, event: RequestSucceeded, now: float, outages: int) -> list[Action]:
         asked = event.asked
-        if event.outages != self.outages:
-            # While a request of ours waited in line, perhaps: none of ours has failed.
-            self.outages = event.outages
+        if outages != self.outages:
+            # The store was away, perhaps while this partition's request waited for a thread, so
+            # that no request of its own has failed.
+            self.outages = outages
             self._wait_anew(now)
         self.requesting = self.moving = None
         is_current = self.generation == asked.generation  # or else the archive must be read anew
@@ -690,7 +732,7 @@ class Partition:
     def _request_failed_unexpectedly(
         self, asked: Asked, error: Exception, now: float
     ) -> list[Action]:
-        """Nobody knows what the request has done: the archive is read again before the next one."""
+        """Read the archive again before the next request: this one may have had any effect."""
         before = self.hold.error
         self.hold.fail(f"{type(error).__name__}: {error}", now)
         self.moving = None
@@ -738,11 +780,11 @@ class Partition:
         return [] if self._is_tracked(segment) else [Release(segment)]
 
     def _is_tracked(self, segment: TrackedSegment) -> bool:
-        """False once another file has taken its place, or nothing of it is wanted."""
+        """Whether the segment is still tracked, and not another file of its base offset."""
         return self.tracked.get(segment.segment.base_offset) is segment
 
     def _look_again(self, segment: TrackedSegment, error: Exception, *, unlinked: bool) -> None:
-        """The archive is prepared anew, and follows on what is there."""
+        """Read the archive again if another sidecar's object is in the way of the next segment."""
         if not isinstance(error, StoredByAnotherError | StoredOtherwiseError):
             return
         if self.archive is None or segment.planned is None:
@@ -756,7 +798,9 @@ class Partition:
     # -- gaps -----------------------------------------------------------------------------------
 
     def watch_gap(self, now: float) -> bool:
-        """Note a gap right behind the watermark; True when it is new and must be seen again."""
+        """Note a gap at the archive end offset. True if it is new, so that another listing must
+        show it again.
+        """
         step = self.plan()
         gap = step.gap if not step.segments else None
         if gap == self.gap:
@@ -766,31 +810,32 @@ class Partition:
             self.gap_began = now
         self.gap, self.gap_seen, self.gap_vouched = gap, now, False
         if now - self.gap_began >= _GROWING_WAITS * self.gap_patience:
-            # It grows faster than it is waited for: what it began with has had its time.
+            # The log start moves faster than the patience ends, and each move would begin a new
+            # wait. The first part of the gap has waited long enough.
             self.gap_seen = now - self.gap_patience + GAP_CONFIRM_SECONDS
         return gap is not None
 
     def _wait_anew(self, now: float) -> None:
-        """The store does not answer. Others cannot store what is gone here either: a gap waits for
-        as long again, from when the store was last known to be away.
+        """Begin the wait of a gap again, because the store does not answer: other sidecars could
+        not store the missing records either.
         """
         self.gap_seen = self.gap_began = now
         self.gap_vouched = False
 
     def gap_waits_for_others(self) -> bool:
-        """Whether the sidecar of another broker is given time to store what is gone here."""
+        """Whether the gap waits for the sidecars of other brokers to store the records."""
         return self.gap_patience > GAP_CONFIRM_SECONDS
 
     def gap_is_confirmed(self) -> bool:
-        """A later listing, far enough from the first, showed the same gap."""
+        """Whether a second listing, after the patience, has shown the same gap."""
         if self.gap is None or self.listed_at is None:
             return False
         return self.listed_at - self.gap_seen >= self.gap_patience
 
-    # -- what can be seen of it -----------------------------------------------------------------
+    # -- for the status ---------------------------------------------------------------------------
 
     def is_settled(self) -> bool:
-        """Every closed segment is stored, or nothing can go on until an operator acts."""
+        """Whether every closed segment is stored, or nothing is archived until an operator acts."""
         if self.halted is not None or self.refused is not None:
             return True
         if self.listed_at is None:
@@ -798,14 +843,15 @@ class Partition:
         return all(map(self.is_empty, self.tracked.values())) and self.gap is None
 
     def is_unread(self) -> bool:
-        """Its watermark has not been asked for yet, although something is closed."""
+        """Whether `offset.wm` has not been read yet, although a segment is closed."""
         if self.halted is not None or self.refused is not None or self.hold.error is not None:
             return False
         return self.archive is None and bool(self.tracked)
 
     def close(self, *, for_good: bool = True) -> None:
-        """Release the files of all segments; those of an upload under way when it has ended. Names
-        in the spool stay there unless it is `for_good`.
+        """Close the files of all segments, except those of an upload under way.
+
+        Names in the spool are removed only if it is `for_good`.
         """
         self.released = True
         for tracked in self.tracked.values():
@@ -813,23 +859,22 @@ class Partition:
                 tracked.forget() if for_good else tracked.close()
 
 
-Happened = Callable[[Partition, Event], None]
-"""Takes an event to a partition, on the daemon's thread."""
-
-
 def _is_stored(segment: ClosedSegment, done: Offset | None) -> bool:
     return done is not None and segment.next_base is not None and segment.next_base <= done
 
 
 def _with_end(new: ClosedSegment, old: ClosedSegment) -> ClosedSegment:
-    """A staged segment whose neighbours are gone keeps the end that was seen before."""
+    """Keep the known end of a segment that is marked for deletion.
+
+    Once the segment behind it is gone, the listing does not show that end any more.
+    """
     if new.marked_for_deletion and old.next_base is not None:
         return ClosedSegment(new.base_offset, old.next_base, new.marked_for_deletion)
     return new
 
 
 def unstored(partitions: Iterable[Partition]) -> Iterable[tuple[Partition, TrackedSegment]]:
-    """Every closed segment that is not stored, with its partition."""
+    """Yield the closed segments that are not stored, each with its partition."""
     for partition in partitions:
         for tracked in partition.tracked.values():
             yield partition, tracked

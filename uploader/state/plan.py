@@ -1,4 +1,4 @@
-"""What to do next with one partition: pure decisions over the listing and the watermark."""
+"""The plan of a partition: the segments that follow the archive end offset, and a gap; pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ class PlannedSegment:
 
     @property
     def is_slice(self) -> bool:
-        """Only a part of the segment is wanted."""
+        """Whether only a part of the segment is stored."""
         return self.start > self.segment.base_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The archive ends at `start`, within a record batch of ours that ends at `end`: what it has
-    there is of another history, and nothing of ours before `end` follows on it.
+    """The archive ends at `start`, within a record batch of this log that ends at `end`.
+
+    So the archive has another history there, and no record of this log before `end` can follow.
     """
 
     start: Offset
@@ -54,7 +55,7 @@ class Plan:
 def available(
     listing: PartitionListing, pinned: Iterable[ClosedSegment]
 ) -> tuple[ClosedSegment, ...]:
-    """The closed segments whose bytes can be had and belong to this log, by rising base offset.
+    """Return the closed segments that can be read and belong to this log, by rising base offset.
 
     Retention deletes from the log's start, so a `.deleted` segment belongs to the log only below
     the first live one; above it, it is what truncation or compaction left behind. The same holds
@@ -76,7 +77,7 @@ def available(
 
 
 def first_base(segments: Sequence[ClosedSegment], active: BaseOffset | None) -> Offset | None:
-    """Where this broker's copy of the log begins."""
+    """Return the offset at which this broker's copy of the log begins."""
     if segments:
         return Offset(segments[0].base_offset)
     return None if active is None else Offset(active)
@@ -89,14 +90,19 @@ def plan(
     conflicts: Mapping[BaseOffset, Conflict] = _NO_CONFLICTS,
     empty: Collection[BaseOffset] = (),
 ) -> Plan:
-    """What to store after `next_offset`, contiguously.
+    """Return the segments that follow `next_offset` without a gap, and the gap behind them.
 
-    `segments` are the available ones by rising base offset. The next offset of a closed one is the
-    next segment's base. `active` is the base offset of the active segment: from there on nothing is
-    gone, also where a segment above it was pinned in a log dir that the partition has left, and the
-    copy has not rolled yet. One of the `conflicts` is with the segment of that base offset: the
-    gap before it ends with its batch. What compaction has left `empty` is no gap: its offsets are
-    stored with the segment that follows.
+    Args:
+        next_offset: The archive end offset.
+        segments: The available segments by rising base offset. The end of a closed segment is the
+            base offset of the next one.
+        active: Base offset of the active segment. No record from there on is gone. A pinned segment
+            may be above it: it was pinned in a log dir that the partition has left, and the copy in
+            the new log dir has not rolled yet.
+        conflicts: By base offset of the segment. The gap before such a segment ends with the batch
+            of the conflict.
+        empty: Base offsets of segments in which compaction has left no record. They are no gap:
+            their offsets are stored with the next segment.
     """
     chosen: list[PlannedSegment] = []
     expected = accounted = next_offset

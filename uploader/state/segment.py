@@ -1,4 +1,4 @@
-"""A closed segment on its way to the store, and its files while they are held; no other I/O."""
+"""The state of a closed segment that is not stored yet, and its pinned files; no other I/O."""
 
 import math
 from collections.abc import Iterable
@@ -30,10 +30,17 @@ _LONGEST_HOLD: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment whose objects are on the store; `bytes_sent` is 0 when they were there.
+    """A segment whose objects are on the store.
 
-    `epoch_history` has at least the leader epochs of its batches; in a `sparse` one records may be
-    missing anywhere. `left_out` are the optional files that are not stored, and why.
+    Attributes:
+        base_offset: First offset, inclusive.
+        next_offset: End, exclusive.
+        modified_ms: Last write to the `.log`, in ms since 1970.
+        size: Bytes of the `.log`.
+        bytes_sent: Bytes of the upload; 0 if the objects were there already.
+        epoch_history: At least the leader epochs of the segment's batches.
+        sparse: Whether the topic is compacted, so that offsets may be missing anywhere.
+        left_out: The optional files that are not stored, each with the reason.
     """
 
     base_offset: BaseOffset
@@ -47,7 +54,7 @@ class StoredSegment:
 
 
 class SegmentState(Enum):
-    """Where a closed segment stands on its way to the store."""
+    """The states of a closed segment that is not below the archive end offset."""
 
     CLOSED = "waits for the high watermark"
     QUEUED = "waits for a free upload thread"
@@ -64,19 +71,19 @@ class Backoff:
     error: str | None = None
 
     def fail(self, error: str, now: float, longest: float = math.inf) -> None:
-        """Another failure; the next try comes within `longest` seconds."""
+        """Note a failure. The next try is due within `longest` seconds."""
         self.failures += 1
         self.until = now + backoff(self.failures, _FIRST_HOLD, min(longest, _LONGEST_HOLD))
         self.error = error
 
     def clear(self) -> None:
-        """It worked."""
+        """Note a success."""
         self.failures, self.until, self.error = 0, 0.0, None
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When a segment passed each step, in monotonic seconds; `rolled` only if an event told it."""
+    """When a segment passed each step, in monotonic seconds; inotify alone tells `rolled`."""
 
     noticed: float
     rolled: float | None = None
@@ -120,69 +127,74 @@ class TrackedSegment:
 
     @property
     def largest_timestamp(self) -> float:
-        """What retention.ms counts from, in seconds since 1970; see `SegmentTimes`."""
+        """The time from which `retention.ms` counts, in seconds since 1970; see `SegmentTimes`."""
         return self.modified_ns / 1e9 if self.times is None else self.times.largest_timestamp
 
     @property
     def rolled_at(self) -> float:
-        """When it was closed, in seconds since 1970; the last append where that is not known."""
+        """When the segment was closed, in seconds since 1970; if unknown, its last append."""
         return self.modified_ns / 1e9 if self.times is None else self.times.rolled
 
     @property
     def expires_at(self) -> float:
-        """When the broker may delete it, in seconds since 1970; infinity for never."""
+        """When the broker may delete the segment, in seconds since 1970; infinity for never."""
         expires = self.largest_timestamp + self.retention
         return expires if self.due_since is None else min(expires, self.due_since)
 
     @property
     def urgency(self) -> Urgency:
-        """What the broker deletes first comes first."""
+        """The order of uploads: the segment that the broker deletes first goes first."""
         return Urgency(not self.segment.marked_for_deletion, self.expires_at)
 
     @property
     def pin_priority(self) -> PinPriority:
-        """Of its pin: what a follower holds is let go before anything of a led partition."""
+        """The order of pins: those of followed partitions are released first."""
         return PinPriority(self.followed, self.urgency)
 
     def queue(self, planned: PlannedSegment, now: float) -> None:
-        """It is committed, and waits for a free upload thread."""
+        """Note that the segment is committed, and waits for an upload thread."""
         self.stage, self.planned = SegmentState.QUEUED, planned
         self.timeline.committed = now
 
     def begin_upload(self) -> None:
-        """A thread is free for it: its files are opened next, where they are not."""
+        """Note that an upload thread is free. The files are opened next if they are not open."""
         self.stage = SegmentState.UPLOADING
 
     def unqueue(self) -> None:
-        """Its turn came, and it is not wanted as it was planned."""
+        """Remove the segment from the queue, because the plan has changed."""
         if self.stage is SegmentState.QUEUED:
             self.stage = SegmentState.CLOSED
 
     def is_as_planned(self, planned: PlannedSegment) -> bool:
-        """It went up from the same offset on, up to the same end."""
+        """Whether the segment was uploaded from the same offset, up to the same end."""
         before = self.planned
         if before is None or before.start != planned.start:
             return False
         return before.segment.next_base == planned.segment.next_base
 
     def ends_at(self, next_offset: int) -> None:
-        """Its bytes tell more of a staged segment's end than the names beside it."""
+        """Take the end from the bytes of a segment that is marked for deletion.
+
+        They are more reliable than the names of the files beside it.
+        """
         base = self.segment.base_offset
         self.segment = ClosedSegment(
             base, BaseOffset(next_offset), self.segment.marked_for_deletion
         )
 
     def follows_not(self, found: Conflict, *, unlinked: bool) -> None:
-        """As what is stored has shown now. Seen again, of what is `unlinked`, it is a gap up to
-        where that batch ends: only the log itself could tell which of them was thrown away.
+        """Note that the archive ends within a record batch of this segment.
+
+        If a second upload shows the same, and the segment is `unlinked`, the offsets up to the end
+        of that batch are a gap: only the log could show which of the two histories was discarded.
         """
         again, self.suspected = found == self.suspected, found
         if again and unlinked:
             self.conflict = found
 
     def keep_in(self, spooled: SpooledFiles) -> None:
-        """Take over names from an earlier life, unless they lead to another `.log` than the pinned
-        one: those are removed. Raises OSError.
+        """Take names in the spool from an earlier process. Names of another `.log` than the pinned
+        one are removed. Raises OSError.
         """
         if self.pinned is not None:
             if not spooled.leads_to(self.pinned.identity):
@@ -201,13 +213,13 @@ class TrackedSegment:
             self.spooled = None
 
     def close(self) -> None:
-        """Let its files go."""
+        """Close the segment's files."""
         if self.pinned is not None:
             self.pinned.close()
             self.pinned = None
 
     def forget(self) -> None:
-        """Let its files go, and their names in the spool: nothing of it is wanted any more."""
+        """Close the segment's files, and remove their names in the spool."""
         self.close()
         if self.spooled is not None:
             self.spooled.remove()
@@ -217,20 +229,17 @@ class TrackedSegment:
         """Whether the broker has unlinked the pinned `.log`. False without a pin, and where the
         file system does not answer.
         """
-        try:
-            return self.pinned is not None and self.pinned.unlinked()
-        except OSError:
-            return False
+        return self.pinned is not None and is_unlinked(self.pinned)
 
     def pin_failed(self, error: OSError, now: float) -> None:
-        """The disk does not answer: the files are opened again after a while."""
+        """Open the files again after a while, because the disk does not answer."""
         self.hold.fail(str(error), now)
 
     def take_pin(self, pinned: PinnedSegment, times: SegmentTimes | None) -> None:
-        """Hold these files open from now on.
+        """Take open files.
 
-        They may be others than those that were open before, but not than those in the spool: so
-        what was known of the epochs does not hold, and a mark in the spool does.
+        They may differ from the files that were open before, so the known epochs do not count. They
+        do not differ from the files in the spool, so its mark of a committed segment counts.
         """
         self.pinned, self.times = pinned, times
         self.size, self.modified_ns = pinned.identity.size, pinned.identity.modified_ns
@@ -238,21 +247,22 @@ class TrackedSegment:
         self.committed = self.spooled is not None and self.spooled.is_committed()
 
     def take_spooled(self, spooled: SpooledFiles | None) -> None:
-        """The segment's names in the spool; None where it has none."""
+        """Set the segment's names in the spool; None if it has none."""
         self.spooled = spooled
 
     def note_epochs(self, epochs: EpochHistory) -> None:
-        """The leader epochs of the log up to the segment's end, while its file is in the log."""
+        """Set the log's leader epochs up to the segment's end, while its file is in the log."""
         self.epochs = epochs
 
     def note_committed(self, epochs: EpochHistory) -> None:
-        """The high watermark has passed the segment's end, and these are the log's epochs now: the
-        segment is committed if they are still those from when its file was in the log.
+        """Compare the log's epochs after the high watermark has passed the segment's end.
+
+        The segment is committed if they equal those from the time when its file was in the log.
         """
         self.committed = epochs == self.epochs
 
     def upload_begins(self, now: float) -> None:
-        """A thread begins to upload it, in monotonic seconds."""
+        """Note when a thread began the upload, in monotonic seconds."""
         self.timeline.started = now
 
     def held_alone(self) -> bool:
@@ -264,6 +274,14 @@ class TrackedSegment:
         if self.pinned is not None:
             return self.pinned.unlinked()
         return self.spooled is not None and self.spooled.is_last_name()
+
+
+def is_unlinked(pinned: PinnedSegment) -> bool:
+    """Return whether the broker has unlinked a pinned `.log`; False if the disk does not answer."""
+    try:
+        return pinned.unlinked()
+    except OSError:
+        return False
 
 
 def release(segments: Iterable[TrackedSegment]) -> None:

@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final, Literal, NoReturn, Protocol
 
 import structlog
@@ -26,7 +28,63 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind, parse_segment_file_name
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
-from sidetier.uploader.watching.hints import HintBoard
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What to list again.
+
+    Attributes:
+        directories: Partition directories, each with the time of its first hint, in monotonic
+            seconds.
+        everything: Whether all directories must be listed.
+    """
+
+    directories: dict[str, float]
+    everything: bool
+
+
+class HintBoard:
+    """Collects hints from the watcher's threads until the daemon takes them.
+
+    Hints for one directory are merged, so the board never holds more hints than directories exist.
+    Beyond `capacity` directories it asks to list everything instead.
+    """
+
+    def __init__(self, wake: Callable[[], None], now: Callable[[], float], capacity: int) -> None:
+        self._wake = wake
+        self._now = now
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._directories: dict[str, float] = {}
+        self._everything = False
+
+    def touch(self, directory: str) -> None:
+        """Note an event in this directory."""
+        with self._lock:
+            first = not self._directories and not self._everything
+            if len(self._directories) >= self._capacity:
+                self._everything = True
+            else:
+                self._directories.setdefault(directory, self._now())
+        if first:
+            self._wake()
+
+    def touch_everything(self) -> None:
+        """Note that events were lost, so that everything must be listed."""
+        with self._lock:
+            first = not self._directories and not self._everything
+            self._everything = True
+        if first:
+            self._wake()
+
+    def take(self) -> Hints:
+        """Return all hints since the last call."""
+        with self._lock:
+            hints = Hints(self._directories, self._everything)
+            self._directories = {}
+            self._everything = False
+        return hints
 
 
 class _Reader(InotifyFD):

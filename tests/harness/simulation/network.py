@@ -1,18 +1,19 @@
 """Requests that take effect when the simulation decides, and the threads that wait for them.
 
-Every job of a sidecar has its own thread, but only one thread runs at any moment. A job runs until
-it makes a request, and waits there until the simulation lets the request arrive, lets it fail,
-loses its answer, or kills its sender. So the same choices give the same run.
+Every task of a sidecar has its own thread, but only one thread runs at any moment. A task runs
+until it makes a request, and waits there until the simulation lets the request arrive, lets it
+fail, loses its answer, or kills its sender. So the same choices give the same run.
 """
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from sidetier.segments.errors import StoreTimeoutError, StoreUnavailableError
-from sidetier.uploader.running.workers import Job, Outcome
+from sidetier.uploader.workers import Finished, Task, run_task
 from tests.harness.intercepted_store import KilledError
 
 _STUCK_SECONDS: Final = 60.0
@@ -81,8 +82,8 @@ _idle_threads: Final[list[_Thread]] = []
 
 
 @dataclass(slots=True, eq=False)
-class Task:
-    """One job of a sidecar, at a point between two of its requests.
+class Run:
+    """One task of a sidecar, at a point between two of its requests.
 
     `failed` is the previous request if it failed.
     """
@@ -135,7 +136,7 @@ class Task:
 
 
 class _Here(threading.local):
-    task: Task | None = None
+    task: Run | None = None
 
 
 _here = _Here()
@@ -148,14 +149,15 @@ def ask(request: Request) -> object:
 
 
 class SteppedPool:
-    """A `WorkerPool` whose jobs continue when the simulation decides."""
+    """A `WorkerPool` whose tasks continue when the simulation decides."""
 
-    def __init__(self, size: int, deliver: Callable[[Outcome], None]) -> None:
+    def __init__(self, name: str, size: int, deliver: Callable[[Finished[Any]], None]) -> None:
+        self._name = name
         self._size = size
         self._deliver = deliver
         self._running = 0
         self._alive = True
-        self.tasks: list[Task] = []
+        self.tasks: list[Run] = []
         self.death: BaseException | None = None
 
     @property
@@ -165,22 +167,26 @@ class SteppedPool:
 
     @property
     def busy(self) -> int:
-        """Number of jobs whose outcome has not been handled yet."""
+        """Number of tasks whose `Finished` has not been taken yet."""
         return self._running
 
-    def submit(self, job: Job[object]) -> None:
-        """Run the job up to its first request."""
+    def submit(self, task: Task[Any]) -> None:
+        """Run the task up to its first request."""
         assert self.free > 0, "no free worker"
         self._running += 1
-        task = Task()
-        self.tasks.append(task)
-        task.start(lambda: self._work(job))
+        run = Run()
+        self.tasks.append(run)
+        run.start(lambda: self._work(task))
         self._forget_ended()
+
+    def release(self) -> None:
+        """Note that the daemon has taken a `Finished`."""
+        self._running -= 1
 
     def stop(self) -> None:
         """Do nothing: idle workers need no stop."""
 
-    def go_on(self, task: Task, fate: Fate) -> None:
+    def go_on(self, task: Run, fate: Fate) -> None:
         """Apply a fate to the request of a task, and continue the task."""
         request = task.request
         assert request is not None
@@ -206,24 +212,11 @@ class SteppedPool:
         self.tasks.clear()
         return in_flight
 
-    def _work(self, job: Job[object]) -> None:
-        try:
-            result = job.work()
-        except KilledError:
-            return
-        except Exception as error:  # noqa: BLE001 - passed to the owner of the job, as in a real pool
-            failure = error
-            self._tell(lambda: job.failed(failure))
-        else:
-            self._tell(lambda: job.done(result))
-
-    def _tell(self, outcome: Outcome) -> None:
-        def handle() -> None:
-            self._running -= 1
-            outcome()
-
-        if self._alive:
-            self._deliver(handle)
+    def _work(self, task: Task[Any]) -> None:
+        with suppress(KilledError):
+            finished = run_task(self._name, task)
+            if self._alive:
+                self._deliver(finished)
 
     def _forget_ended(self) -> None:
         self.tasks = [task for task in self.tasks if not task.ended]

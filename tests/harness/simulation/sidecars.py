@@ -1,7 +1,7 @@
 """A sidecar's real engine. The simulation drives its jobs, clock, leadership and brokers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -12,14 +12,14 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.settings import RetryPolicy
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.context import DaemonContext
-from sidetier.uploader.engine import Engine
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.workers import Outcome, WorkerPool
+from sidetier.uploader.engine import Engine, Incoming
 from sidetier.uploader.watching.log_dirs import LogDirs
+from sidetier.uploader.workers import WorkerPool
 from tests.harness.daemons import LAYOUT, LeadershipByHand, place_of, uploader_config
 from tests.harness.simulation.disk import FaultyDisk, Machine
-from tests.harness.simulation.network import Fate, Request, SteppedPool, Task, ask
+from tests.harness.simulation.network import Fate, Request, Run, SteppedPool, ask
 from tests.harness.simulation.replicas import WALL_START, Replicated
 from tests.harness.simulation.stepped_store import SteppedStore
 from tests.harness.simulation.world import FLOOR, World
@@ -117,16 +117,15 @@ class Sidecar:
         # The simulation reaches into the engine: it stands for the file system's events, for the
         # passing of time, and for the kernel, which closes the files of a dead process.
         self._board = self.engine._board
-        self._tasks = self.engine._tasks
         self._leads = self.engine._leads
         self.engine._open_spool()
         self.engine.begin_to_follow()
         self.hear_of_leadership()
 
-    def _pool(self, _: str, size: int, deliver: Callable[[Outcome], None]) -> WorkerPool:
-        pool = SteppedPool(size, deliver)
+    def _pool(self, name: str, size: int, deliver: Callable[[Incoming], None]) -> WorkerPool[Any]:
+        pool = SteppedPool(name, size, deliver)
         self._pools.append(pool)
-        return cast("WorkerPool", pool)
+        return cast("WorkerPool[Any]", pool)
 
     def hear_of_leadership(self) -> None:
         """Deliver the present leadership view. The sidecar believes it until the next one."""
@@ -147,11 +146,11 @@ class Sidecar:
             for partition in self._partitions:
                 partition.noticed(self.broker)
 
-    def waiting(self) -> list[tuple[SteppedPool, Task]]:
+    def waiting(self) -> list[tuple[SteppedPool, Run]]:
         """Return the jobs that wait in a request, in the order in which they began."""
         return [(pool, task) for pool in self._pools for task in pool.tasks]
 
-    def go_on(self, pool: SteppedPool, task: Task, fate: Fate) -> None:
+    def go_on(self, pool: SteppedPool, task: Run, fate: Fate) -> None:
         """Apply a fate to the request, and continue the sidecar's process."""
         with self._disk.running(self.machine):
             pool.go_on(task, fate)
@@ -177,7 +176,7 @@ class Sidecar:
 
     def _would_sleep(self) -> bool:
         """Return whether nothing is due. A disk fault ends after some calls: each step counts."""
-        return self.machine.fault is None and self._tasks.wait_seconds() > 0
+        return self.machine.fault is None and self.engine.wait_seconds() > 0
 
     def halted(self, tp: TopicPartition) -> str | None:
         """Return why a partition is halted until an operator acts; None if it is not."""

@@ -35,8 +35,8 @@ from sidetier.segments.cluster_state import ScramMechanism as StoredMechanism
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import BrokerId, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.cluster_snapshots import SnapshotWriter
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import CommittedOffset as WireOffset
 from sidetier.wire.requests import commit_offsets

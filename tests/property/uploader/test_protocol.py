@@ -37,7 +37,7 @@ from sidetier.storage.fake import FakeStorage
 from tests.harness.daemons import LAYOUT
 from tests.harness.simulation.disk import Fault, FaultyDisk, Machine, Trouble
 from tests.harness.simulation.laws import Laws
-from tests.harness.simulation.network import Fate, Request, SteppedPool, Task
+from tests.harness.simulation.network import Fate, Request, Run, SteppedPool
 from tests.harness.simulation.replicas import WALL_START, Broker, Replicated
 from tests.harness.simulation.sidecars import Sidecar
 from tests.harness.simulation.world import WORLDS, World
@@ -262,7 +262,7 @@ class Protocol(RuleBasedStateMachine):
             if backlog:
                 self.sidecars[broker].step()
 
-    def _request_goes_on(self, broker: int, pool: SteppedPool, task: Task, fate: Fate) -> None:
+    def _request_goes_on(self, broker: int, pool: SteppedPool, task: Run, fate: Fate) -> None:
         operation = task.request.operation if task.request is not None else ""
         self.sidecars[broker].go_on(pool, task, fate)
         if operation != "offsets":

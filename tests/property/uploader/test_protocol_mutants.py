@@ -20,7 +20,7 @@ from sidetier.uploader.archive import watermark_file
 from sidetier.uploader.gates.high_watermark import CommittedGate
 from sidetier.uploader.pinning.table import PinTable
 from sidetier.uploader.sending import conditional_put, upload
-from sidetier.uploader.state import leading
+from sidetier.uploader.state import decisions
 from sidetier.uploader.state.partition import unstored
 from sidetier.uploader.state.plan import Plan, PlannedSegment
 from sidetier.uploader.state.plan import plan as real_plan
@@ -37,7 +37,7 @@ real_track = PinTable.track
 real_files = upload._files
 real_store_file = conditional_put.store_file
 real_check_writer = watermark_file._check_writer
-real_mind_gap = leading.mind_gap
+real_mind_gap = decisions.mind_gap
 real_learn = CommittedGate.learn
 
 
@@ -165,7 +165,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "3: the watermark passes a gap": (
         Plain,
-        {f"{UPLOADER}.state.next_request.stored_prefix": _whatever_is_stored},
+        {f"{UPLOADER}.state.decisions.stored_prefix": _whatever_is_stored},
     ),
     "4: resumed by base offset": (Protocol, {f"{UPLOADER}.state.partition.plan": _by_base_offset}),
     "4: no slice": (Protocol, {f"{UPLOADER}.state.partition.plan": _whole_segments}),
@@ -194,7 +194,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "8: events are believed to be all there is": (
         Protocol,
-        {f"{UPLOADER}.periodic_tasks.PeriodicTasks._rescan": _nothing},
+        {f"{UPLOADER}.engine.Engine._rescan": _nothing},
     ),
     "10: a compacted topic is archived": (
         Compacted,
@@ -218,7 +218,7 @@ MUTANTS: dict[str, tuple[type[Protocol], Patches]] = {
     ),
     "a gap does not halt the partition": (
         Halting,
-        {f"{UPLOADER}.state.leading.mind_gap": _forgets_the_gap_halt},
+        {f"{UPLOADER}.state.decisions.mind_gap": _forgets_the_gap_halt},
     ),
     "the start of an archive is not recorded": (
         FromLatest,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidetier.segments.offsets import BaseOffset, Offset
-from sidetier.uploader.archive.takeover.run import Span, decide, is_of_another_log
+from sidetier.uploader.archive.takeover import Span, decide, is_of_another_log
 
 END = 60
 

@@ -9,7 +9,7 @@ import pytest
 from sidetier.cli.backfill import job, survey
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.state import leading, partition
+from sidetier.uploader.state import decisions, partition
 from sidetier.uploader.watching import disk
 from tests.harness.command_line import CommandLine
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -20,7 +20,7 @@ from tests.harness.waiting import wait_until
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "PATIENCE_SECONDS", 0.5)
-    for module in (partition, leading):  # a gap is looked at again at once, not after two seconds
+    for module in (partition, decisions):  # a gap is looked at again at once, not after two seconds
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.archive import history
-from sidetier.uploader.state import leading, partition
+from sidetier.uploader.state import decisions, partition
 from sidetier.uploader.state import segment as segment_state
 from tests.harness.daemons import Site
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -39,7 +39,7 @@ def site(log_dir: LogDir, store: FakeStorage) -> Site:
 @pytest.fixture
 def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gap is looked at again at once, not after two seconds."""
-    for module in (partition, leading):
+    for module in (partition, decisions):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 

@@ -26,12 +26,12 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfMatch
 from sidetier.telemetry.metrics import status_families
 from sidetier.telemetry.status import ClusterSnapshotStatus
-from sidetier.uploader import cluster_snapshots, periodic_tasks
+from sidetier.uploader import cluster_snapshots, engine
 from sidetier.uploader.archive.archive_writer import ArchiveWriter
 from sidetier.uploader.archive.metadata_cache import MetadataCache
-from sidetier.uploader.archive.places import Place
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.cluster_snapshots import SnapshotWriter, TurnResult
-from sidetier.uploader.running.clock import Clock
+from sidetier.uploader.stores import Place
 from tests.harness.cluster_states import STATE, StateByHand, offsets
 from tests.harness.daemons import LAYOUT, RunningDaemon, Site, place_of
 
@@ -325,7 +325,7 @@ def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) ->
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn whenever the pool is free, not once per minute."""
     monkeypatch.setattr(cluster_snapshots, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
 
 
 def shown(running: RunningDaemon, kind: SnapshotKind) -> ClusterSnapshotStatus:

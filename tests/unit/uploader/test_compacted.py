@@ -11,7 +11,7 @@ from sidetier.segments.headers import walk_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import Offset
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.gates.cleaner import CLEANER_CHECKPOINT_NAME, CleanerCheckpoints
+from sidetier.uploader.gates.topic_rules import CLEANER_CHECKPOINT_NAME, CleanerCheckpoints
 from tests.harness.archive_sound import recorded_gaps
 from tests.harness.batches import pread_of
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, key_of, stored_logs, stored_next

@@ -12,7 +12,7 @@ from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import DrillStatus, PartitionState
-from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

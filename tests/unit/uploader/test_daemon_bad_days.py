@@ -17,10 +17,10 @@ from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import periodic_tasks, scheduler
+from sidetier.uploader import engine, scheduler
 from sidetier.uploader.daemon import DaemonDiedError
-from sidetier.uploader.pinning import bounds
-from sidetier.uploader.state import leading
+from sidetier.uploader.pinning import table as pin_table
+from sidetier.uploader.state import decisions
 from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.watching import disk
 from tests.harness.archive_sound import check_archive, recorded_gaps
@@ -246,7 +246,7 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     recorded the gap. The log begins later by then.
     """
     log.closed_segments(2)
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     bounds = {"min_free_disk": "0", "max_deleted_bytes": 0}  # a deleted file is not held
     with site.running(on_gap=on_gap, pins=bounds, rescan_interval=0.1) as running:
         running.wait(lambda: running.status(log.tp), "the partition to be looked at")
@@ -329,7 +329,7 @@ def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A replica that still has the records stores them in the leader's place."""
-    monkeypatch.setattr(leading, "READ_PAST_HALT_SECONDS", 0.01)
+    monkeypatch.setattr(decisions, "READ_PAST_HALT_SECONDS", 0.01)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -621,10 +621,10 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     free = threading.Event()
     monkeypatch.setattr(
-        bounds, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
+        pin_table, "free_bytes", lambda _: (10**6 if not free.is_set() else 0, parse_size("1MB"))
     )
     log_dir.checkpoint_high_watermarks()
     bases = log.closed_segments(2)
@@ -750,7 +750,7 @@ def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     site, first, second = two
     second.path.parent.rename(tmp_path / "away")
     with site.running() as running:

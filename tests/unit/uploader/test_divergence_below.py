@@ -34,8 +34,8 @@ from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.archive.history import Histories
 from sidetier.uploader.archive.requests import RequestWork
 from sidetier.uploader.errors import DivergedError, DivergenceBelowError
+from sidetier.uploader.state.decisions import asked
 from sidetier.uploader.state.events import Request
-from sidetier.uploader.state.next_request import asked
 from sidetier.uploader.state.partition import Partition
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (

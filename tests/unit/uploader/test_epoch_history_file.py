@@ -26,7 +26,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfAbsent, StoredObject
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
 from sidetier.uploader.archive.epoch_history_file import NOT_STORED, EpochHistoryFile
-from sidetier.uploader.archive.takeover.scan import HELPERS
+from sidetier.uploader.archive.takeover import HELPERS
 from sidetier.uploader.archive.watermark_file import WatermarkFile
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.errors import DivergenceBelowError

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from sidetier.leadership.port import HighWatermark
 from sidetier.segments.offsets import UNKNOWN_EPOCH, LeaderEpoch, Offset, TopicPartition
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.gates.high_watermark import CHECKPOINT_NAME, Closed, CommittedGate
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.unexpected import UnexpectedErrors
 
 TP = TopicPartition("t", 0)

@@ -12,7 +12,7 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.storage.retrying import RetryingStorage
 from sidetier.storage.store_calls import StoreCalls
 from sidetier.telemetry.status import PartitionState, StatusSnapshot
-from sidetier.uploader.running.sharing import StoreGate
+from sidetier.uploader.workers import StoreGate
 from tests.harness.daemons import LAYOUT, RunningDaemon, Site, key_of, place_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 

@@ -9,9 +9,9 @@ from sidetier.leadership.port import LeadershipView
 from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.state.leading import PARK_SECONDS
+from sidetier.uploader.state.decisions import PARK_SECONDS
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import LeadershipByHand, Site, stored_logs, stored_next

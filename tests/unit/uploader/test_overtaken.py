@@ -13,10 +13,10 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, Offset
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
+from sidetier.uploader.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.errors import OperatorNeededError
-from sidetier.uploader.running.clock import SYSTEM_CLOCK, Clock
 from sidetier.uploader.state import segment as segment_state
-from sidetier.uploader.state.leading import PARK_SECONDS
+from sidetier.uploader.state.decisions import PARK_SECONDS
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

@@ -7,9 +7,14 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, OffsetRan
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.reading import FileIdentity
+from sidetier.uploader.state.decisions import (
+    GAP_CONFIRM_SECONDS,
+    next_request,
+    storable,
+    stored_prefix,
+)
 from sidetier.uploader.state.events import Request
-from sidetier.uploader.state.next_request import next_request, storable, stored_prefix
-from sidetier.uploader.state.partition import GAP_CONFIRM_SECONDS, Partition
+from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import (
     Backoff,

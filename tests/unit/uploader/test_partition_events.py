@@ -28,16 +28,19 @@ from sidetier.uploader.errors import (
     StandDownError,
     StoredByAnotherError,
 )
+from sidetier.uploader.state.decisions import Rules, Situation, asked
 from sidetier.uploader.state.events import (
     Action,
     AskBroker,
     Asked,
     AskStore,
+    HoldBack,
     LookAt,
     Release,
     Request,
     RequestFailed,
     RequestSucceeded,
+    SituationChanged,
     TellAdopted,
     TellCommitted,
     TellGap,
@@ -53,12 +56,9 @@ from sidetier.uploader.state.events import (
     UploadFailed,
     UploadSucceeded,
 )
-from sidetier.uploader.state.following import FollowerRules, follow, notice_watermark
-from sidetier.uploader.state.leading import Knowledge, LeaderRules, lead
-from sidetier.uploader.state.next_request import asked
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.plan import PlannedSegment
-from sidetier.uploader.state.risk import Risk
+from sidetier.uploader.state.risk import RiskRule
 from sidetier.uploader.state.segment import (
     SegmentState,
     StoredSegment,
@@ -68,8 +68,11 @@ from sidetier.uploader.state.segment import (
 
 TP = TopicPartition("orders", 0)
 NOW, WALL = 100.0, 1_700_000_000.0
-RULES = LeaderRules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
-ALL_COMMITTED = Knowledge(lambda _: True, lambda _: True)
+RULES = Rules(8, from_latest=False, on_gap="step_over", broker_id=BrokerId(1))
+ALL_COMMITTED = Situation(NOW, WALL, RULES, lambda _: True, lambda _: True)
+CHANGED = SituationChanged()
+EVENT_ALONE = replace(ALL_COMMITTED, decides=False)
+"""Shows the actions of an event without the decision that follows."""
 
 
 def made(*bases: int, next_offset: int = 0, active: int | None = None) -> Partition:
@@ -86,6 +89,10 @@ def made(*bases: int, next_offset: int = 0, active: int | None = None) -> Partit
     )
     partition.archive = archive(next_offset)
     return partition
+
+
+def at(now: float) -> Situation:
+    return replace(ALL_COMMITTED, now=now)
 
 
 def archive(next_offset: int, base: int | None = None) -> ArchiveState:
@@ -111,7 +118,7 @@ def upload(partition: Partition, base: int) -> list[Action]:
     segment.queue(PlannedSegment(segment.segment, Offset(base)), NOW)
     segment.stage = SegmentState.UPLOADING
     event = UploadSucceeded(segment, partition.generation, stored(base))
-    return partition.handle(event, NOW, WALL)
+    return partition.handle(event, ALL_COMMITTED)
 
 
 def begin(partition: Partition, request: Request) -> Asked:
@@ -131,15 +138,16 @@ def kinds(actions: list[Action]) -> list[type]:
 def test_a_segment_goes_up_and_is_committed() -> None:
     partition = made(0, 10)
     first, second = partition.tracked.values()
-    steps = lead(partition, NOW, RULES, ALL_COMMITTED)
+    steps = partition.handle(CHANGED, ALL_COMMITTED)
     assert [step.segment for step in steps if isinstance(step, Upload)] == [first, second]
 
-    assert upload(partition, 0) == [TellUploaded(stored(0), 0.0)]
-    assert lead(partition, NOW, RULES, ALL_COMMITTED)[-1] == AskStore(Request.COMMIT)
+    told, *_, request = upload(partition, 0)
+    assert told == TellUploaded(stored(0), 0.0)
+    assert request == AskStore(Request.COMMIT), "decided in the same step"
 
     begun = begin(partition, Request.COMMIT)
-    actions = partition.handle(RequestSucceeded(begun, archive(10, base=0), 0), NOW, WALL)
-    assert kinds(actions) == [TellCommitted, Release]
+    actions = partition.handle(RequestSucceeded(begun, archive(10, base=0)), ALL_COMMITTED)
+    assert kinds(actions) == [TellCommitted, Release, Upload]
     assert actions[1] == Release(first)
     assert list(partition.tracked.values()) == [second]
     assert partition.archive == archive(10, base=0)
@@ -148,7 +156,8 @@ def test_a_segment_goes_up_and_is_committed() -> None:
 
 def test_a_segment_above_the_high_watermark_waits_for_it() -> None:
     partition = made(0)
-    assert lead(partition, NOW, RULES, Knowledge(lambda _: False, lambda _: True)) == [AskBroker()]
+    above = replace(ALL_COMMITTED, is_committed=lambda _: False)
+    assert partition.handle(CHANGED, above) == [AskBroker()]
 
 
 def test_what_was_uploaded_before_another_election_is_not_believed() -> None:
@@ -157,7 +166,8 @@ def test_what_was_uploaded_before_another_election_is_not_believed() -> None:
     segment.stage = SegmentState.UPLOADING
     before = partition.generation
     partition.resume(LeaderEpoch(4))
-    assert partition.handle(UploadSucceeded(segment, before, stored(0)), NOW, WALL) == []
+    event = UploadSucceeded(segment, before, stored(0))
+    assert partition.handle(event, ALL_COMMITTED) == [AskStore(Request.LOAD)]
     assert (segment.stage, segment.stored) == (SegmentState.CLOSED, None)
 
 
@@ -165,7 +175,7 @@ def test_what_was_uploaded_of_a_file_that_is_wanted_no_more_is_released() -> Non
     partition = made(0)
     segment = partition.tracked.pop(BaseOffset(0))
     event = UploadSucceeded(segment, partition.generation, stored(0))
-    assert partition.handle(event, NOW, WALL) == [Release(segment)]
+    assert partition.handle(event, EVENT_ALONE) == [Release(segment)]
 
 
 # -- uploads that fail -----------------------------------------------------------------------------
@@ -187,7 +197,7 @@ def test_a_failed_upload_is_tried_again_unless_its_bytes_are_lost(
     partition = made(0)
     segment = partition.tracked[BaseOffset(0)]
     segment.hold.failures = failures
-    actions = partition.handle(UploadFailed(segment, error, unlinked), NOW, WALL)
+    actions = partition.handle(UploadFailed(segment, error, unlinked), ALL_COMMITTED)
     assert actions[0] == TellUploadFailed(BaseOffset(0), error, failures + 1)
     assert (Release(segment) in actions) is released
     assert (BaseOffset(0) in partition.tracked) is not released
@@ -201,18 +211,18 @@ def test_an_object_of_another_sidecar_has_the_archive_read_again() -> None:
         segment = segments[BaseOffset(base)]
         segment.planned = PlannedSegment(segment.segment, Offset(base))
     error = StoredByAnotherError("theirs")
-    partition.handle(UploadFailed(segments[BaseOffset(10)], error, unlinked=False), NOW, WALL)
+    partition.handle(UploadFailed(segments[BaseOffset(10)], error, unlinked=False), ALL_COMMITTED)
     assert partition.archive is not None, "only what is right behind the watermark tells"
-    partition.handle(UploadFailed(segments[BaseOffset(0)], error, unlinked=False), NOW, WALL)
+    partition.handle(UploadFailed(segments[BaseOffset(0)], error, unlinked=False), ALL_COMMITTED)
     assert partition.archive is None
 
 
 def test_an_unexpected_error_of_an_upload_holds_its_segment_back() -> None:
     partition = made(0)
     segment, error = partition.tracked[BaseOffset(0)], KeyError("x")
-    actions = partition.handle(UploadFailed(segment, error, unlinked=False), NOW, WALL)
-    assert actions == [TellUnexpected("the upload of segment 0", error, None)]
-    assert lead(partition, NOW, RULES, ALL_COMMITTED)[0] == LookAt(NOW + 1)
+    actions = partition.handle(UploadFailed(segment, error, unlinked=False), ALL_COMMITTED)
+    told = TellUnexpected("the upload of segment 0", error, None)
+    assert actions == [told, LookAt(NOW + 1)]
 
 
 # -- requests that fail ----------------------------------------------------------------------------
@@ -238,19 +248,21 @@ def test_a_failed_request_of_a_leader(
     halted: bool,
 ) -> None:
     partition = made(0)
-    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), NOW, WALL)
+    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), EVENT_ALONE)
     assert kinds(actions) == told
     assert (partition.archive is not None) is archive_is_known
     assert (partition.parted, partition.halted is not None) == (parted, halted)
     assert partition.hold.until > NOW
     assert partition.requesting is None
+    if not halted:
+        assert LookAt(partition.hold.until) in partition.handle(CHANGED, ALL_COMMITTED)
 
 
 def test_a_conflict_that_a_follower_meets_is_no_fault() -> None:
     partition = made(0)
     partition.follow()
     error = DivergedError("the leader settles it")
-    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), NOW, WALL)
+    actions = partition.handle(RequestFailed(begin(partition, Request.LOAD), error), EVENT_ALONE)
     assert actions == [TellStoodBy(error)]
     assert not partition.parted
 
@@ -260,8 +272,9 @@ def test_a_failure_from_before_another_election_holds_nothing_up() -> None:
     begun = begin(partition, Request.LOAD)
     partition.resume(LeaderEpoch(4))
     error = StandDownError("epoch 4")
-    assert partition.handle(RequestFailed(begun, error), NOW, WALL) == [
-        TellOutdated(Request.LOAD, error)
+    assert partition.handle(RequestFailed(begun, error), ALL_COMMITTED) == [
+        TellOutdated(Request.LOAD, error),
+        AskStore(Request.LOAD),
     ]
     assert partition.hold.until <= NOW
 
@@ -272,42 +285,44 @@ def test_a_failure_from_before_another_election_holds_nothing_up() -> None:
 def with_gap() -> Partition:
     """Offsets [0, 20) are gone, and the archive ends at 0."""
     partition = made(20, next_offset=0)
-    lead(partition, NOW, RULES, ALL_COMMITTED)
+    partition.handle(CHANGED, ALL_COMMITTED)
     assert partition.gap == OffsetRange(Offset(0), Offset(20))
     return partition
 
 
 def test_a_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     partition = with_gap()
-    steps = lead(partition, NOW, RULES, ALL_COMMITTED)
+    steps = partition.handle(CHANGED, ALL_COMMITTED)
     assert steps == [LookAt(NOW + 2)]
 
     partition.listed_at = NOW + 2
-    asks = Knowledge(lambda _: True, lambda _: False)
-    assert lead(partition, NOW + 2, RULES, asks) == [AskBroker()], "nobody has named us since"
+    asks = replace(at(NOW + 2), is_confirmed_since=lambda _: False)
+    assert partition.handle(CHANGED, asks) == [AskBroker()], "nobody has named us since"
 
-    assert lead(partition, NOW + 2, RULES, ALL_COMMITTED) == [AskStore(Request.GAP)]
+    assert partition.handle(CHANGED, at(NOW + 2)) == [AskStore(Request.GAP)]
     begun = begin(partition, Request.GAP)
-    event = RequestSucceeded(begun, archive(20), 0)
-    assert partition.handle(event, NOW + 2, WALL) == [TellGap(OffsetRange(Offset(0), Offset(20)))]
+    event = RequestSucceeded(begun, archive(20))
+    recorded, upload_behind = partition.handle(event, at(NOW + 2))
+    assert recorded == TellGap(OffsetRange(Offset(0), Offset(20)))
+    assert isinstance(upload_behind, Upload)
     assert (partition.gap, partition.gap_records) == (None, 20)
 
 
 def test_what_seemed_a_gap_was_stored_by_another_sidecar() -> None:
     partition = with_gap()
     partition.listed_at = NOW + 2
-    lead(partition, NOW + 2, RULES, ALL_COMMITTED)
-    event = RequestSucceeded(begin(partition, Request.GAP), archive(20, base=10), 0)
-    assert partition.handle(event, NOW + 2, WALL) == [TellAdopted(BaseOffset(10))]
+    partition.handle(CHANGED, at(NOW + 2))
+    event = RequestSucceeded(begin(partition, Request.GAP), archive(20, base=10))
+    assert partition.handle(event, at(NOW + 2))[0] == TellAdopted(BaseOffset(10))
     assert partition.gap_records == 0
 
 
 def test_a_gap_waits_anew_when_the_store_was_away() -> None:
     partition = with_gap()
     partition.listed_at = NOW + 2
-    lead(partition, NOW + 2, RULES, ALL_COMMITTED)
+    partition.handle(CHANGED, at(NOW + 2))
     begun, error = begin(partition, Request.GAP), StoreUnavailableError("503")
-    partition.handle(RequestFailed(begun, error), NOW + 3, WALL)
+    partition.handle(RequestFailed(begun, error), at(NOW + 3))
     assert not partition.gap_is_confirmed()
     assert not partition.gap_vouched
 
@@ -319,16 +334,24 @@ def test_a_gap_halts_where_that_is_wanted_once_the_lead_is_confirmed(
     partition = with_gap()
     partition.listed_at = NOW + 2
     rules = replace(RULES, on_gap="halt")
-    lead(partition, NOW + 2, rules, Knowledge(lambda _: True, lambda _: confirmed))
+    later = replace(at(NOW + 2), rules=rules, is_confirmed_since=lambda _: confirmed)
+    partition.handle(CHANGED, later)
     assert (partition.halted is not None) is halts
 
 
 # -- a follower ------------------------------------------------------------------------------------
 
-FOLLOWER_RULES = FollowerRules(60.0, from_latest=False, broker_id=BrokerId(2))
+FOLLOWER_RULES = Rules(
+    8, from_latest=False, on_gap="step_over", broker_id=BrokerId(2), rescue_patience=60.0
+)
 PATIENCE = FOLLOWER_RULES.patience_of(TP)
-NOTHING_AT_RISK = Risk(None, 0, WALL + 30)
-FIRST_AT_RISK = Risk(Offset(10), 1, float("inf"))
+AT_RISK_IN_30_SECONDS = RiskRule(before=0.0, retention=WALL + 30)
+FIRST_AT_RISK = RiskRule(before=0.0, retention=None)
+"""Nothing by time; `followed` sets what is at risk by size."""
+
+
+def as_follower(now: float, rule: RiskRule) -> Situation:
+    return replace(at(now), rules=FOLLOWER_RULES, risk_rule=rule)
 
 
 def followed() -> Partition:
@@ -338,13 +361,14 @@ def followed() -> Partition:
     return partition
 
 
-def steps_of(partition: Partition, now: float, risk: Risk) -> list[Action]:
-    notice_watermark(partition)
-    return follow(partition, now, WALL, FOLLOWER_RULES, risk, ALL_COMMITTED)
+def steps_of(partition: Partition, now: float, rule: RiskRule) -> list[Action]:
+    by_size = Offset(10) if rule is FIRST_AT_RISK else None
+    partition.note_risk_by_size(by_size)
+    return partition.handle(CHANGED, as_follower(now, rule))
 
 
 def test_a_follower_asks_nothing_before_a_segment_nears_its_deletion() -> None:
-    assert steps_of(followed(), NOW, NOTHING_AT_RISK) == [LookAt(NOW + 30)]
+    assert steps_of(followed(), NOW, AT_RISK_IN_30_SECONDS) == [LookAt(NOW + 30)]
 
 
 def test_a_follower_stores_what_is_at_risk_once_the_watermark_stands_still() -> None:
@@ -352,10 +376,11 @@ def test_a_follower_stores_what_is_at_risk_once_the_watermark_stands_still() -> 
     for now in (NOW, later):
         assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]
         begun = begin(partition, Request.LOAD)
-        partition.handle(RequestSucceeded(begun, archive(0), 0), now, WALL)
+        situation = as_follower(now, FIRST_AT_RISK)
+        actions = partition.handle(RequestSucceeded(begun, archive(0)), situation)
 
     first, second = partition.tracked.values()
-    began, wanted, again = steps_of(partition, later, FIRST_AT_RISK)
+    began, wanted, again = actions
     assert began == TellRescue(Offset(0), 1, PATIENCE)
     assert isinstance(wanted, Upload)
     assert wanted.segment is first, "the second is not at risk"
@@ -369,5 +394,19 @@ def test_a_follower_leaves_a_watermark_alone_that_moves() -> None:
         assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]
         begun = begin(partition, Request.LOAD)
         read = archive(next_offset, base=0)
-        partition.handle(RequestSucceeded(begun, read, 0), now, WALL)
+        partition.handle(RequestSucceeded(begun, read), as_follower(now, FIRST_AT_RISK))
     assert steps_of(partition, later, FIRST_AT_RISK) == [LookAt(later + PATIENCE)]
+
+
+def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:
+    partition, error = made(0, 10), KeyError("x")
+
+    def fail(_: TrackedSegment) -> bool:
+        raise error
+
+    broken = replace(ALL_COMMITTED, is_committed=fail)
+    segment = partition.tracked.pop(BaseOffset(0))
+    event = UploadSucceeded(segment, partition.generation, stored(0))
+    assert partition.handle(event, broken)[0] == Release(segment)
+    partition = made(0)
+    assert partition.handle(CHANGED, broken) == [HoldBack(error)]

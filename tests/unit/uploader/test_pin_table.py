@@ -13,9 +13,9 @@ from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.pinning import bounds
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.pinning import table as pin_table
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import SegmentState, Timeline, TrackedSegment
 from tests.harness.log_dir import LogDir, PartitionLog
@@ -181,7 +181,7 @@ class Disks:
         self, config: PinsConfig, device: Callable[[str], int | None] | None = None
     ) -> CollectorRegistry:
         registry = CollectorRegistry()
-        bounds.enforce_bounds(
+        pin_table.enforce_bounds(
             self.table,
             config,
             self.log_dirs,
@@ -232,7 +232,7 @@ def test_a_disk_below_its_floor_costs_the_pins_of_its_own_log_dir_alone(
     short, _ = disks.log_dirs
     floor = 10 * disks.size
     monkeypatch.setattr(
-        bounds,
+        pin_table,
         "free_bytes",
         lambda log_dir: (floor - disks.size - 1 if log_dir == short else floor, 10**9),
     )
@@ -246,7 +246,7 @@ def test_a_shortage_of_a_disk_that_two_log_dirs_share_is_freed_once(
 ) -> None:
     """The newest of both goes, and not the newest of each."""
     floor = 10 * disks.size
-    monkeypatch.setattr(bounds, "free_bytes", lambda _: (floor - disks.size, 10**9))
+    monkeypatch.setattr(pin_table, "free_bytes", lambda _: (floor - disks.size, 10**9))
     config = PinsConfig.model_validate({"min_free_disk": f"{floor}B"})
     disks.enforce(config, lambda _: 7)
     assert disks.held() == [[0, 10, 20], [0, 10]]

@@ -20,14 +20,13 @@ from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState
-from sidetier.uploader.archive.health import StoresHealth
-from sidetier.uploader.archive.places import Place
-from sidetier.uploader.engine import readiness
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.led_partitions import LedPartitions
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
 from sidetier.uploader.state import segment as segment_state
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline, TrackedSegment
+from sidetier.uploader.status_board import readiness
+from sidetier.uploader.stores import Place, StoresHealth
 from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.daemons import Site, place_of, stored_next

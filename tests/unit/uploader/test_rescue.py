@@ -14,7 +14,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import Role
 from sidetier.uploader.state import segment as segment_state
-from sidetier.uploader.state.leading import RESCUES_TAKE
+from sidetier.uploader.state.decisions import RESCUES_TAKE
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,

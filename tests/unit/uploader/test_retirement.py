@@ -18,7 +18,7 @@ from sidetier.storage.port import RemoteStorage
 from sidetier.telemetry.status import PartitionState
 from sidetier.uploader.archive.quarantine.mover import MoveContext
 from sidetier.uploader.archive.quarantine.retirement import retire
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import LAYOUT, Site, stored_logs, stored_next, watermark_of
 from tests.harness.intercepted_store import KilledError, MortalStore

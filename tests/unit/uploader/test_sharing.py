@@ -12,10 +12,10 @@ from sidetier.segments.errors import (
     SegmentGoneError,
     StoreUnavailableError,
 )
-from sidetier.segments.offsets import TopicPartition
+from sidetier.segments.offsets import LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.running.sharing import SharedPool, StoreGate, most_for_one
-from sidetier.uploader.running.workers import Job
+from sidetier.uploader.state.partition import Partition
+from sidetier.uploader.workers import SharedPool, StoreGate, Task, most_for_one
 from tests.harness.daemons import RunningDaemon, Site, place_of, stored_next
 from tests.harness.log_dir import LogDir, PartitionLog
 
@@ -138,44 +138,45 @@ def test_a_long_upload_that_goes_on_does_not_keep_the_probe_away(gate: Store) ->
 
 
 class ByHand:
-    """A pool of two threads whose jobs end when the test says so."""
+    """A pool of two threads whose tasks end when the test says so."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job[Any]] = []
+        self.tasks: list[Task[Any]] = []
 
     @property
     def free(self) -> int:
-        return 2 - len(self.jobs)
+        return 2 - len(self.tasks)
 
     @property
     def busy(self) -> int:
-        return len(self.jobs)
+        return len(self.tasks)
 
-    def submit(self, job: Job[Any]) -> None:
-        self.jobs.append(job)
+    def submit(self, task: Task[Any]) -> None:
+        self.tasks.append(task)
 
 
 def test_one_store_alone_has_every_thread_and_two_leave_each_other_some() -> None:
     hand, one, two = ByHand(), StoreGate(), StoreGate()
-    pool = SharedPool(hand, lambda: 0.0)  # type: ignore[arg-type]
-    outcomes: list[object] = []
-    job: Job[object] = Job(lambda: None, outcomes.append, outcomes.append)
-    tp = TopicPartition("t", 0)
+    pool: SharedPool[object] = SharedPool(hand, lambda: 0.0)  # type: ignore[arg-type]
+    task: Task[object] = Task(lambda: None, lambda error: error)
+    partition = Partition(TopicPartition("t", 0), LeaderEpoch(0))
 
     def answered() -> None:
-        hand.jobs.pop(0).done("answered")
+        admission = hand.tasks.pop(0).admission
+        assert admission is not None
+        assert admission.partition is partition
+        pool.left(admission, None)
 
-    pool.submit(one, job, tp)
+    pool.submit(one, task, partition)
     answered()
-    pool.submit(one, job, tp)
+    pool.submit(one, task, partition)
     assert pool.has_room(one)
     assert pool.has_room(two)
     assert not pool.has_room(one), "now that there is another"
-    pool.submit(two, job, tp)
+    pool.submit(two, task, partition)
     assert not pool.has_room(two)
     answered()
     assert pool.has_room(one)
-    assert outcomes == ["answered", "answered"]
 
 
 # -- the daemon -----------------------------------------------------------------------------------

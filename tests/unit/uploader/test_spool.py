@@ -17,16 +17,14 @@ from sidetier.segments.offsets import BaseOffset, LeaderEpoch
 from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader import periodic_tasks
+from sidetier.uploader import engine
+from sidetier.uploader.clock import SYSTEM_CLOCK
 from sidetier.uploader.daemon import DaemonDiedError
 from sidetier.uploader.pinning import spool, spooling
-from sidetier.uploader.pinning.bounds import enforce_bounds
 from sidetier.uploader.pinning.pins import pin
-from sidetier.uploader.pinning.spool import Spool
-from sidetier.uploader.pinning.spool_homes import late_home, spool_homes
+from sidetier.uploader.pinning.spool import Spool, late_home, spool_homes
 from sidetier.uploader.pinning.spooling import take_spooled
-from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.running.clock import SYSTEM_CLOCK
+from sidetier.uploader.pinning.table import PinTable, enforce_bounds
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import Timeline
 from sidetier.uploader.watching.disk import EPOCH_CHECKPOINT_NAME
@@ -609,7 +607,7 @@ def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a partition that is led elsewhere now: the broker deletes it after the start."""
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     spool_and_stop(spooling_site, log_dir, log, 2)
     spooling_site.leadership = LeadershipByHand({})
     pins = {"min_free_disk": "0", "spool": [str(home)], "max_deleted_bytes": 0}

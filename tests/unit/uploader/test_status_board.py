@@ -11,8 +11,8 @@ from sidetier.segments.offsets import BaseOffset, BrokerId, LeaderEpoch, TopicPa
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.pages import partition_row
 from sidetier.telemetry.status import PinnedRange, SegmentStatus
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import SegmentTimes, pin
-from sidetier.uploader.running.clock import Clock
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.segment import (
     DEFAULT_RETENTION,

@@ -16,7 +16,7 @@ from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader.archive.takeover import scan as scan_module
+from sidetier.uploader.archive.takeover import HELPERS, scan
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
     LAYOUT,
@@ -115,12 +115,12 @@ def test_it_is_scanned_once_in_its_life(scene: Scene) -> None:
 
 def test_what_it_costs_to_look_at_many_segments(scene: Scene) -> None:
     """A listing, and two requests for each; with helpers, in whatever order they answer."""
-    assert scan_module.HELPERS > 1
+    assert HELPERS > 1
     stored = [scene.log.closed_segment(50) for _ in range(20)]
     scene.peer.upload(scene.log, *stored)
     scene.peer.mark(stored[-1])
     made = len(scene.store.requests)
-    segments, damaged = scan_module.scan(scene.store, LAYOUT, scene.log.tp)
+    segments, damaged = scan(scene.store, LAYOUT, scene.log.tp)
     assert [s.base_offset for s in segments] == stored
     assert [int(s.next_offset) for s in segments] == [*stored[1:], scene.log.active]
     assert damaged == []
@@ -269,7 +269,7 @@ def test_an_index_that_is_of_no_use_is_not_believed(scene: Scene, index: str) ->
     scene.peer.upload(scene.log, *bases(0, 100), base)
     scene.peer.put(base, FileKind.INDEX, data)
     scene.peer.mark(base)
-    segments, damaged = scan_module.scan(scene.store, LAYOUT, scene.log.tp)
+    segments, damaged = scan(scene.store, LAYOUT, scene.log.tp)
     assert damaged == []
     assert segments[-1].next_offset == base + 600
 

@@ -1,20 +1,19 @@
 """The daemon's inbox, timers, workers, hints and bandwidth cap; time is injected."""
 
+import queue
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.running.loop import Inbox, Timers
-from sidetier.uploader.running.workers import Job, WorkerPool
+from sidetier.uploader.clock import Timers
 from sidetier.uploader.sending.throttle import Throttle
-from sidetier.uploader.watching.hints import HintBoard
+from sidetier.uploader.watching.watch import HintBoard
+from sidetier.uploader.workers import Finished, Task, WorkerDied, WorkerPool
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
-
-
-def raise_it(error: Exception) -> None:
-    raise error
 
 
 class Now:
@@ -126,41 +125,7 @@ def test_a_look_at_everything_wakes_once() -> None:
     assert len(woken) == 1
 
 
-# -- inbox and timers ------------------------------------------------------------------------------
-
-
-def test_the_inbox_runs_what_is_there_in_order() -> None:
-    inbox, ran = Inbox(raise_it), list[int]()
-    for number in range(3):
-        inbox.put(lambda number=number: ran.append(number))  # type: ignore[misc]
-    inbox.run(0)
-    assert ran == [0, 1, 2]
-
-
-def test_what_an_outcome_puts_there_waits_for_the_next_run() -> None:
-    inbox, ran = Inbox(raise_it), list[str]()
-
-    def first() -> None:
-        ran.append("first")
-        inbox.put(lambda: ran.append("second"))
-
-    inbox.put(first)
-    inbox.run(0)
-    inbox.run(0)
-    assert ran == ["first", "second"]
-
-
-def test_an_empty_inbox_returns_after_its_timeout() -> None:
-    Inbox(raise_it).run(-1)
-    Inbox(raise_it).run(0.01)
-
-
-def test_another_thread_wakes_it() -> None:
-    inbox = Inbox(raise_it)
-    timer = threading.Timer(0.01, inbox.wake)
-    timer.start()
-    inbox.run(30)
-    timer.join()
+# -- timers ---------------------------------------------------------------------------------------
 
 
 def test_timers_come_when_they_are_due_and_once() -> None:
@@ -225,20 +190,24 @@ class Owner:
     """The daemon's side of a pool."""
 
     def __init__(self, size: int = 2) -> None:
-        self.inbox = Inbox(raise_it)
-        self.pool = WorkerPool("test", size, self.inbox.put)
-        self.results: list[object] = []
-        self.errors: list[Exception] = []
+        self._incoming: queue.SimpleQueue[Finished[Any] | WorkerDied] = queue.SimpleQueue()
+        self.pool: WorkerPool[Any] = WorkerPool("test", size, self._incoming.put)
 
-    def submit(self, work: object) -> None:
-        assert callable(work)
-        self.pool.submit(Job(work, self.results.append, self.errors.append))
+    def submit(self, work: Callable[[], object]) -> None:
+        self.pool.submit(Task(work, lambda error: f"failed: {error}"))
 
-    def run(self) -> None:
-        self.inbox.run(5)
+    def take(self) -> Finished[Any]:
+        """The next result of a task."""
+        finished = self._incoming.get(timeout=5)
+        assert isinstance(finished, Finished)
+        self.pool.release()
+        return finished
+
+    def take_death(self) -> None:
+        assert self._incoming.get(timeout=5) == WorkerDied("test")
 
 
-def test_outcomes_are_handled_where_the_owner_says() -> None:
+def test_a_task_runs_on_a_worker_and_its_event_comes_back() -> None:
     owner = Owner()
     threads: list[str] = []
 
@@ -247,27 +216,26 @@ def test_outcomes_are_handled_where_the_owner_says() -> None:
         return 7
 
     owner.submit(work)
-    assert owner.results == []
-    owner.run()
-    assert owner.results == [7]
+    finished = owner.take()
+    assert (finished.pool, finished.event, finished.error) == ("test", 7, None)
     assert threads[0].startswith("test-")
     assert owner.pool.free == 2
     owner.pool.stop()
 
 
-def test_an_error_goes_to_its_owner_and_the_worker_goes_on() -> None:
+def test_an_error_becomes_an_event_and_the_worker_goes_on() -> None:
     owner = Owner(1)
     owner.submit(lambda: 1 // 0)
-    owner.run()
-    assert [type(error) for error in owner.errors] == [ZeroDivisionError]
+    finished = owner.take()
+    assert isinstance(finished.error, ZeroDivisionError)
+    assert finished.event == f"failed: {finished.error}"
     owner.submit(lambda: "well")
-    owner.run()
-    assert owner.results == ["well"]
+    assert owner.take().event == "well"
     assert owner.pool.death is None
     owner.pool.stop()
 
 
-def test_one_more_than_fits_is_refused() -> None:
+def test_a_worker_is_busy_until_its_result_is_taken() -> None:
     owner = Owner(1)
     gate = threading.Event()
     owner.submit(gate.wait)
@@ -275,7 +243,7 @@ def test_one_more_than_fits_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no free worker"):
         owner.submit(gate.wait)
     gate.set()
-    owner.run()
+    owner.take()
     assert owner.pool.busy == 0
     owner.pool.stop()
 
@@ -287,13 +255,12 @@ def test_a_death_inside_is_told_and_wakes_the_owner() -> None:
         raise SystemExit("out of memory")
 
     owner.submit(die)
-    owner.run()
+    owner.take_death()
     assert isinstance(owner.pool.death, SystemExit)
-    assert owner.results == []
     owner.pool.stop()
 
 
-def test_stop_ends_idle_threads_at_once_and_busy_ones_after_their_job() -> None:
+def test_stop_ends_idle_threads_at_once_and_busy_ones_after_their_task() -> None:
     owner = Owner(2)
     gate = threading.Event()
     owner.submit(gate.wait)
@@ -305,24 +272,4 @@ def test_stop_ends_idle_threads_at_once_and_busy_ones_after_their_job() -> None:
     for thread in owner.pool._threads:
         thread.join(5)
         assert not thread.is_alive()
-    owner.run()
-    assert owner.results == [True]
-
-
-def test_a_result_that_cannot_be_taken_in_is_a_failure_of_its_job() -> None:
-    owner = Owner()
-    owner.pool.submit(Job(lambda: 7, lambda _: raise_it(IndexError()), owner.errors.append))
-    owner.run()
-    (error,) = owner.errors
-    assert isinstance(error, IndexError)
-    assert owner.pool.free == 2
-
-
-def test_an_outcome_that_raises_keeps_no_other_waiting() -> None:
-    failed, ran = list[Exception](), list[int]()
-    inbox = Inbox(failed.append)
-    inbox.put(lambda: raise_it(IndexError()))
-    inbox.put(lambda: ran.append(1))
-    inbox.run(0)
-    assert ran == [1]
-    assert isinstance(failed[0], IndexError)
+    assert owner.take().event is True

@@ -1,6 +1,8 @@
 """Compacted and natively tiered topics are refused with the reason; retention gives the order."""
 
 import os
+import queue
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -9,16 +11,14 @@ from sidetier.leadership.port import TopicConfig
 from sidetier.storage.fake import FakeStorage
 from sidetier.telemetry.metrics import Metrics
 from sidetier.telemetry.status import PartitionState
-from sidetier.uploader import periodic_tasks
+from sidetier.uploader import engine
+from sidetier.uploader.clock import Clock
 from sidetier.uploader.gates import topic_rules
-from sidetier.uploader.gates.topic_rules import TopicRules
-from sidetier.uploader.running.clock import Clock
-from sidetier.uploader.running.loop import Inbox
-from sidetier.uploader.running.workers import WorkerPool
-from sidetier.uploader.unexpected import Subject, UnexpectedErrors
+from sidetier.uploader.gates.topic_rules import TopicConfigEvent, TopicRules
+from sidetier.uploader.unexpected import UnexpectedErrors
+from sidetier.uploader.workers import WorkerPool
 from tests.harness.daemons import LAYOUT, ConfigsByHand, Site, stored_logs, stored_next
 from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
-from tests.harness.waiting import wait_until
 
 
 class Rules:
@@ -29,12 +29,11 @@ class Rules:
         self.learned: list[str] = []
         self.metrics = Metrics(CollectorRegistry())
         self.errors = UnexpectedErrors(self.metrics, Clock(lambda: self.now, lambda: self.now))
-        self.inbox = Inbox(lambda error: self.errors.note(Subject("an outcome"), error))
-        self.pool = WorkerPool("rules", 1, self.inbox.put)
+        self.finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.pool: WorkerPool[TopicConfigEvent] = WorkerPool("rules", 1, self.finished.put)
         self.rules = TopicRules(
             source,
             self.pool,
-            self.learned.extend,
             lambda: self.now,
             self.metrics,
             self.errors,
@@ -43,11 +42,10 @@ class Rules:
 
     def ask(self, *topics: str, topic_id: str | None = None) -> None:
         self.rules.ask(dict.fromkeys(topics, topic_id))
-        wait_until(self._idle, 5, "the answer")
-
-    def _idle(self) -> bool:
-        self.inbox.run(0.01)
-        return self.pool.busy == 0
+        if self.pool.busy:
+            event = self.finished.get(timeout=5).event
+            self.pool.release()
+            self.learned.extend(self.rules.handle(event))
 
 
 def test_nobody_to_ask_allows_everything() -> None:
@@ -158,7 +156,7 @@ def test_another_retention_changes_which_segments_are_held_open(
     site: Site, log_dir: LogDir, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three closed segments two can be held open: those that the broker deletes first."""
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     other = log_dir.create("other")
     for one in (log, other):
@@ -195,7 +193,7 @@ def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does it make the sidecar unready. Its directory has not changed since it was refused."""
-    monkeypatch.setattr(periodic_tasks, "_HOUSEKEEPING_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     good = log_dir.create("good")
     log.closed_segments(3)

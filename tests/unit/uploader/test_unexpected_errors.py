@@ -11,8 +11,8 @@ from sidetier.leadership.port import HighWatermark, TopicConfig
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.uploader.archive.places import Place
 from sidetier.uploader.state import segment as segment_state
+from sidetier.uploader.stores import Place
 from sidetier.uploader.watching.log_dirs import LogDirs
 from tests.harness.archive_sound import check_archive, recorded_gaps
 from tests.harness.daemons import (
@@ -228,15 +228,31 @@ class FaultyConfigs(ConfigsByHand):
         return answers
 
 
+class AnswersForOthers(FaultyConfigs):
+    """Also answers for a topic that nobody has asked for: the event cannot be handled."""
+
+    def topic_configs(self, topics: Iterable[str]) -> Mapping[str, TopicConfig | None]:
+        answers = ConfigsByHand.topic_configs(self, topics)
+        return {**answers, "other": TopicConfig()} if self.broken else answers
+
+
+@pytest.mark.parametrize(
+    ("source", "error"), [(FaultyConfigs, "retention.ms"), (AnswersForOthers, "KeyError: 'other'")]
+)
 def test_a_strange_answer_about_topics_is_asked_for_again(
-    site: Site, store: FakeStorage, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+    site: Site,
+    store: FakeStorage,
+    log: PartitionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    source: type[FaultyConfigs],
+    error: str,
 ) -> None:
-    monkeypatch.setattr("sidetier.uploader.periodic_tasks._HOUSEKEEPING_SECONDS", 0.02)
-    site.topic_configs = configs = FaultyConfigs({"t": TopicConfig()})
+    monkeypatch.setattr("sidetier.uploader.engine._HOUSEKEEPING_SECONDS", 0.02)
+    site.topic_configs = configs = source({"t": TopicConfig()})
     log.closed_segments(1)
     with site.running() as running:
         subject = "asking the brokers for topic configurations"
-        running.wait(lambda: "retention.ms" in (held(running, subject) or ""), "the error")
+        running.wait(lambda: error in (held(running, subject) or ""), "the error")
         configs.broken = False
         store_all(running, site, log)
         running.wait(lambda: held(running, subject) is None, "the error to be gone")

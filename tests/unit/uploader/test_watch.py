@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 from watchdog.observers.inotify_c import InotifyEvent, InotifyFD
 
 from sidetier.telemetry.metrics import Metrics
-from sidetier.uploader.watching.hints import HintBoard, Hints
-from sidetier.uploader.watching.watch import Watcher
+from sidetier.uploader.watching.watch import HintBoard, Hints, Watcher
 from tests.harness.inotify import overflow
 from tests.harness.waiting import wait_for, wait_until
 

@@ -16,9 +16,11 @@ steps, and what a kill right after each one leaves:
    segment stays: the move is complete.
 """
 
-from collections.abc import Iterator
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 from sidetier.archive.objects.gaps import shorten_gap
 from sidetier.archive.objects.leader_epochs import read_epoch_history
@@ -29,19 +31,35 @@ from sidetier.archive.objects.pinterest_metadata import (
 )
 from sidetier.archive.objects.quarantine import Cut, MovePlan
 from sidetier.archive.objects.watermark import Watermark
+from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import (
     encode_leader_epoch_checkpoint,
 )
 from sidetier.segments.errors import (
     ArchiveConflictError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
     PreconditionFailedError,
+    UnsupportedFormatError,
 )
 from sidetier.segments.keys import ArchiveLayout, parse_gap_key, parse_object_key
-from sidetier.segments.names import FileKind
-from sidetier.segments.offsets import BaseOffset
+from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.notes import (
+    BROKER_ID_KEY,
+    LEADER_EPOCH_KEY,
+    MAX_TIMESTAMP_KEY,
+    NEXT_OFFSET_KEY,
+    NONE,
+    NOTE_KEYS,
+    TOPIC_ID_KEY,
+    epochs_note,
+    records_note,
+)
+from sidetier.segments.offsets import UNKNOWN_EPOCH, BaseOffset
+from sidetier.segments.txn_index import encode_txn_index, parse_txn_index
+from sidetier.segments.walker import BatchWalker, SegmentFacts
 from sidetier.storage.bodies import BytesBody
-from sidetier.storage.port import IfMatch, ObjectSummary, RemoteStorage
-from sidetier.uploader.archive.quarantine.cut import store_cut
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.quarantine.relocation import (
     Claim,
     ForEach,
@@ -49,6 +67,85 @@ from sidetier.uploader.archive.quarantine.relocation import (
     MovedOne,
     Relocation,
 )
+from sidetier.uploader.sending.conditional_put import Existing, FileToStore, compare, put_file
+
+# -- reading a stored `.log` in pieces ----------------------------------------------------------
+
+PIECE: Final = 4 * 1024**2
+"""Bytes of one request."""
+
+
+@dataclass(slots=True)
+class PieceReader:
+    """Reads an object at any position, as `os.pread` does. Keeps the last piece in memory."""
+
+    store: RemoteStorage
+    key: str
+    size: int
+    _start: int = 0
+    _piece: bytes = b""
+
+    def __call__(self, position: int, length: int) -> bytes:
+        """Return up to `length` bytes from `position` on."""
+        at = position - self._start
+        if at < 0 or at + length > len(self._piece):
+            end = min(self.size, position + max(length, PIECE))
+            with self.store.get_object_input_stream(self.key, position, end) as stream:
+                self._piece = stream.read()
+            self._start, at = position, 0
+        return self._piece[at : at + length]
+
+
+def pieces(store: RemoteStorage, key: str, end: int) -> Iterator[memoryview]:
+    """Yield the bytes from the start up to `end`, exclusive, in order."""
+    reader = PieceReader(store, key, end)
+    for start in range(0, end, PIECE):
+        yield memoryview(reader(start, min(PIECE, end - start)))
+
+
+@dataclass(frozen=True, slots=True)
+class BeginningOf:
+    """The first `size` bytes of a stored object, as a Body of the storage port.
+
+    It is streamed, because a segment can be larger than the memory.
+    """
+
+    store: RemoteStorage
+    key: str
+    size: int
+
+    def open(self) -> BinaryIO:
+        """Return a new stream, at the first byte."""
+        reader = PieceReader(self.store, self.key, self.size)
+        return cast("BinaryIO", io.BufferedReader(_Stream(reader), PIECE))
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, reader: PieceReader) -> None:
+        super().__init__()
+        self._reader = reader
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._reader.size}
+        self._position = max(0, origin[whence] + offset)
+        return self._position
+
+    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
+        wanted = min(len(buffer), self._reader.size - self._position)
+        data = self._reader(self._position, wanted) if wanted > 0 else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+# -- the move -------------------------------------------------------------------------------------
 
 _GAPS: Final = "gaps/"
 _START: Final = "start.json"
@@ -236,3 +333,119 @@ class _Mover:
             self._store.put_object(key, BytesBody(data), condition=IfMatch(etag))
         except PreconditionFailedError:
             raise ArchiveConflictError(f"{key} was written while the archive was moved") from None
+
+
+# -- the cut segment -----------------------------------------------------------------------------
+
+
+def store_cut(
+    store: RemoteStorage, layout: ArchiveLayout, plan: MovePlan, cut: Cut, claim: Claim
+) -> None:
+    """Store the part of the segment that stays, with rebuilt indexes.
+
+    Raises:
+        DamagedSegmentError: the quarantined copy is not whole record batches up to the cut.
+        ArchiveConflictError: another process has taken over the move, or written the object.
+        StorageError: as the port says.
+    """
+    source = plan.target + segment_file_name(cut.base_offset, FileKind.LOG)
+    walker = BatchWalker(source, rebuild_indexes=True)
+    for piece in pieces(store, source, cut.size):
+        walker.feed(piece)
+    facts = walker.finish()
+    before = store.head_object(source).metadata
+    stay = (NOTE_KEYS[FileKind.SNAPSHOT], TOPIC_ID_KEY)
+    kept = {name: before[name] for name in stay if name in before}
+    notes = kept | _cut_transactions(store, layout, plan, cut, claim, before)
+    for file in _files(layout, plan, cut, BeginningOf(store, source, cut.size), facts, notes):
+        _store(store, file, claim)
+
+
+def _store(store: RemoteStorage, file: FileToStore, claim: Claim) -> None:
+    """Store one file, also over the whole one.
+
+    This is the only code that replaces a sidecar's `.log`. It may, because our `offset.wm` ends
+    below the segment during the move.
+    """
+    condition: Condition = IfAbsent()
+    with contextlib.suppress(ObjectNotFoundError):
+        head = store.head_object(file.key)
+        if compare(head, file) is Existing.GOOD and head.size == file.body.size:
+            return
+        condition = IfMatch(head.etag)
+    claim.check()
+    try:
+        put_file(store, file, condition)
+    except PreconditionFailedError:
+        raise ArchiveConflictError(f"{file.key} was written while it was to be cut") from None
+
+
+def _files(
+    layout: ArchiveLayout,
+    plan: MovePlan,
+    cut: Cut,
+    log: BeginningOf,
+    facts: SegmentFacts,
+    notes: Mapping[str, str],
+) -> list[FileToStore]:
+    if facts.indexes is None:
+        raise RuntimeError("the walk was to rebuild the indexes")
+    epoch = facts.last_leader_epoch
+    noted = {
+        NEXT_OFFSET_KEY: str(plan.next_offset),
+        MAX_TIMESTAMP_KEY: str(facts.max_timestamp),
+        LEADER_EPOCH_KEY: str(UNKNOWN_EPOCH if epoch is None else epoch),
+        BROKER_ID_KEY: str(plan.broker_id),
+        **epochs_note(facts.epochs),
+        **records_note(facts.plain_records),
+        **notes,
+    }
+
+    def key(kind: FileKind) -> str:
+        return layout.object_key(plan.topic_partition, cut.base_offset, kind)
+
+    def small(kind: FileKind, data: bytes) -> FileToStore:
+        return FileToStore(key(kind), BytesBody(data), crc64nvme(data), {}, plan.leader_epoch)
+
+    return [
+        small(FileKind.INDEX, facts.indexes.index),
+        small(FileKind.TIMEINDEX, facts.indexes.timeindex),
+        FileToStore(key(FileKind.LOG), log, facts.crc64nvme, noted, plan.leader_epoch),
+    ]
+
+
+def _cut_transactions(
+    store: RemoteStorage,
+    layout: ArchiveLayout,
+    plan: MovePlan,
+    cut: Cut,
+    claim: Claim,
+    before: Mapping[str, str],
+) -> dict[str, str]:
+    """Store the transaction index without the entries whose abort marker is at the divergence or
+    above it.
+
+    Returns:
+        The metadata that the `.log` gets about the transaction index. Empty where the whole
+        segment's `.log` had none, or the stored index does not match it.
+    """
+    note, name = NOTE_KEYS[FileKind.TXNINDEX], segment_file_name(cut.base_offset, FileKind.TXNINDEX)
+    noted = before.get(note)
+    key = layout.object_key(plan.topic_partition, cut.base_offset, FileKind.TXNINDEX)
+    try:
+        whole = store.get_object(plan.target + name).data
+        entries = parse_txn_index(whole, name)
+    except (ObjectNotFoundError, DamagedSegmentError, UnsupportedFormatError):
+        return {note: NONE} if noted == NONE else {}
+    if noted != f"{crc64nvme(whole):016x}":
+        return {}
+    data = encode_txn_index(e for e in entries if e.last_offset < plan.next_offset)
+    if data:
+        file = FileToStore(key, BytesBody(data), crc64nvme(data), {}, plan.leader_epoch)
+        _store(store, file, claim)
+        return {note: f"{file.crc64nvme:016x}"}
+    with contextlib.suppress(ObjectNotFoundError):
+        head = store.head_object(key)
+        claim.check()
+        store.delete_object(key, condition=IfMatch(head.etag))
+    return {note: NONE}

@@ -14,8 +14,12 @@ from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.archive.archive_state import ArchiveState, Leader
-from sidetier.uploader.archive.quarantine.mover import MoveContext, carry_out, probe_removal
-from sidetier.uploader.archive.quarantine.stored_log import PieceReader
+from sidetier.uploader.archive.quarantine.mover import (
+    MoveContext,
+    PieceReader,
+    carry_out,
+    probe_removal,
+)
 from sidetier.uploader.errors import DivergedError
 from sidetier.uploader.gates.divergence import LocalHistory
 

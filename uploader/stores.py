@@ -1,17 +1,39 @@
-"""Whether the stores answer, judged by the results of the daemon's own requests."""
+"""The stores in use: where a topic is archived, and whether its store answers.
 
-from typing import TYPE_CHECKING, Final
+Whether a store answers follows from the results of the daemon's own requests.
+"""
 
-from sidetier.segments.errors import AccessDeniedError, StorageError, TransientStorageError
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.segments.errors import (
+    AccessDeniedError,
+    StorageError,
+    TransientStorageError,
+)
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
-from sidetier.uploader.archive.places import PlaceOf
-
-if TYPE_CHECKING:
-    from sidetier.uploader.running.sharing import StoreGate
-
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.archive.archive_writer import ArchiveWriter
+from sidetier.uploader.workers import StoreGate
 
 _OUTAGE_FAILURES: Final = 3
 """Failed requests in a row that count as an outage; fewer are a busy store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store, its key layout, the writer of the archives on it, and its gate."""
+
+    store: RemoteStorage
+    layout: ArchiveLayout
+    archive_writer: ArchiveWriter
+    gate: StoreGate = field(default_factory=StoreGate)
+
+
+PlaceOf = Callable[[str], Place]
+"""Returns the place of a topic, by its name."""
 
 
 class StoreHealth:
@@ -49,6 +71,14 @@ class StoresHealth:
     def __init__(self, place_of: PlaceOf) -> None:
         self._place_of = place_of
         self._known: dict[StoreGate, StoreHealth] = {}
+
+    def note(self, gate: StoreGate, error: Exception | None) -> None:
+        """Note the result of a task that has used a store."""
+        health = self._known.setdefault(gate, StoreHealth())
+        if error is None:
+            health.succeeded()
+        else:
+            health.failed(error)
 
     def of(self, tp: TopicPartition) -> StoreHealth:
         """Return the health of a partition's store."""

@@ -1,1 +1,0 @@
-"""Takeover of an archive that Pinterest's uploader has written."""

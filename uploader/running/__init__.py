@@ -1,1 +1,0 @@
-"""The daemon's runtime: inbox and timers, worker threads, clocks."""
