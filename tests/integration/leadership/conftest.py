@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidetier.leadership.kraft.directory import parse_files
-from sidetier.leadership.settings import KraftSettings
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import (
+from devtools.sandbox.kafka import (
     KAFKA_3_9,
     KAFKA_4_3,
     KafkaCluster,
     KraftCluster,
     ZookeeperCluster,
 )
+from sidetier.brokers.java import Java
+from sidetier.leadership.kraft.directory import parse_files
+from sidetier.leadership.settings import KraftSettings
 from sidetier.segments.offsets import BrokerId
 from tests.harness.leadership import Followers, Onlooker, metadata_directory
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.leadership.kraft.directory import MetadataFiles, parse_files
 from sidetier.leadership.kraft.metadata_log import MetadataLog
 from sidetier.leadership.kraft.source import KraftLeadership
 from sidetier.leadership.settings import KraftSettings
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness.leadership import (
     Follower,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from devtools.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.brokers.java import Java
 from sidetier.mirror.topics import MirrorNames
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import Transaction, committed_offsets, describe_transaction
 from sidetier.wire.settings import ClientSettings

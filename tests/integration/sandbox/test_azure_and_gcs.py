@@ -21,7 +21,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore
 
-from sidetier.sandbox.azurite import ACCOUNT, AzuriteServer
+from devtools.sandbox.azurite import ACCOUNT, AzuriteServer
 from tests.harness.azure import AzureContainer, AzuriteFactory, config_at, new_container
 from tests.harness.gcs_server import GcsBucket, GcsServer, new_gcs_bucket
 from tests.harness.s3 import TlsIdentity

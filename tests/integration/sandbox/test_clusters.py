@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from sidetier.sandbox.errors import SandboxError, ServerDiedError
-from sidetier.sandbox.kafka import KAFKA_3_9, KafkaCluster, KraftCluster, ZookeeperCluster
+from devtools.sandbox.kafka import KAFKA_3_9, KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.errors import SandboxError, ServerDiedError
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
 from tests.harness.records import seeded_records
 from tests.harness.topics import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.go import VERSION, some_go
+from devtools.sandbox.go import VERSION, some_go
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.jars import Artifact, Distribution, fetch_with_ivy, fetch_with_maven
+from sidetier.brokers.errors import FetchError
+from sidetier.brokers.jars import Artifact, Distribution, fetch_with_ivy, fetch_with_maven
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
+from devtools.chart.files import FILES, write_files
+from devtools.chart.values_schema import values_schema
+from devtools.chart.values_table import BEGIN, told, with_table
 from sidetier import __version__
-from sidetier.cli.chart.files import FILES, write_files
-from sidetier.cli.chart.values_schema import values_schema
-from sidetier.cli.chart.values_table import BEGIN, told, with_table
 from sidetier.config.schema import json_schema
 from sidetier.config.uploader import UploaderConfig
 from sidetier.telemetry.alerts import ALERTS

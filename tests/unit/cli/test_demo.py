@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.commands.demo import _scene
-from sidetier.cli.demo import play, spark
-from sidetier.cli.demo.records import Ledger, digest, orders
-from sidetier.cli.demo.verify import LogOffsets, PartitionProof, prove
+from devtools.demo import play, spark
+from devtools.demo.__main__ import _scene
+from devtools.demo.records import Ledger, digest, orders
+from devtools.demo.verify import LogOffsets, PartitionProof, prove
+from sidetier.brokers.errors import JavaMissingError
 from sidetier.cli.main import run
 from sidetier.cli.signals import ended_by_signals
-from sidetier.sandbox.errors import JavaMissingError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
 from tests.harness.command_line import CommandLine

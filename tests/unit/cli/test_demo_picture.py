@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 from matplotlib.image import imread
 
-from sidetier.cli.demo.picture import draw
-from sidetier.cli.demo.records import HOUR, orders
-from sidetier.cli.demo.timeline import Held, Sample, deletions, sampled, segment_bytes
+from devtools.demo.picture import draw
+from devtools.demo.records import HOUR, orders
+from devtools.demo.timeline import Held, Sample, deletions, sampled, segment_bytes
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
 from tests.harness.waiting import wait_until
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.kafka import KAFKA_4_3
 from sidetier import __version__
+from sidetier.brokers import jars
+from sidetier.brokers.cache import cache_root
 from sidetier.config.telemetry import HttpConfig
-from sidetier.sandbox import jars
-from sidetier.sandbox.cache import cache_root
-from sidetier.sandbox.kafka import KAFKA_4_3
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
 
 STAGES = read_stages()

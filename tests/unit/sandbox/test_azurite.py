@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox import azurite
-from sidetier.sandbox.errors import FetchError, NodeMissingError
+from devtools.sandbox import azurite
+from sidetier.brokers.errors import FetchError, NodeMissingError
 
 LOCK = Path(azurite.__file__).with_name("azurite_npm") / "package-lock.json"
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.cache import cache_root, fetch_once, is_complete
+from sidetier.brokers.cache import cache_root, fetch_once, is_complete
 
 
 def write_jar(folder: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox import go, versitygw
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go import some_go
+from devtools.sandbox import go, versitygw
+from devtools.sandbox.go import some_go
+from sidetier.brokers.errors import FetchError
 
 NOWHERE = {"PATH": "/nowhere", "GOROOT": "/other", "GOFLAGS": "-v"}
 TELL = '#!/bin/sh\nmkdir -p "$GOPATH/pkg"\necho "$GOPATH|$GOFLAGS|$GOROOT|$GOTOOLCHAIN"\n'

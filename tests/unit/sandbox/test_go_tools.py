@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from devtools.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from sidetier.brokers.errors import FetchError
 
 GO = """#!/bin/sh
 echo "$*" >> "$SAID"

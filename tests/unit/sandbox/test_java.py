@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox import java
-from sidetier.sandbox.errors import JavaMissingError
-from sidetier.sandbox.java import Java, find_java, find_java_for_spark, parse_version
+from sidetier.brokers import java
+from sidetier.brokers.errors import JavaMissingError
+from sidetier.brokers.java import Java, find_java, find_java_for_spark, parse_version
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.operator_schemas import KINDS, operator_schema
+from devtools.sandbox.operator_schemas import KINDS, operator_schema
+from sidetier.brokers.errors import FetchError
 
 GO = """#!/bin/sh
 echo "$*" >> "$SAID"

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox import ports
-from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.ports import HOST, free_port, is_listening
+from sidetier.brokers import ports
+from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.ports import HOST, free_port, is_listening
 
 
 def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import SandboxError, ServerDiedError, ServerTimeoutError
-from sidetier.sandbox.processes import Command, ManagedProcess, stop_together
+from sidetier.brokers.errors import SandboxError, ServerDiedError, ServerTimeoutError
+from sidetier.brokers.processes import Command, ManagedProcess, stop_together
 from tests.harness.waiting import wait_for, wait_until
 
 SLEEPER = ["sleep", "60"]
@@ -18,7 +18,7 @@ STUBBORN = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
 PARENT = """
 import sys, threading
 from pathlib import Path
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.processes import Command, ManagedProcess
 server = ManagedProcess(Command("sleeper", ["sleep", "60"], Path(sys.argv[1])))
 starter = threading.Thread(target=server.start)
 starter.start()

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.kafka import (
+from devtools.sandbox.kafka import (
     KAFKA_3_9,
     KafkaCluster,
     KraftCluster,
     ZookeeperCluster,
     random_cluster_id,
 )
-from sidetier.sandbox.kafka_config import render
+from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.kafka_config import render
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def _no_download(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(version: str, directory: Path, jvm_flags: Sequence[str] = ()) -> list[str]:
         return ["java", *jvm_flags, version, str(directory)]
 
-    monkeypatch.setattr("sidetier.sandbox.kafka.java_command", command)
-    monkeypatch.setattr("sidetier.sandbox.kafka_node.java_command", command)
+    monkeypatch.setattr("devtools.sandbox.kafka.java_command", command)
+    monkeypatch.setattr("sidetier.brokers.kafka_node.java_command", command)
 
 
 def settings_of(cluster: KafkaCluster, node: str) -> dict[str, str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sidetier.sandbox.cache import fetch_once
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go import Go, some_go
+from devtools.sandbox.go import Go, some_go
+from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.errors import FetchError
 
 _BUILD_TIMEOUT_SECONDS = 3600
 _GENTLY = ("nice", "-n", "19")

@@ -5,11 +5,11 @@ import subprocess
 from pathlib import Path
 from typing import Final, Self
 
-from sidetier.sandbox.cache import fetch_once
-from sidetier.sandbox.errors import FetchError, NodeMissingError
-from sidetier.sandbox.ports import HOST, free_port, is_listening
-from sidetier.sandbox.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
-from sidetier.sandbox.s3server import TlsCertificate
+from devtools.sandbox.s3server import TlsCertificate
+from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.errors import FetchError, NodeMissingError
+from sidetier.brokers.ports import HOST, free_port, is_listening
+from sidetier.brokers.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
 
 VERSION: Final = "3.37.0"
 ACCOUNT: Final = "devstoreaccount1"

@@ -12,8 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from sidetier.sandbox import tether
-from sidetier.sandbox.errors import SandboxError, ServerDiedError, ServerTimeoutError
+from sidetier.brokers import tether
+from sidetier.brokers.errors import SandboxError, ServerDiedError, ServerTimeoutError
 
 STOP_GRACE_SECONDS = 20.0
 _POLL_SECONDS = 0.05

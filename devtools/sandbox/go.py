@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.sandbox.pip import download
+from sidetier.brokers.pip import download
 
 VERSION = "1.27.3"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from sidetier.sandbox.ports import HOST
+from sidetier.brokers.ports import HOST
 
 Properties = Mapping[str, object]
 """Kafka's settings. `{directory}` in a value is replaced by the server's own directory."""

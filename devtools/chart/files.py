@@ -8,8 +8,8 @@ from typing import Final
 
 import yaml
 
-from sidetier.cli.chart.values_schema import values_schema
-from sidetier.cli.chart.values_table import with_table
+from devtools.chart.values_schema import values_schema
+from devtools.chart.values_table import with_table
 from sidetier.telemetry.alerts import expressions, rules
 from sidetier.telemetry.dashboard import dashboard
 

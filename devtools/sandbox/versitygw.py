@@ -4,9 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from sidetier.sandbox.cache import fetch_once
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go import some_go
+from devtools.sandbox.go import some_go
+from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.errors import FetchError
 
 VERSION = "1.8.0"
 _PACKAGE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"

@@ -4,7 +4,7 @@ import random
 import socket
 from pathlib import Path
 
-from sidetier.sandbox.errors import SandboxError
+from sidetier.brokers.errors import SandboxError
 
 HOST = "127.0.0.1"
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from sidetier.sandbox.errors import JavaMissingError
-from sidetier.sandbox.java import find_java_for_spark
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.errors import JavaMissingError
+from sidetier.brokers.java import find_java_for_spark
+from sidetier.brokers.processes import Command, ManagedProcess
 
 _SECONDS: Final = 300.0
 _NEEDED: Final = ("pyspark", "pyarrow", "numpy", "cramjam")
@@ -46,7 +46,7 @@ def count_by_minute(config: Path, topic: str, directory: Path) -> Mapping[dateti
     """
     directory.mkdir(parents=True, exist_ok=True)
     result = directory / "minutes.json"
-    line = [sys.executable, "-m", "sidetier.cli.demo.minutes", str(config), topic, str(result)]
+    line = [sys.executable, "-m", "devtools.demo.minutes", str(config), topic, str(result)]
     environment = {
         "JAVA_HOME": str(find_java_for_spark().home),
         "PYSPARK_PYTHON": sys.executable,

@@ -7,12 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from sidetier.cli.archive_listing import read_archive_end
-from sidetier.cli.arguments import size_text
-from sidetier.cli.demo.picture import draw
-from sidetier.cli.demo.records import Ledger, orders
-from sidetier.cli.demo.spark import count_by_minute, what_is_missing, why_no_spark
-from sidetier.cli.demo.stage import (
+from devtools.demo.picture import draw
+from devtools.demo.records import Ledger, orders
+from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
+from devtools.demo.stage import (
     CLUSTER_NAME,
     RETENTION_SECONDS,
     SEGMENT_BYTES,
@@ -22,15 +20,17 @@ from sidetier.cli.demo.stage import (
     Sidecar,
     Topic,
 )
-from sidetier.cli.demo.story import Act, Story
-from sidetier.cli.demo.timeline import Held, Sample, sampled, segment_bytes
-from sidetier.cli.demo.verify import LogOffsets, PartitionProof, prove
+from devtools.demo.story import Act, Story
+from devtools.demo.timeline import Held, Sample, sampled, segment_bytes
+from devtools.demo.verify import LogOffsets, PartitionProof, prove
+from devtools.sandbox.kafka import KAFKA_4_3, KraftCluster
+from sidetier.brokers.errors import ServerTimeoutError
+from sidetier.brokers.jars import KAFKA_4_3 as KAFKA_JARS
+from sidetier.brokers.jars import jars_of
+from sidetier.brokers.java import find_java
+from sidetier.cli.archive_listing import read_archive_end
+from sidetier.cli.arguments import size_text
 from sidetier.config.storage import StorageConfig
-from sidetier.sandbox.errors import ServerTimeoutError
-from sidetier.sandbox.jars import KAFKA_4_3 as KAFKA_JARS
-from sidetier.sandbox.jars import jars_of
-from sidetier.sandbox.java import find_java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.local import LocalStorage

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sidetier.sandbox import versitygw
-from sidetier.sandbox.ports import HOST, free_port, is_listening
-from sidetier.sandbox.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
+from devtools.sandbox import versitygw
+from sidetier.brokers.ports import HOST, free_port, is_listening
+from sidetier.brokers.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
 
 START_TIMEOUT_SECONDS = 120.0
 

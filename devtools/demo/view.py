@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from devtools.demo.play import Played
+from devtools.demo.verify import PartitionProof
 from sidetier.cli.arguments import size_text
-from sidetier.cli.demo.play import Played
-from sidetier.cli.demo.verify import PartitionProof
 from sidetier.cli.output import Cell, Table
 
 _COLUMNS = (

@@ -61,9 +61,9 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
     Exit codes: 0 every record was found; 1 the demo failed; 3 a record is missing or different.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    from sidetier.cli.demo.play import Script, play  # noqa: PLC0415 -- `--help` must not load Kafka's client
-    from sidetier.cli.demo.story import Story  # noqa: PLC0415
-    from sidetier.cli.demo.view import DemoResult  # noqa: PLC0415
+    from devtools.demo.play import Script, play  # noqa: PLC0415 -- `--help` must not load Kafka's client
+    from devtools.demo.story import Story  # noqa: PLC0415
+    from devtools.demo.view import DemoResult  # noqa: PLC0415
     from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
 
     story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)

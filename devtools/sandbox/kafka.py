@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.kafka_config import (
+from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.kafka_config import (
     BROKER_DEFAULTS,
     JVM_FLAGS,
     KRAFT_DEFAULTS,
@@ -22,9 +22,9 @@ from sidetier.sandbox.kafka_config import (
     write_properties,
     zookeeper_properties,
 )
-from sidetier.sandbox.kafka_node import KafkaNode, java_command, make_node
-from sidetier.sandbox.ports import HOST, free_port
-from sidetier.sandbox.processes import (
+from sidetier.brokers.kafka_node import KafkaNode, java_command, make_node
+from sidetier.brokers.ports import HOST, free_port
+from sidetier.brokers.processes import (
     STOP_GRACE_SECONDS,
     Command,
     ManagedProcess,

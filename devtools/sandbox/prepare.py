@@ -1,4 +1,4 @@
-"""Fetch servers, tools and jars: `python -m sidetier.sandbox.prepare [demo|kafka|s3|...]`."""
+"""Fetch servers, tools and jars: `python -m devtools.sandbox.prepare [demo|kafka|s3|...]`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,14 +8,14 @@ from time import monotonic
 import click
 from rich.console import Console
 
-from sidetier.sandbox import azurite, versitygw
-from sidetier.sandbox.cache import cache_root
-from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
-from sidetier.sandbox.jars import HADOOP_HDFS, KAFKA_3_9, KAFKA_4_3, jars_of
-from sidetier.sandbox.java import find_java, find_java_for_spark
-from sidetier.sandbox.operator_schemas import VERSION, operator_schemas
-from sidetier.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
+from devtools.sandbox import azurite, versitygw
+from devtools.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from devtools.sandbox.operator_schemas import VERSION, operator_schemas
+from devtools.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
+from sidetier.brokers.cache import cache_root
+from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.jars import HADOOP_HDFS, KAFKA_3_9, KAFKA_4_3, jars_of
+from sidetier.brokers.java import find_java, find_java_for_spark
 
 _BYTES_PER_MB = 1_000_000
 _KNOWN = ("demo", "kafka", "s3", "azure", "hdfs", "chart", "spark")

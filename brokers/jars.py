@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.sandbox.cache import fetch_once
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.java import find_java
-from sidetier.sandbox.pip import download
+from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.errors import FetchError
+from sidetier.brokers.java import find_java
+from sidetier.brokers.pip import download
 
 # Apache Ivy, which fetches jars if Maven is not installed.
 #

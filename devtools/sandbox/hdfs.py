@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final, Self
 from xml.sax.saxutils import escape
 
-from sidetier.sandbox.errors import SandboxError
-from sidetier.sandbox.jars import HADOOP_HDFS, class_path, jars_of
-from sidetier.sandbox.java import find_java
-from sidetier.sandbox.ports import HOST, free_port
-from sidetier.sandbox.processes import (
+from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.jars import HADOOP_HDFS, class_path, jars_of
+from sidetier.brokers.java import find_java
+from sidetier.brokers.ports import HOST, free_port
+from sidetier.brokers.processes import (
     STOP_GRACE_SECONDS,
     Command,
     ManagedProcess,

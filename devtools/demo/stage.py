@@ -12,11 +12,11 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from sidetier.cli.demo.records import Ledger, Order
-from sidetier.cli.demo.verify import LogOffsets
+from devtools.demo.records import Ledger, Order
+from devtools.demo.verify import LogOffsets
+from devtools.sandbox.kafka import KafkaCluster
+from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.leadership.cluster import End, all_offsets
-from sidetier.sandbox.kafka import KafkaCluster
-from sidetier.sandbox.processes import Command, ManagedProcess
 from sidetier.segments.errors import SidetierError
 from sidetier.segments.offsets import TopicPartition
 

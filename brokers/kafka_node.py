@@ -7,11 +7,11 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidetier.sandbox.jars import KAFKA_3_9, KAFKA_4_3, class_path, jars_of
-from sidetier.sandbox.java import find_java
-from sidetier.sandbox.kafka_config import JVM_FLAGS, logging_flags, write_properties
-from sidetier.sandbox.ports import HOST, is_listening
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.jars import KAFKA_3_9, KAFKA_4_3, class_path, jars_of
+from sidetier.brokers.java import find_java
+from sidetier.brokers.kafka_config import JVM_FLAGS, logging_flags, write_properties
+from sidetier.brokers.ports import HOST, is_listening
+from sidetier.brokers.processes import Command, ManagedProcess
 
 _DISTRIBUTIONS = {"3.9.2": KAFKA_3_9, "4.3.1": KAFKA_4_3}
 _METADATA_TIMEOUT_SECONDS = 5.0

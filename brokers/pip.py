@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sidetier.sandbox.errors import FetchError
+from sidetier.brokers.errors import FetchError
 
 _TIMEOUT_SECONDS = 900
 

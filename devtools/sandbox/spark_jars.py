@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidetier.sandbox.jars import Artifact, Distribution, jars_of
+from sidetier.brokers.jars import Artifact, Distribution, jars_of
 
 
 @dataclass(frozen=True, slots=True)

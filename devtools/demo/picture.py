@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sidetier.cli.demo.timeline import Sample, deletions
+from devtools.demo.timeline import Sample, deletions
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.sandbox.errors import JavaMissingError
+from sidetier.brokers.errors import JavaMissingError
 
 OLDEST_VERSION = 17
 SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")

@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from sidetier.sandbox.cache import fetch_once
-from sidetier.sandbox.errors import FetchError
-from sidetier.sandbox.go import some_go
-from sidetier.sandbox.go_tools import run_go
+from devtools.sandbox.go import some_go
+from devtools.sandbox.go_tools import run_go
+from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.errors import FetchError
 
 VERSION: Final = "v0.85.0"
 KINDS: Final = ("PodMonitor", "PrometheusRule", "ServiceMonitor")

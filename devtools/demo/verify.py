@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from devtools.demo.records import combined, digest
 from sidetier.cli.archive_listing import list_segments, read_archive_end
-from sidetier.cli.demo.records import combined, digest
 from sidetier.segments.errors import ObjectNotFoundError, SegmentError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
