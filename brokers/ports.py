@@ -4,7 +4,7 @@ import random
 import socket
 from pathlib import Path
 
-from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.errors import LocalServerError
 
 HOST = "127.0.0.1"
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -23,7 +23,7 @@ def free_port() -> int:
     trying to reach it can get this very port as its local port, and even connect to itself.
 
     Raises:
-        SandboxError: No free port was found.
+        LocalServerError: No free port was found.
     """
     ceiling = _lowest_ephemeral_port()
     for _ in range(_TRIES):
@@ -31,7 +31,7 @@ def free_port() -> int:
         if port not in _given and _can_bind(port):
             _given.add(port)
             return port
-    raise SandboxError(f"no free port between {_LOWEST} and {ceiling} on {HOST}")
+    raise LocalServerError(f"no free port between {_LOWEST} and {ceiling} on {HOST}")
 
 
 def is_listening(port: int) -> bool:

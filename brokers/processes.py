@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Self
 
 from sidetier.brokers import tether
-from sidetier.brokers.errors import SandboxError, ServerDiedError, ServerTimeoutError
+from sidetier.brokers.errors import LocalServerError, ServerDiedError, ServerTimeoutError
 
 STOP_GRACE_SECONDS = 20.0
 _POLL_SECONDS = 0.05
@@ -67,7 +67,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id. Raises SandboxError if the process was never started."""
+        """Process id. Raises LocalServerError if the process was never started."""
         return self._started().pid
 
     @property
@@ -158,7 +158,7 @@ class ManagedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if not self.running:
-            raise SandboxError(f"{self.name} does not run, so it cannot be sent {number.name}")
+            raise LocalServerError(f"{self.name} does not run, so it cannot be sent {number.name}")
         self._send(number)
 
     def _send(self, number: signal.Signals) -> None:
@@ -167,7 +167,7 @@ class ManagedProcess:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
-            raise SandboxError(f"{self.name} was never started")
+            raise LocalServerError(f"{self.name} was never started")
         return self._process
 
 

@@ -15,7 +15,7 @@ from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, has_records
 from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
 from sidetier.brokers.jars import Artifact, Distribution, class_path, jars_of
 from sidetier.brokers.java import find_java
-from sidetier.brokers.kafka_config import logging_flags, write_properties
+from sidetier.brokers.kafka import logging_flags, write_properties
 from sidetier.brokers.ports import HOST, free_port
 from sidetier.brokers.processes import Command, ManagedProcess
 

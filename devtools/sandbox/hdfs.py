@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final, Self
 from xml.sax.saxutils import escape
 
-from sidetier.brokers.errors import SandboxError
-from sidetier.brokers.jars import HADOOP_HDFS, class_path, jars_of
+from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.jars import Artifact, Distribution, class_path, jars_of
 from sidetier.brokers.java import find_java
 from sidetier.brokers.ports import HOST, free_port
 from sidetier.brokers.processes import (
@@ -16,6 +16,14 @@ from sidetier.brokers.processes import (
     stop_together,
 )
 
+HADOOP_HDFS: Final = Distribution(
+    "hadoop-hdfs-3.4.2",
+    (
+        Artifact("org.apache.hadoop", "hadoop-hdfs", "3.4.2"),  # NameNode and DataNode
+        Artifact("org.apache.hadoop", "hadoop-hdfs-client", "3.4.2"),
+        Artifact("org.apache.hadoop", "hadoop-common", "3.4.2"),
+    ),
+)
 START_TIMEOUT_SECONDS: Final = 120.0
 _FORMAT_TIMEOUT_SECONDS: Final = 120.0
 _JVM_FLAGS: Final = (
@@ -126,14 +134,16 @@ class HdfsCluster:
         """Run `hdfs dfsadmin`, such as `-setSpaceQuota 1m /directory`.
 
         Raises:
-            SandboxError: It failed; the message has the tail of its log.
+            LocalServerError: It failed; the message has the tail of its log.
         """
         line = [*_line(_ADMIN, self.config_dir), *arguments]
         command = Command("dfsadmin", line, self.directory / "dfsadmin.log")
         with ManagedProcess(command) as process:
             process.start()
             if process.wait(_FORMAT_TIMEOUT_SECONDS):
-                raise SandboxError(f"dfsadmin {' '.join(arguments)} failed\n{process.log_tail()}")
+                raise LocalServerError(
+                    f"dfsadmin {' '.join(arguments)} failed\n{process.log_tail()}"
+                )
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """Stop all processes; the files stay."""

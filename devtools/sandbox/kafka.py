@@ -1,28 +1,28 @@
 """Real Kafka clusters on this machine, with KRaft or ZooKeeper, for the demo and the tests."""
 
-import base64
 import socket
-import subprocess
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from sidetier.brokers.errors import SandboxError
-from sidetier.brokers.kafka_config import (
+from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.kafka import (
     BROKER_DEFAULTS,
     JVM_FLAGS,
-    KRAFT_DEFAULTS,
-    LISTENERS,
-    ZOOKEEPER_MODE_DEFAULTS,
+    KAFKA_3_9,
+    KAFKA_4_3,
+    START_TIMEOUT_SECONDS,
+    KafkaNode,
     Properties,
+    java_command,
+    kraft_node,
     listeners,
+    make_node,
+    random_cluster_id,
     render,
     write_properties,
-    zookeeper_properties,
 )
-from sidetier.brokers.kafka_node import KafkaNode, java_command, make_node
 from sidetier.brokers.ports import HOST, free_port
 from sidetier.brokers.processes import (
     STOP_GRACE_SECONDS,
@@ -48,9 +48,11 @@ def four_letter_word(word: str, port: int) -> str:
         return ""
 
 
-KAFKA_3_9 = "3.9.2"
-KAFKA_4_3 = "4.3.1"
-START_TIMEOUT_SECONDS = 240.0
+_ZOOKEEPER_MODE_DEFAULTS: Properties = {
+    "zookeeper.session.timeout.ms": 6000,
+    "zookeeper.connection.timeout.ms": 30_000,
+}
+
 
 _FIRST_CONTROLLER_ID = 101
 _NONE: Properties = MappingProxyType({})
@@ -113,7 +115,7 @@ class KafkaCluster:
         try:
             self._start_servers()
             for node in self.brokers.values():
-                self._wait_for(node, set(self.brokers))
+                node.wait_until_it_sees(set(self.brokers))
         except BaseException:
             self.kill()
             raise
@@ -124,7 +126,7 @@ class KafkaCluster:
         self._before_start(node)
         node.process.start()
         if wait:
-            self._wait_for(node, {broker_id})
+            node.wait_until_it_sees({broker_id})
 
     def stop_broker(self, broker_id: int, grace: float = STOP_GRACE_SECONDS) -> None:
         """Send SIGTERM: a controlled shutdown, in which the broker moves its leaderships away."""
@@ -165,15 +167,12 @@ class KafkaCluster:
         """Return all processes, in groups that are stopped one after the other."""
         return ([node.process for node in self.brokers.values()],)
 
-    def _wait_for(self, node: KafkaNode, others: set[int]) -> None:
-        node.process.wait_until(lambda: node.sees(others), START_TIMEOUT_SECONDS)
-
     def _node(self, broker_id: int) -> KafkaNode:
         try:
             return self.brokers[broker_id]
         except KeyError:
             known_ids = ", ".join(map(str, self.brokers))
-            raise SandboxError(f"there is no broker {broker_id}, only {known_ids}") from None
+            raise LocalServerError(f"there is no broker {broker_id}, only {known_ids}") from None
 
 
 class KraftCluster(KafkaCluster):
@@ -212,36 +211,15 @@ class KraftCluster(KafkaCluster):
         self, node_id: int, client_port: int, log_dirs: int, properties: Properties
     ) -> KafkaNode:
         role = "broker" if client_port else "controller"
-        directory = self.directory / f"{role}-{node_id}"
-        quorum = self._quorum(node_id, client_port)
-        settings = {
-            **BROKER_DEFAULTS,
-            **KRAFT_DEFAULTS,
-            **quorum,
-            "log.dirs": _log_dirs(log_dirs),
-            **properties,
-            **{key: f"{quorum[key]},{properties[key]}" for key in LISTENERS & properties.keys()},
-        }
-        rendered = render(settings, directory)
-        return make_node(self.version, node_id, client_port, directory, rendered, self._jvm_flags)
-
-    def _quorum(self, node_id: int, client_port: int) -> Properties:
-        voters = (f"{voter}@{HOST}:{port}" for voter, port in self._controller_ports.items())
-        settings = listeners(client_port) if client_port else {"listeners": ""}
-        own_port = self._controller_ports.get(node_id)
-        roles = ["broker"] * bool(client_port)
-        if own_port is not None:
-            roles.append("controller")
-            addresses = [str(settings["listeners"]), f"CONTROLLER://{HOST}:{own_port}"]
-            settings["listeners"] = ",".join(filter(None, addresses))
-        return {
-            **settings,
-            "process.roles": ",".join(roles),
-            "node.id": node_id,
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "controller.quorum.voters": ",".join(voters),
-        }
+        return kraft_node(
+            self.version,
+            self.directory / f"{role}-{node_id}",
+            node_id,
+            client_port,
+            self._controller_ports,
+            {"log.dirs": _log_dirs(log_dirs), **properties},
+            self._jvm_flags,
+        )
 
     def _start_servers(self) -> None:
         for node in self.controllers.values():
@@ -250,15 +228,7 @@ class KraftCluster(KafkaCluster):
         super()._start_servers()
 
     def _before_start(self, node: KafkaNode) -> None:
-        """Format the node's log directories before their first use."""
-        if (node.metadata_log_dir / "meta.properties").exists():
-            return
-        command = [*java_command(self.version, node.directory), "kafka.tools.StorageTool"]
-        command += ["format", "-t", self.cluster_id, "-c", str(node.config)]
-        completed = subprocess.run(command, capture_output=True, text=True, check=False)
-        if completed.returncode != 0:
-            log_output = f"{completed.stdout}{completed.stderr}".strip()
-            raise SandboxError(f"{node.process.name} could not be formatted:\n{log_output}")
+        node.format(self.cluster_id)
 
     def _groups(self) -> tuple[list[ManagedProcess], ...]:
         controllers = [node.process for node in self.controllers.values()]
@@ -304,7 +274,7 @@ class ZookeeperCluster(KafkaCluster):
     def _make_zookeeper(self) -> ManagedProcess:
         directory = self.directory / "zookeeper"
         config = directory / "zoo.cfg"
-        write_properties(config, zookeeper_properties(directory, self._zookeeper_port))
+        write_properties(config, _zookeeper_properties(directory, self._zookeeper_port))
         main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         command = [*java_command(self.version, directory), main_class, str(config)]
         return ManagedProcess(Command("ZooKeeper", command, directory / "server.log"))
@@ -314,7 +284,7 @@ class ZookeeperCluster(KafkaCluster):
         port = free_port()
         settings = {
             **BROKER_DEFAULTS,
-            **ZOOKEEPER_MODE_DEFAULTS,
+            **_ZOOKEEPER_MODE_DEFAULTS,
             **listeners(port),
             "broker.id": broker_id,
             "zookeeper.connect": self.zookeeper_connect,
@@ -343,13 +313,15 @@ def _log_dirs(number: int) -> str:
     return ",".join(f"{{directory}}/data-{index}" for index in range(1, number + 1))
 
 
-def random_cluster_id() -> str:
-    """Return 22 characters of URL-safe base 64, like Kafka's own cluster ids.
-
-    The id never begins with `-`, as with Kafka's `Uuid.randomUuid`: on a command line it would be
-    read as an option.
-    """
-    while True:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not cluster_id.startswith("-"):
-            return cluster_id
+def _zookeeper_properties(directory: Path, port: int) -> dict[str, str]:
+    """Return the settings of one server. Ticks of 500 ms allow session timeouts from 1 s."""
+    return {
+        "dataDir": str(directory / "data"),
+        "clientPort": str(port),
+        "clientPortAddress": HOST,
+        "tickTime": "500",
+        "maxSessionTimeout": "60000",
+        "maxClientCnxns": "0",
+        "admin.enableServer": "false",
+        "4lw.commands.whitelist": "*",
+    }

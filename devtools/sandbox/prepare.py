@@ -10,12 +10,14 @@ from rich.console import Console
 
 from devtools.sandbox import azurite, versitygw
 from devtools.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from devtools.sandbox.hdfs import HADOOP_HDFS
 from devtools.sandbox.operator_schemas import VERSION, operator_schemas
 from devtools.sandbox.spark_jars import SPARK_3_5, SPARK_4_0
 from sidetier.brokers.cache import cache_root
-from sidetier.brokers.errors import SandboxError
-from sidetier.brokers.jars import HADOOP_HDFS, KAFKA_3_9, KAFKA_4_3, jars_of
+from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.jars import jars_of
 from sidetier.brokers.java import find_java, find_java_for_spark
+from sidetier.brokers.kafka import JARS, KAFKA_3_9, KAFKA_4_3
 
 _BYTES_PER_MB = 1_000_000
 _KNOWN = ("demo", "kafka", "s3", "azure", "hdfs", "chart", "spark")
@@ -41,16 +43,16 @@ def main(what: tuple[str, ...]) -> None:
         console.print(f"Java {java.version}: {java.program}")
         for title, fetch in _steps(what or _KNOWN):
             _fetch(console, title, fetch)
-    except SandboxError as error:
+    except LocalServerError as error:
         raise click.ClickException(str(error)) from error
     console.print(f"kept in {cache_root()}")
 
 
 def _steps(what: tuple[str, ...]) -> Iterator[Step]:
     if "demo" in what or "kafka" in what:
-        yield "Kafka 4.3.1", lambda: jars_of(KAFKA_4_3)
+        yield "Kafka 4.3.1", lambda: jars_of(JARS[KAFKA_4_3])
     if "kafka" in what:
-        yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(KAFKA_3_9)
+        yield "Kafka 3.9.2 with ZooKeeper 3.8.4", lambda: jars_of(JARS[KAFKA_3_9])
     if "s3" in what:
         yield "S3 server (versitygw)", versitygw.program
     if "azure" in what:

@@ -17,7 +17,7 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicParti
 from confluent_kafka.admin import AdminClient
 
 from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
-from sidetier.brokers.kafka_node import KafkaNode
+from sidetier.brokers.kafka import KafkaNode
 from sidetier.brokers.processes import STOP_GRACE_SECONDS, stop_together
 from tests.end_to_end.chaos.ledger import Ledger, Partition
 from tests.end_to_end.chaos.load import PausableLoad

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from devtools.sandbox.kafka import KafkaCluster
 from sidetier.brokers.errors import ServerDiedError
-from sidetier.brokers.kafka_config import Properties
+from sidetier.brokers.kafka import Properties
 from sidetier.segments.keys import ArchiveLayout
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS

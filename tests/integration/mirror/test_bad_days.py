@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from devtools.sandbox.kafka import KAFKA_4_3, KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.brokers.java import Java
+from sidetier.brokers.kafka import KAFKA_4_3
 from sidetier.mirror.topics import MirrorNames
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import Transaction, committed_offsets, describe_transaction

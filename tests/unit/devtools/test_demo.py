@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from devtools.demo import play, spark
-from devtools.demo.__main__ import _scene
+from devtools.demo import run as demo
+from devtools.demo import spark
+from devtools.demo.__main__ import _work_directory, command
 from devtools.demo.records import Ledger, digest, orders
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
 from sidetier.brokers.errors import JavaMissingError
-from sidetier.cli.main import run
+from sidetier.cli import main
 from sidetier.cli.signals import ended_by_signals
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.local import LocalStorage
@@ -125,31 +126,31 @@ def test_the_ledger_counts_what_was_acknowledged() -> None:
     assert (ledger.count, ledger.size) == (2, 16)
 
 
-def test_the_scene_goes_away(tmp_path: Path) -> None:
+def test_the_work_directory_goes_away(tmp_path: Path) -> None:
     for place in (None, tmp_path / "new"):
-        with _scene(place, keep=False) as scene:
-            (scene / "store").mkdir()
-        assert not scene.exists()
+        with _work_directory(place, keep=False) as work:
+            (work / "store").mkdir()
+        assert not work.exists()
 
 
-def test_the_scene_goes_away_when_it_is_interrupted(tmp_path: Path) -> None:
+def test_the_work_directory_goes_away_when_it_is_interrupted(tmp_path: Path) -> None:
     place = tmp_path / "empty"
     place.mkdir()
 
-    def play() -> None:
-        with ended_by_signals(), _scene(place, keep=False) as scene:
-            (scene / "store").mkdir()
+    def interrupted() -> None:
+        with ended_by_signals(), _work_directory(place, keep=False) as work:
+            (work / "store").mkdir()
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
-        play()
+        interrupted()
     assert list(place.iterdir()) == []
 
 
-def test_the_scene_can_be_kept(tmp_path: Path) -> None:
-    with _scene(tmp_path / "new", keep=True) as scene:
-        (scene / "store").mkdir()
-    assert (scene / "store").is_dir()
+def test_the_work_directory_can_be_kept(tmp_path: Path) -> None:
+    with _work_directory(tmp_path / "new", keep=True) as work:
+        (work / "store").mkdir()
+    assert (work / "store").is_dir()
 
 
 def test_a_directory_that_is_not_empty_is_refused(
@@ -157,14 +158,18 @@ def test_a_directory_that_is_not_empty_is_refused(
 ) -> None:
     mine = tmp_path / "store"
     mine.mkdir()
-    assert run(["demo", "--directory", str(tmp_path)]) == 2
+    assert run("--directory", str(tmp_path)) == 2
     assert "is not an empty directory" in capsys.readouterr().err
     assert mine.is_dir()
 
 
-def played(monkeypatch: pytest.MonkeyPatch, found: PartitionProof) -> None:
-    """Let the demo be played at once, with this proof."""
-    monkeypatch.setattr(play, "play", lambda *_: play.Played((found,), 1.5))
+def run(*arguments: str) -> int:
+    return main.run(arguments, command)
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, found: PartitionProof) -> None:
+    """Let the demo be outcome at once, with this proof."""
+    monkeypatch.setattr(demo, "run_demo", lambda *_: demo.DemoOutcome((found,), 1.5))
 
 
 def test_a_sound_proof_is_told(
@@ -173,8 +178,8 @@ def test_a_sound_proof_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    played(monkeypatch, proof(cli, log, start=20))
-    assert run(["demo"]) == 0
+    outcome(monkeypatch, proof(cli, log, start=20))
+    assert run() == 0
     out = capsys.readouterr().out
     assert "orders-0" in out
     assert "Nothing is missing: 30 records stored as they were produced" in out
@@ -187,13 +192,13 @@ def test_an_unsound_proof_is_told_and_is_no_success(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path(cli, "10.log").unlink()
-    played(monkeypatch, proof(cli, log))
-    assert run(["demo"]) == 3
+    outcome(monkeypatch, proof(cli, log))
+    assert run() == 3
     out = capsys.readouterr().out
     assert "NOT everything is as it was produced" in out
     assert "orders-0: 10 records missing, the first at offset 10" in out
     assert "Nothing is missing" not in out
-    assert run(["demo", "--output", "json"]) == 3
+    assert run("--output", "json") == 3
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is False
     assert told["partitions"][0]["problems"] == ["10 records missing, the first at offset 10"]
@@ -207,8 +212,10 @@ def test_what_spark_counts_must_be_what_was_read_back(
 ) -> None:
     found = proof(cli, log, start=20)
     for counted, code in ((30, 0), (29, 3)):
-        monkeypatch.setattr(play, "play", lambda *_, n=counted: play.Played((found,), 1.5, n))
-        assert run(["demo", "--picture", "unused.png"]) == code
+        monkeypatch.setattr(
+            demo, "run_demo", lambda *_, n=counted: demo.DemoOutcome((found,), 1.5, n)
+        )
+        assert run("--picture", "unused.png") == code
     assert "Spark counts 29 records of 30" in capsys.readouterr().out
 
 

@@ -7,9 +7,8 @@ import numpy.typing as npt
 import pytest
 from matplotlib.image import imread
 
-from devtools.demo.picture import draw
+from devtools.demo.picture import Held, Sample, deletions, draw, sampled, segment_bytes
 from devtools.demo.records import HOUR, orders
-from devtools.demo.timeline import Held, Sample, deletions, sampled, segment_bytes
 from sidetier.segments.errors import ConfigurationError, StoreUnavailableError
 from tests.harness.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""Output while the demo runs: a line for each act, and the progress of the current one."""
+"""Output while the demo runs: a line for each step, and the progress of the current one."""
 
 import sys
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ _LINE_SECONDS: Final = 5.0
 _TITLE_WIDTH: Final = 10
 
 
-class Act(Protocol):
-    """One act while it runs."""
+class Step(Protocol):
+    """One step while it runs."""
 
     def now(self, text: str) -> None:
         """Show the progress."""
         ...
 
 
-class Story:
-    """Prints acts one after the other. On a terminal the line of the current act is updated in
+class Progress:
+    """Prints steps one after the other. On a terminal the line of the current step is updated in
     place; otherwise a new line is printed every five seconds.
     """
 
@@ -33,7 +33,7 @@ class Story:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the story began."""
+        """Seconds since the progress began."""
         return monotonic() - self._started
 
     def tell(self, title: str, text: str) -> None:
@@ -50,8 +50,8 @@ class Story:
         self._console.print(text)
 
     @contextmanager
-    def act(self, title: str, text: str) -> Iterator[Act]:
-        """Show the progress of an act that takes a while; the caller prints its result."""
+    def step(self, title: str, text: str) -> Iterator[Step]:
+        """Show the progress of an step that takes a while; the caller prints its result."""
         if not self._moves:
             yield _Lines(self, title, text)
             return
@@ -67,14 +67,14 @@ class Story:
 class _Lines:
     """Progress for logs: a line at the beginning, then at most one every five seconds."""
 
-    def __init__(self, story: Story, title: str, text: str) -> None:
-        self._story = story
+    def __init__(self, progress: Progress, title: str, text: str) -> None:
+        self._progress = progress
         self._title = title
-        self._last = story.seconds
-        story.tell(title, f"{text} ...")
+        self._last = progress.seconds
+        progress.tell(title, f"{text} ...")
 
     def now(self, text: str) -> None:
-        """See `Act`."""
-        if self._story.seconds - self._last >= _LINE_SECONDS:
-            self._last = self._story.seconds
-            self._story.tell(self._title, text)
+        """See `Step`."""
+        if self._progress.seconds - self._last >= _LINE_SECONDS:
+            self._last = self._progress.seconds
+            self._progress.tell(self._title, text)

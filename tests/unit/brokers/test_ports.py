@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.brokers import ports
-from sidetier.brokers.errors import SandboxError
+from sidetier.brokers.errors import LocalServerError
 from sidetier.brokers.ports import HOST, free_port, is_listening
 
 
@@ -22,5 +22,5 @@ def test_a_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_listening(taken)
         monkeypatch.setattr(ports, "_LOWEST", taken)
         monkeypatch.setattr(ports, "_lowest_ephemeral_port", lambda: taken + 1)
-        with pytest.raises(SandboxError, match="no free port"):
+        with pytest.raises(LocalServerError, match="no free port"):
             free_port()

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from devtools.sandbox.kafka import (
-    KAFKA_3_9,
-    KafkaCluster,
-    KraftCluster,
-    ZookeeperCluster,
-    random_cluster_id,
-)
-from sidetier.brokers.errors import SandboxError
-from sidetier.brokers.kafka_config import render
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.errors import LocalServerError
+from sidetier.brokers.kafka import KAFKA_3_9, random_cluster_id, render
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +16,7 @@ def _no_download(monkeypatch: pytest.MonkeyPatch) -> None:
         return ["java", *jvm_flags, version, str(directory)]
 
     monkeypatch.setattr("devtools.sandbox.kafka.java_command", command)
-    monkeypatch.setattr("sidetier.brokers.kafka_node.java_command", command)
+    monkeypatch.setattr("sidetier.brokers.kafka.java_command", command)
 
 
 def settings_of(cluster: KafkaCluster, node: str) -> dict[str, str]:
@@ -83,7 +77,7 @@ def test_given_properties_win_over_defaults(tmp_path: Path) -> None:
 
 def test_a_broker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     cluster = KraftCluster(tmp_path, KAFKA_3_9, brokers=2)
-    with pytest.raises(SandboxError, match="no broker 3, only 1, 2"):
+    with pytest.raises(LocalServerError, match="no broker 3, only 1, 2"):
         cluster.bootstrap_of(3)
 
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from devtools.demo.picture import draw
+from devtools.demo.picture import Held, Sample, draw, sampled, segment_bytes
+from devtools.demo.progress import Progress, Step
 from devtools.demo.records import Ledger, orders
-from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
-from devtools.demo.stage import (
+from devtools.demo.services import (
     CLUSTER_NAME,
     RETENTION_SECONDS,
     SEGMENT_BYTES,
@@ -20,14 +20,13 @@ from devtools.demo.stage import (
     Sidecar,
     Topic,
 )
-from devtools.demo.story import Act, Story
-from devtools.demo.timeline import Held, Sample, sampled, segment_bytes
+from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
 from devtools.demo.verify import LogOffsets, PartitionProof, prove
-from devtools.sandbox.kafka import KAFKA_4_3, KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.brokers.errors import ServerTimeoutError
-from sidetier.brokers.jars import KAFKA_4_3 as KAFKA_JARS
 from sidetier.brokers.jars import jars_of
 from sidetier.brokers.java import find_java
+from sidetier.brokers.kafka import JARS, KAFKA_4_3
 from sidetier.cli.archive_listing import read_archive_end
 from sidetier.cli.arguments import size_text
 from sidetier.config.storage import StorageConfig
@@ -42,7 +41,7 @@ _RECORD_BYTES: Final = _VALUE_BYTES + 15
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class DemoSettings:
     """Settings of a demo run. The files of broker, sidecar and store are below `directory`.
 
     Attributes:
@@ -71,7 +70,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class DemoOutcome:
     """Result of the demo."""
 
     proofs: tuple[PartitionProof, ...]
@@ -86,63 +85,63 @@ class Played:
         return all(proof.sound for proof in self.proofs) and self.counted in {None, records}
 
 
-def play(script: Script, story: Story) -> Played:
+def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
     """Run the whole demo; no process is left, whatever happens.
 
     Raises:
-        SandboxError: Java is missing, Kafka cannot be downloaded, or a server ended.
+        LocalServerError: Java is missing, Kafka cannot be downloaded, or a server ended.
         DemoFailedError: A part of the demo failed; the text says which.
     """
-    story.say(
+    progress.say(
         "Kafka keeps records for seconds here; the sidecar archives each segment when it closes."
     )
-    with story.act("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
+    with progress.step("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
         find_java()
-        jars_of(KAFKA_JARS)
-    with KraftCluster(script.directory / "kafka", KAFKA_4_3) as cluster:
-        return _Stage(script, story, cluster).play()
+        jars_of(JARS[KAFKA_4_3])
+    with KraftCluster(settings.directory / "kafka", KAFKA_4_3) as cluster:
+        return _Demo(settings, progress, cluster).run()
 
 
-class _Stage:
+class _Demo:
     """One run of the demo."""
 
-    def __init__(self, script: Script, story: Story, cluster: KraftCluster) -> None:
-        self._script = script
-        self._story = story
+    def __init__(self, settings: DemoSettings, progress: Progress, cluster: KraftCluster) -> None:
+        self._settings = settings
+        self._progress = progress
         self._bootstrap = cluster.bootstrap_servers
-        self._topic = Topic(self._bootstrap, script.partitions)
-        self._store = LocalStorage(script.store)
-        self._sidecar = Sidecar(script.directory / "sidecar", cluster, script.store.as_uri())
+        self._topic = Topic(self._bootstrap, settings.partitions)
+        self._store = LocalStorage(settings.store)
+        self._sidecar = Sidecar(settings.directory / "sidecar", cluster, settings.store.as_uri())
         self._log_dirs = cluster.log_dirs(1)
         self._ledger = Ledger()
         bits: int = StorageConfig.model_fields["prefix_entropy_bits"].default
         self._layout = ArchiveLayout(CLUSTER_NAME, bits)
 
-    def play(self) -> Played:
-        """Run the acts in order."""
-        self._story.tell("Broker", f"Kafka {KAFKA_4_3} (KRaft) answers on {self._bootstrap}")
+    def run(self) -> DemoOutcome:
+        """Run the steps in order."""
+        self._progress.tell("Broker", f"Kafka {KAFKA_4_3} (KRaft) answers on {self._bootstrap}")
         self._topic.create()
-        self._story.tell(
+        self._progress.tell(
             "Topic",
-            f"{TOPIC}: {self._script.partitions} partitions, segments of "
+            f"{TOPIC}: {self._settings.partitions} partitions, segments of "
             f"{SEGMENT_BYTES // 1024**2} MiB, retention of records {RETENTION_SECONDS} s",
         )
         with self._sidecar.process:
             self._start_sidecar()
             with self._watched() as samples:
                 self._produce()
-                log = self._let_the_broker_forget()
+                log = self._wait_for_retention()
             self._sidecar.stop()
-            self._story.tell("Sidecar", "stopped by SIGTERM, exit code 0")
+            self._progress.tell("Sidecar", "stopped by SIGTERM, exit code 0")
         proofs = self._prove(log)
         counted = None
-        if self._script.picture is not None:
-            counted = self._draw(self._script.picture, samples)
-        return Played(proofs, self._story.seconds, counted)
+        if self._settings.picture is not None:
+            counted = self._draw(self._settings.picture, samples)
+        return DemoOutcome(proofs, self._progress.seconds, counted)
 
     def _watched(self) -> AbstractContextManager[list[Sample]]:
         """Sample what broker and store hold, if a picture is requested."""
-        return nullcontext([]) if self._script.picture is None else sampled(self._held)
+        return nullcontext([]) if self._settings.picture is None else sampled(self._held)
 
     def _held(self) -> Held:
         bounds = self._topic.bounds()
@@ -155,25 +154,31 @@ class _Stage:
                 max(log.start - archived[partition], 0) for partition, log in bounds.items()
             ),
             broker_bytes=segment_bytes(self._log_dirs, f"{TOPIC}-*/*.log"),
-            store_bytes=segment_bytes([self._script.store], f"**/{TOPIC}-*/*.log"),
+            store_bytes=segment_bytes([self._settings.store], f"**/{TOPIC}-*/*.log"),
         )
 
     def _start_sidecar(self) -> None:
-        with self._story.act("Sidecar", "starting `sidetier run` beside it"):
+        with self._progress.step("Sidecar", "starting `sidetier run` beside it"):
             self._sidecar.start()
-        self._story.tell("Sidecar", f"`sidetier run` beside it archives to {self._script.store}")
+        self._progress.tell(
+            "Sidecar", f"`sidetier run` beside it archives to {self._settings.store}"
+        )
 
     def _produce(self) -> None:
-        script = self._script
-        with self._story.act("Records", "producing") as act:
+        settings = self._settings
+        with self._progress.step("Records", "producing") as step:
             PacedProducer(self._bootstrap, self._ledger).produce(
                 orders(
-                    script.seed, script.records, script.partitions, _VALUE_BYTES, end=script.end
+                    settings.seed,
+                    settings.records,
+                    settings.partitions,
+                    _VALUE_BYTES,
+                    end=settings.end,
                 ),
-                script.size // _SECONDS_OF_LOAD,
-                lambda: act.now(self._so_far()),
+                settings.size // _SECONDS_OF_LOAD,
+                lambda: step.now(self._so_far()),
             )
-        self._story.tell(
+        self._progress.tell(
             "Records",
             f"{self._ledger.count:,} produced and acknowledged, {size_text(self._ledger.size)}; "
             f"{self._sidecar.count('segment.uploaded')} segments are stored already",
@@ -181,29 +186,31 @@ class _Stage:
 
     def _so_far(self) -> str:
         stored = self._sidecar.count("segment.uploaded")
-        return f"{self._ledger.count:,} of {self._script.records:,}; {stored} segments stored"
+        return f"{self._ledger.count:,} of {self._settings.records:,}; {stored} segments stored"
 
-    def _let_the_broker_forget(self) -> Mapping[int, LogOffsets]:
+    def _wait_for_retention(self) -> Mapping[int, LogOffsets]:
         """Wait until the broker has deleted every record, and the archive has all of them."""
         latest: dict[int, LogOffsets] = {}
-        with self._story.act("Retention", "waiting for the broker to delete its segments") as act:
+        with self._progress.step(
+            "Retention", "waiting for the broker to delete its segments"
+        ) as step:
 
-            def forgotten() -> bool:
+            def deleted_and_archived() -> bool:
                 latest.update(self._topic.bounds())
-                return self._is_forgotten(latest, act)
+                return self._is_deleted_and_archived(latest, step)
 
-            self._wait(forgotten)
+            self._wait(deleted_and_archived)
         gone = sum(log.start for log in latest.values())
-        self._story.tell(
+        self._progress.tell(
             "Retention",
             f"the broker has deleted its copies: {gone:,} of {self._ledger.count:,} records are on "
             "the store alone",
         )
         return latest
 
-    def _is_forgotten(self, log: Mapping[int, LogOffsets], act: Act) -> bool:
+    def _is_deleted_and_archived(self, log: Mapping[int, LogOffsets], step: Step) -> bool:
         gone = sum(bounds.start for bounds in log.values())
-        act.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
+        step.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
         return all(
             bounds.start == bounds.end and self._next_offset(number) >= bounds.end
             for number, bounds in log.items()
@@ -224,14 +231,14 @@ class _Stage:
 
     def _prove(self, log: Mapping[int, LogOffsets]) -> tuple[PartitionProof, ...]:
         proofs = []
-        with self._story.act("Proof", "reading every record back from the store") as act:
-            for number in range(self._script.partitions):
+        with self._progress.step("Proof", "reading every record back from the store") as step:
+            for number in range(self._settings.partitions):
                 tp = TopicPartition(TOPIC, number)
                 produced = self._ledger.records.get(number, {})
                 proofs.append(prove(self._store, self._layout, tp, produced, log[number]))
-                act.now(f"{sum(proof.found for proof in proofs):,} records read back")
+                step.now(f"{sum(proof.found for proof in proofs):,} records read back")
         read_back, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
-        self._story.tell(
+        self._progress.tell(
             "Proof",
             f"{read_back:,} of {expected:,} archived records read back from the store",
         )
@@ -242,20 +249,22 @@ class _Stage:
         counts = self._counted()
         missing = what_is_missing("matplotlib")
         if missing is not None or not samples:
-            self._story.tell("Picture", f"left out: {missing or 'the broker told nothing'}")
+            self._progress.tell("Picture", f"left out: {missing or 'the broker told nothing'}")
         else:
             draw(samples, counts, TOPIC, picture)
-            self._story.tell("Picture", f"records and bytes on broker and store: {picture}")
+            self._progress.tell("Picture", f"records and bytes on broker and store: {picture}")
         return None if counts is None else sum(counts.values())
 
     def _counted(self) -> Mapping[datetime, int] | None:
         missing = why_no_spark()
         if missing is not None:
-            self._story.tell("Spark", f"left out: {missing}")
+            self._progress.tell("Spark", f"left out: {missing}")
             return None
-        with self._story.act("Spark", "counting the archived records by minute"):
-            counts = count_by_minute(self._sidecar.config, TOPIC, self._script.directory / "spark")
-        self._story.tell(
+        with self._progress.step("Spark", "counting the archived records by minute"):
+            counts = count_by_minute(
+                self._sidecar.config, TOPIC, self._settings.directory / "spark"
+            )
+        self._progress.tell(
             "Spark",
             f"{sum(counts.values()):,} archived records in {len(counts)} minutes, counted without "
             "a broker",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.brokers.errors import SandboxError, ServerDiedError, ServerTimeoutError
+from sidetier.brokers.errors import LocalServerError, ServerDiedError, ServerTimeoutError
 from sidetier.brokers.processes import Command, ManagedProcess, stop_together
 from tests.harness.waiting import wait_for, wait_until
 
@@ -135,9 +135,9 @@ def test_what_does_not_run_cannot_be_paused(log: Path) -> None:
     process = ManagedProcess(Command("idle", SLEEPER, log))
     assert not process.running
     assert process.returncode is None
-    with pytest.raises(SandboxError, match="idle does not run"):
+    with pytest.raises(LocalServerError, match="idle does not run"):
         process.pause()
-    with pytest.raises(SandboxError, match="never started"):
+    with pytest.raises(LocalServerError, match="never started"):
         _ = process.pid
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from devtools.sandbox.kafka import KAFKA_3_9, KafkaCluster, KraftCluster, ZookeeperCluster
-from sidetier.brokers.errors import SandboxError, ServerDiedError
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.errors import LocalServerError, ServerDiedError
+from sidetier.brokers.kafka import KAFKA_3_9
 from tests.harness.clusters import KraftFactory, ZookeeperFactory
 from tests.harness.records import seeded_records
 from tests.harness.topics import (
@@ -126,5 +127,7 @@ def test_a_broker_that_ends_at_start_says_why(zookeeper_cluster: ZookeeperFactor
 
 
 def test_a_setting_that_kraft_refuses_is_named(kraft_cluster: KraftFactory) -> None:
-    with pytest.raises(SandboxError, match=r"(?s)node 1 could not be formatted.*num\.io\.threads"):
+    with pytest.raises(
+        LocalServerError, match=r"(?s)node 1 could not be formatted.*num\.io\.threads"
+    ):
         kraft_cluster(KAFKA_3_9, properties={"num.io.threads": 0})
