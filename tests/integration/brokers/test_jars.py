@@ -13,9 +13,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LOG_BINDER = Distribution("log-binder", (Artifact("org.slf4j", "slf4j-reload4j", "1.7.36"),))
 BUNDLE = Distribution("bundle", (Artifact("org.xerial.snappy", "snappy-java", "1.1.10.5"),))
-CLASSIFIED = Distribution(
-    "classified", (Artifact("org.slf4j", "slf4j-reload4j", "1.7.36", "sources"),)
-)
 ALONE = Distribution("alone", (Artifact("org.slf4j", "slf4j-reload4j", "1.7.36", alone=True),))
 ABSENT = Distribution("absent", (Artifact("org.slf4j", "slf4j-reload4j", "0.0.0-absent"),))
 
@@ -47,13 +44,6 @@ def test_an_artifact_that_does_not_exist_is_named(fetch: Fetch, tmp_path: Path) 
 def test_an_artifact_of_the_type_bundle_comes_too(fetch: Fetch, tmp_path: Path) -> None:
     fetch(BUNDLE, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["snappy-java-1.1.10.5.jar"]
-
-
-@fetchers
-def test_an_artifact_with_a_classifier_comes_alone(fetch: Fetch, tmp_path: Path) -> None:
-    """Beside a jar that holds its dependencies, other versions of them would be mixed in."""
-    fetch(CLASSIFIED, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["slf4j-reload4j-1.7.36-sources.jar"]
 
 
 @fetchers
