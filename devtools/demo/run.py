@@ -98,6 +98,7 @@ def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
     with progress.step("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
         find_java()
         jars_of(JARS[KAFKA_4_3])
+    # The cluster is fetched before its constructor, so that a slow download has a line of its own.
     with KraftCluster(settings.directory / "kafka", KAFKA_4_3) as cluster:
         return _Demo(settings, progress, cluster).run()
 

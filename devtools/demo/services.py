@@ -27,6 +27,7 @@ RETENTION_SECONDS: Final = 5
 _TOPIC_SETTINGS: Final = {
     "segment.bytes": str(SEGMENT_BYTES),
     "retention.ms": str(RETENTION_SECONDS * 1000),
+    # The files stay for a while under a `.deleted` name, as on a real broker (there for a minute).
     "file.delete.delay.ms": "20000",
 }
 _ANSWER_SECONDS: Final = 30.0
@@ -147,6 +148,7 @@ class PacedProducer:
             self._send(order)
             sent += len(order.key) + len(order.value)
             due = started + sent / bytes_per_second
+            # `poll` also serves the delivery callbacks, so that the ledger is filled meanwhile.
             while (left := due - monotonic()) > 0:
                 self._producer.poll(left)
             if number % 200 == 0:
@@ -174,7 +176,7 @@ class PacedProducer:
                     on_delivery=note,
                     timestamp=order.timestamp,
                 )
-            except BufferError:
+            except BufferError:  # the broker is slower than the demo's rate
                 self._producer.poll(1)
             else:
                 return

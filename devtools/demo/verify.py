@@ -21,7 +21,6 @@ class PartitionProof:
         expected: Number of acknowledged records that must be stored: those below the archive end,
             and those that the broker has deleted.
         found: Number of expected offsets that are stored.
-        watermark: Base offset of the last archived segment.
         watermark: Base offset of the last archived segment; None without `offset.wm`.
         next_offset: Archive end offset.
         segments: Base offsets of the archived segments.

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from devtools.sandbox.s3server import TlsCertificate
 from sidetier.brokers.cache import fetch_once
-from sidetier.brokers.errors import FetchError, NodeMissingError
+from sidetier.brokers.errors import FetchError, LocalServerError
 from sidetier.brokers.ports import HOST, free_port, is_listening
 from sidetier.brokers.processes import STOP_GRACE_SECONDS, Command, ManagedProcess
 
@@ -22,6 +22,10 @@ START_TIMEOUT_SECONDS = 120.0
 _INSTALL_TIMEOUT_SECONDS = 900
 _PACKAGES = Path(__file__).with_name("azurite_npm")
 _MAIN = Path("node_modules", "azurite", "dist", "src", "blob", "main.js")
+
+
+class NodeMissingError(LocalServerError):
+    """Node.js or npm was not found; the message says how to install them."""
 
 
 def azurite(*, root: Path | None = None) -> Path:
@@ -65,7 +69,7 @@ def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise NodeMissingError(
-            f"{name} was not found on PATH. Azurite, which stands in for Azure in tests, needs "
+            f"{name} was not found on PATH. Azurite, the Azure of the tests, needs "
             "Node.js 20 or newer with npm. Install the packages nodejs and npm, or take Node.js "
             "from https://nodejs.org"
         )

@@ -33,6 +33,12 @@ from sidetier.brokers.processes import (
 
 _TIMEOUT_SECONDS = 2.0
 _CHUNK = 65_536
+_FIRST_CONTROLLER_ID = 101
+_NONE: Properties = MappingProxyType({})
+_ZOOKEEPER_MODE_DEFAULTS: Properties = {
+    "zookeeper.session.timeout.ms": 6000,
+    "zookeeper.connection.timeout.ms": 30_000,
+}
 
 
 def four_letter_word(word: str, port: int) -> str:
@@ -46,16 +52,6 @@ def four_letter_word(word: str, port: int) -> str:
             return b"".join(iter(lambda: connection.recv(_CHUNK), b"")).decode()
     except OSError:
         return ""
-
-
-_ZOOKEEPER_MODE_DEFAULTS: Properties = {
-    "zookeeper.session.timeout.ms": 6000,
-    "zookeeper.connection.timeout.ms": 30_000,
-}
-
-
-_FIRST_CONTROLLER_ID = 101
-_NONE: Properties = MappingProxyType({})
 
 
 class KafkaCluster:
@@ -146,6 +142,7 @@ class KafkaCluster:
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """Stop every server, brokers first. A server that runs after `grace` seconds is killed."""
+        # A controller must answer the controlled shutdown of the brokers, so it ends after them.
         for group in self._groups():
             stop_together(group, grace)
 
@@ -179,9 +176,8 @@ class KraftCluster(KafkaCluster):
     """A cluster with KRaft. Each broker is a controller too, unless `controllers` run separately.
 
     `log_dirs` is the number of log directories of each broker. `properties` go to every server and
-    override the defaults of `kafka_config`; `{directory}` in a value is replaced by the server's
-    own directory. Listeners in `properties` (`kafka_config.LISTENERS`) are added to the cluster's
-    own. `jvm_flags` apply to every server.
+    override the defaults of `brokers/kafka.py`; `{directory}` in a value is replaced by the
+    server's own directory. Listeners in `properties` are added to the cluster's own. `jvm_flags` apply to every server.
     """
 
     def __init__(  # noqa: PLR0913 - all parameters except the directory have a default

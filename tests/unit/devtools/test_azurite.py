@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox import azurite
-from sidetier.brokers.errors import FetchError, NodeMissingError
+from devtools.sandbox.azurite import NodeMissingError
+from sidetier.brokers.errors import FetchError
 
 LOCK = Path(azurite.__file__).with_name("azurite_npm") / "package-lock.json"
 
