@@ -177,7 +177,8 @@ class KraftCluster(KafkaCluster):
 
     `log_dirs` is the number of log directories of each broker. `properties` go to every server and
     override the defaults of `brokers/kafka.py`; `{directory}` in a value is replaced by the
-    server's own directory. Listeners in `properties` are added to the cluster's own. `jvm_flags` apply to every server.
+    server's own directory. Listeners in `properties` are added to the cluster's own. `jvm_flags`
+    apply to every server.
     """
 
     def __init__(  # noqa: PLR0913 - all parameters except the directory have a default
