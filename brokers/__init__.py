@@ -1,1 +1,1 @@
-"""Throw-away Kafka brokers on this machine, for `sidetier drill`."""
+"""Temporary Kafka brokers on this machine, for `sidetier drill`."""

@@ -161,7 +161,7 @@ class KafkaNode:
         return broker_ids <= metadata.brokers.keys()
 
 
-class ThrowAwayBroker:
+class TemporaryBroker:
     """One broker that is its own controller, with all its files below `directory`.
 
     Entering the context starts it. Leaving the context kills it; its files stay.

@@ -1,4 +1,4 @@
-"""Restore a sample of the archive on a throw-away broker, and compare it."""
+"""Restore a sample of the archive on a temporary broker, and compare it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidetier.archive.access import ArchiveAccess
-from sidetier.brokers.kafka import ThrowAwayBroker
+from sidetier.brokers.kafka import TemporaryBroker
 from sidetier.cli.inspect.cluster import Cluster
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
@@ -100,12 +100,12 @@ def run_drill(
         One result for each partition, in the order of the sample.
 
     Raises:
-        LocalServerError: The throw-away broker cannot be started.
+        LocalServerError: The temporary broker cannot be started.
         SidetierError: The archive or the brokers cannot be read.
     """
     plan = plan_of_sample(archive.layout.cluster, sample)
-    say("starting a throw-away broker")
-    with ThrowAwayBroker(directory / "kafka") as broker:
+    say("starting a temporary broker")
+    with TemporaryBroker(directory / "kafka") as broker:
         plan = _prepared(plan, broker)
         broker.stop()
         say(f"placing {len(sample)} partitions")
@@ -131,11 +131,11 @@ def run_drill(
     ]
 
 
-def _admin(broker: ThrowAwayBroker) -> topics.TopicAdmin:
+def _admin(broker: TemporaryBroker) -> topics.TopicAdmin:
     return topics.TopicAdmin(admin_client(broker.bootstrap_servers, {}, {"log_level": 0}))
 
 
-def _prepared(plan: HydratePlan, broker: ThrowAwayBroker) -> HydratePlan:
+def _prepared(plan: HydratePlan, broker: TemporaryBroker) -> HydratePlan:
     cluster_id, prepared = topics.prepare(plan, _admin(broker))
     return with_prepared(plan, cluster_id, prepared)
 
@@ -155,7 +155,7 @@ def _place(
     }
 
 
-def _make_readable(plan: HydratePlan, broker: ThrowAwayBroker) -> None:
+def _make_readable(plan: HydratePlan, broker: TemporaryBroker) -> None:
     """Check where the partitions start and end, and abort their open transactions.
 
     Otherwise read-committed consumers get nothing behind the first open transaction.
