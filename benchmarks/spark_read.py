@@ -19,9 +19,9 @@ from lib.spark_reading import SparkRead
 from lib.stores import LAYOUT, FileStore, RealStore, real_store
 from lib.topics import Shape, store, write
 
-from sidetier.sandbox.java import find_java_for_spark
-from sidetier.sandbox.processes import Command, ManagedProcess
-from sidetier.sandbox.spark_jars import KAFKA_4_0, spark_jars
+from devtools.sandbox.spark_jars import KAFKA_4_0, spark_jars
+from sidetier.brokers.java import find_java_for_spark
+from sidetier.brokers.processes import Command, ManagedProcess
 
 _MIB = 1 << 20
 _KIB = 1 << 10

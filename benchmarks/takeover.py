@@ -21,7 +21,7 @@ from lib.results import Report, Spread, Target
 from lib.sidecar import Setup, Sidecar
 from lib.stores import LAYOUT, RealStore, real_store
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.segments import offsets
 
 _TOPIC = "handed-over"

@@ -33,7 +33,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "hydrate": "Restore archived topics on an empty cluster, with the same offsets.",
     "drill": "Restore a sample of the archive on a temporary broker, and compare it.",
     "config": "Check and show the configuration.",
-    "demo": "Run a real broker and a sidecar on this machine, from start to end.",
 }
 """Help text of each command. `sidetier.cli.commands.<name>.command` (`_` for `-`) is imported on
 use.
@@ -103,12 +102,12 @@ def sidetier() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, command: click.Command = sidetier) -> int:
     """Run one command line and return its exit code. Exceptions pass only with `--debug`."""
     call = Invocation()
     try:
         argument_list = None if arguments is None else list(arguments)
-        code = sidetier.main(argument_list, prog_name="sidetier", obj=call, standalone_mode=False)
+        code = command.main(argument_list, command.name, obj=call, standalone_mode=False)
     except click.exceptions.Abort:
         return _say(["interrupted"], exits.INTERRUPTED)
     except click.ClickException as error:

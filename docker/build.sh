@@ -1,14 +1,14 @@
 #!/bin/sh
 # The steps that make the image. The Dockerfile runs them, and tests/integration/image runs them too.
 #
-#   docker/build.sh dependencies TARGET      a virtual environment with what is pinned, without pip
-#   docker/build.sh package TARGET WHEELS    the wheel of this tree, put into TARGET, kept in WHEELS
-#   docker/build.sh interpreter              $PYTHON without pip, its standard library compiled
+#   docker/build.sh dependencies TARGET      create a virtual environment with the pinned dependencies
+#   docker/build.sh package TARGET WHEELS    build the wheel of this tree into WHEELS, install it in TARGET
+#   docker/build.sh interpreter              remove pip from $PYTHON, and compile its standard library
 #
-# TARGET is the path that the environment is run from: it cannot be moved. PYTHON is the interpreter
-# to start from (python3 unless given). REQUIREMENTS names the lock file: runtime unless given, which is
-# what the sidecar needs; consumer is that and what reads and exports records (without Spark). Everything that is installed is pinned by hash, or is the
-# wheel made here; pip takes index, proxy and certificates from its own environment.
+# TARGET must be the final path of the environment, because it cannot be moved. PYTHON is the interpreter
+# to use (default: python3). REQUIREMENTS names the lock file: `runtime` (default) for the sidecar, or
+# `consumer` to read and export records too, without Spark. Every installed package is pinned by hash or
+# is the wheel of this tree. pip takes index, proxy and certificates from its own environment.
 set -eu
 umask 022
 tree=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -21,8 +21,8 @@ pip_install() { # ENVIRONMENT ARGUMENTS...
     --disable-pip-version-check --root-user-action ignore "$@"
 }
 
-# Bytecode that is taken as it is, whatever the files' times say: image layers change times, and on
-# a read-only root nothing could be compiled anew.
+# Python does not compare this bytecode with the source files. Image layers change the times of files,
+# and on a read-only root file system Python could not compile them again.
 compile() { # ARGUMENTS...
   "$python" -m compileall -q --invalidation-mode unchecked-hash "$@"
 }

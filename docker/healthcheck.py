@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Exits with 0 when `/healthz` of the sidecar in this container says that it is alive.
+"""Exits with 0 if the sidecar in this container answers `/healthz` with status 200.
 
-It asks 127.0.0.1 on the port in SIDETIER_HTTP__PORT, or on the default one: whoever sets
-`http.port` in a file gives the variable too, or another health check.
+The script asks 127.0.0.1 on the port in SIDETIER_HTTP__PORT, else on the default port. It does not
+read the configuration: if a file sets `http.port`, set the variable too.
 """
 
 import http.client
@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 4.0
 
 
 def main() -> int:
-    """Ask once; the exit code."""
+    """Ask once, and return the exit code."""
     port = int(os.environ.get("SIDETIER_HTTP__PORT", DEFAULT_PORT))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from sidetier.sandbox.azurite import AzuriteServer, azurite
-from sidetier.sandbox.errors import JavaMissingError, NodeMissingError
-from sidetier.sandbox.hdfs import HdfsCluster
-from sidetier.sandbox.java import Java, find_java
-from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
-from sidetier.sandbox.s3server import S3Server
+from devtools.sandbox.azurite import AzuriteServer, NodeMissingError, azurite
+from devtools.sandbox.hdfs import HdfsCluster
+from devtools.sandbox.kafka import KraftCluster, ZookeeperCluster
+from devtools.sandbox.s3server import S3Server
+from sidetier.brokers.errors import JavaMissingError
+from sidetier.brokers.java import Java, find_java
+from sidetier.brokers.kafka import KAFKA_3_9, KAFKA_4_3
 from tests.harness.azure import AzureContainer, AzuriteFactory, new_container
 from tests.harness.ci import STALL_SECONDS, in_ci
 from tests.harness.clusters import (

@@ -11,7 +11,7 @@ from lib.log_dirs import LogDir, Shape, make_log_dir
 from lib.options import work_directory
 from sidetier.archive.locate import TIME_ENTRY_BYTES, last_timestamp
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
-from sidetier.sandbox.cache import fetch_once
+from sidetier.brokers.cache import fetch_once
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind, segment_file_name
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY

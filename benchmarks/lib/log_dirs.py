@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
-from sidetier.sandbox.cache import fetch_once
+from sidetier.brokers.cache import fetch_once
 from sidetier.segments.crc import crc32c
 from sidetier.segments.offsets import TopicPartition
 

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from devtools.sandbox.kafka import KraftCluster
 from lib.backlog import VERSION, Failures, make_producer
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.arrow import scan_headers
 
 PARTITIONS = 4

@@ -9,15 +9,15 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, TopicPartition
 
+from devtools.sandbox.kafka import KraftCluster
 from lib.clock import monotonic, pause
 from lib.mirror_clusters import PARTITIONS, RECORD_BYTES, Shape, has_records
 from lib.processes import cpu_seconds, has_ended, peak_resident_bytes
-from sidetier.sandbox.jars import Artifact, Distribution, class_path, jars_of
-from sidetier.sandbox.java import find_java
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.kafka_config import logging_flags, write_properties
-from sidetier.sandbox.ports import HOST, free_port
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.jars import Artifact, Distribution, class_path, jars_of
+from sidetier.brokers.java import find_java
+from sidetier.brokers.kafka import logging_flags, write_properties
+from sidetier.brokers.ports import HOST, free_port
+from sidetier.brokers.processes import Command, ManagedProcess
 
 _GIB = 1 << 30
 _POLL_SECONDS = 0.02

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sidetier.sandbox.cache import cache_root
+from sidetier.brokers.cache import cache_root
 
 
 def benchmark_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lib import processes
 from lib.clock import wait_until
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.processes import Command, ManagedProcess
 
 CLUSTER = "bench"
 

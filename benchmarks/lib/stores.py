@@ -14,14 +14,14 @@ import boto3
 import trustme
 from botocore.config import Config
 
+from devtools.sandbox.s3server import S3Server, TlsCertificate
 from lib import stand_in_server
 from lib.log_dirs import LogDir
 from lib.processes import give_way
 from lib.sidecar import CLUSTER
 from sidetier.archive.objects.watermark import decode_watermark
-from sidetier.sandbox.ports import HOST, free_port, is_listening
-from sidetier.sandbox.processes import Command, ManagedProcess
-from sidetier.sandbox.s3server import S3Server, TlsCertificate
+from sidetier.brokers.ports import HOST, free_port, is_listening
+from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition

@@ -7,10 +7,10 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from devtools.sandbox.kafka import KraftCluster
 from lib.backlog import Failures, make_producer, values, words
 from lib.sidecar import Setup, Sidecar
 from lib.stores import LAYOUT, FileStore, RealStore
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.arrow import scan_headers
 from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition

@@ -1,12 +1,12 @@
-"""Restore a sample of the archive on a throw-away broker, and compare it."""
+"""Restore a sample of the archive on a temporary broker, and compare it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
+from sidetier.brokers.kafka import TemporaryBroker
 from sidetier.cli.inspect.cluster import Cluster
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
@@ -18,12 +18,9 @@ from sidetier.mirror.drill.sample import (
 from sidetier.mirror.hydrate import finish, log_dir, place, topics
 from sidetier.mirror.hydrate.plan import HydratePlan, PlannedPartition, with_prepared
 from sidetier.mirror.hydrate.verify import ArchiveSide, BrokerSide
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import TopicPartition
-
-_BROKER: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +100,22 @@ def run_drill(
         One result for each partition, in the order of the sample.
 
     Raises:
-        SandboxError: The throw-away broker cannot be started.
+        LocalServerError: The temporary broker cannot be started.
         SidetierError: The archive or the brokers cannot be read.
     """
     plan = plan_of_sample(archive.layout.cluster, sample)
-    say("starting a throw-away broker")
-    with KraftCluster(directory / "kafka") as broker:
+    say("starting a temporary broker")
+    with TemporaryBroker(directory / "kafka") as broker:
         plan = _prepared(plan, broker)
-        broker.stop_broker(_BROKER)
+        broker.stop()
         say(f"placing {len(sample)} partitions")
-        problems = _place(plan, archive, broker.log_dirs(_BROKER))
+        problems = _place(plan, archive, broker.log_dirs)
         restored = [
             partition for partition in plan.partitions if partition.topic_partition not in problems
         ]
         drilled = {}
         if restored:
-            broker.start_broker(_BROKER)
+            broker.start()
             _make_readable(replace(plan, partitions=tuple(restored)), broker)
             say("comparing")
             consumers = BrokerSide({"bootstrap.servers": broker.bootstrap_servers})
@@ -134,11 +131,11 @@ def run_drill(
     ]
 
 
-def _admin(broker: KafkaCluster) -> topics.TopicAdmin:
+def _admin(broker: TemporaryBroker) -> topics.TopicAdmin:
     return topics.TopicAdmin(admin_client(broker.bootstrap_servers, {}, {"log_level": 0}))
 
 
-def _prepared(plan: HydratePlan, broker: KafkaCluster) -> HydratePlan:
+def _prepared(plan: HydratePlan, broker: TemporaryBroker) -> HydratePlan:
     cluster_id, prepared = topics.prepare(plan, _admin(broker))
     return with_prepared(plan, cluster_id, prepared)
 
@@ -158,7 +155,7 @@ def _place(
     }
 
 
-def _make_readable(plan: HydratePlan, broker: KafkaCluster) -> None:
+def _make_readable(plan: HydratePlan, broker: TemporaryBroker) -> None:
     """Check where the partitions start and end, and abort their open transactions.
 
     Otherwise read-committed consumers get nothing behind the first open transaction.

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.java import Java
+from sidetier.brokers.kafka import KAFKA_4_3
 from tests.harness.copied_log_dir import Original, write_original
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.kafka import KafkaCluster
+from devtools.sandbox.kafka import KafkaCluster
 from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import file_store, s3_store
 from tests.harness.ledger import Ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import ArchiveReader, wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.consumed import consume_all

@@ -1,4 +1,4 @@
-"""`sidetier demo` as a newcomer runs it: it proves itself, and leaves nothing behind."""
+"""`make demo` as a newcomer runs it: it proves itself, and leaves nothing behind."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.java import Java
+from sidetier.brokers.java import Java
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -18,8 +18,11 @@ SECONDS = 200
 
 
 def start(directory: Path, *options: str) -> "subprocess.Popen[str]":
-    line = [sys.executable, "-m", "sidetier.cli", "demo", "--directory", str(directory), *options]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = [sys.executable, "-m", "devtools.demo", "--directory", str(directory), *options]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        line, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def processes_in(directory: Path) -> Sequence[str]:
@@ -37,8 +40,8 @@ def processes_in(directory: Path) -> Sequence[str]:
 
 def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
-    scene, picture = tmp_path / "scene", tmp_path / "tiering.png"
-    demo = start(scene, "--megabytes", "12", "--output", "json", "--picture", str(picture))
+    work, picture = tmp_path / "work", tmp_path / "tiering.png"
+    demo = start(work, "--megabytes", "12", "--output", "json", "--picture", str(picture))
     out, err = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, err
     found = json.loads(out)
@@ -54,19 +57,19 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert "archived records read back" in err
     assert found["counted_by_spark"] == sum(row["produced"] for row in partitions)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert processes_in(scene) == []
-    assert not scene.exists()
+    assert processes_in(work) == []
+    assert not work.exists()
 
 
 def test_what_is_kept_can_be_looked_at(java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
-    scene = tmp_path / "scene"
-    demo = start(scene, "--megabytes", "4", "--partitions", "1", "--keep")
+    work = tmp_path / "work"
+    demo = start(work, "--megabytes", "4", "--partitions", "1", "--keep")
     out, err = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, out + err
     assert "Nothing is missing: " in out
-    assert all(len(line) <= 100 for line in out.splitlines() if str(scene) not in line)
-    assert processes_in(scene) == []
+    assert all(len(line) <= 100 for line in out.splitlines() if str(work) not in line)
+    assert processes_in(work) == []
     hint = next(line for line in out.splitlines() if "sidetier ls --config" in line)
     config = hint.split("--config ")[1]
     line = [sys.executable, "-m", "sidetier.cli", "ls", "--config", config]
@@ -78,10 +81,10 @@ def test_what_is_kept_can_be_looked_at(java: Java, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_cleans_up(number: signal.Signals, java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
-    scene = tmp_path / "scene"
-    demo = start(scene, "--megabytes", "100")
+    work = tmp_path / "work"
+    demo = start(work, "--megabytes", "100")
     try:
-        log = scene / "sidecar" / "sidecar.log"
+        log = work / "sidecar" / "sidecar.log"
         wait_until(
             lambda: (
                 demo.poll() is not None or (log.exists() and "segment.uploaded" in log.read_text())
@@ -96,5 +99,5 @@ def test_an_interrupted_demo_cleans_up(number: signal.Signals, java: Java, tmp_p
     assert demo.returncode == 130, out + err
     assert "interrupted" in err
     assert "Traceback" not in out + err
-    assert processes_in(scene) == []
-    assert not scene.exists()
+    assert processes_in(work) == []
+    assert not work.exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sidetier.sandbox.kafka import KafkaCluster
-from sidetier.sandbox.processes import Command, ManagedProcess
+from devtools.sandbox.kafka import KafkaCluster
+from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.archive_check import ArchiveReader, ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import ArchiveStore, Objects, file_store, s3_store
 from tests.harness.clusters import KraftFactory, ZookeeperFactory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.clusters import KraftFactory

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.cli.main import run
-from sidetier.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger

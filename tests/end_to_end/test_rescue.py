@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import ArchiveStore, s3_store
 from tests.harness.ledger import Ledger

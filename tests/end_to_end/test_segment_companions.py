@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.segments.epoch_history import parse_leader_epoch_checkpoint
 from sidetier.segments.txn_index import parse_txn_index
 from tests.harness.archive_check import ArchiveReader, wait_until_stored

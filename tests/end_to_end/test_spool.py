@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.errors import ServerDiedError
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.errors import ServerDiedError
 from tests.harness.archive_check import ArchiveWatch, compare, wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import obstore
 
-from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
+from devtools.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
 from tests.harness.azure import AzureContainer
 from tests.harness.s3 import S3Bucket
 

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY, AzuriteServer
+from devtools.sandbox.azurite import ACCOUNT, ACCOUNT_KEY, AzuriteServer
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, AzureStore, ClientConfig

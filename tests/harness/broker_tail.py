@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.segments.offsets import TopicPartition as Partition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sidetier.sandbox.go_tools import HELM, PROMTOOL, go_tool
+from devtools.sandbox.chart_tools import helm, promtool
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "sidetier"
@@ -39,12 +39,12 @@ def run_helm(*words: str | os.PathLike[str], kubeconfig: Path | None = None) -> 
             "HOME": home,
             "KUBECONFIG": str(kubeconfig or Path(home, "none")),
         }
-        return _run([go_tool(HELM), *words], environment)
+        return _run([helm(), *words], environment)
 
 
 def run_promtool(*words: str | os.PathLike[str], given: str = "") -> Ran:
     """Run promtool once; `given` is its standard input."""
-    return _run([go_tool(PROMTOOL), *words], dict(os.environ), given)
+    return _run([promtool(), *words], dict(os.environ), given)
 
 
 def _run(

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sidetier.sandbox.errors import ServerTimeoutError
+from sidetier.brokers.errors import ServerTimeoutError
 
 
 def in_ci() -> bool:

@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from sidetier.sandbox.kafka import KAFKA_3_9, KAFKA_4_3, KraftCluster, ZookeeperCluster
-from sidetier.sandbox.kafka_config import Properties
+from devtools.sandbox.kafka import KraftCluster, ZookeeperCluster
+from sidetier.brokers.kafka import KAFKA_3_9, KAFKA_4_3, Properties
 
 
 class KraftFactory(Protocol):

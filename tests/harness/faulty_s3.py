@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidetier.sandbox.s3server import TlsCertificate
+from devtools.sandbox.s3server import TlsCertificate
 from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer
 
 _PIECE = 4096

@@ -67,7 +67,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-from sidetier.sandbox.s3server import TlsCertificate
+from devtools.sandbox.s3server import TlsCertificate
 from sidetier.segments.crc import crc32c
 from sidetier.uploader.clock import SYSTEM_CLOCK
 from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer

@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from sidetier.brokers.jars import Distribution
 from sidetier.cli.export.iceberg_session import SESSION
-from sidetier.sandbox.jars import Distribution
 from tests.harness import table_jobs
 from tests.harness.s3 import S3Bucket
 from tests.harness.spark import SPARK_4, SparkDriver

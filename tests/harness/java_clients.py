@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidetier.sandbox.kafka import KAFKA_4_3
-from sidetier.sandbox.kafka_node import java_command
+from sidetier.brokers.kafka import KAFKA_4_3, java_command
 from tests.harness.ci import STALL_SECONDS
 
 _GROUP_READER = Path(__file__).with_name("java") / "GroupReader.java"

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from sidetier.sandbox.ports import HOST
+from sidetier.brokers.ports import HOST
 
 
 class _Server(ThreadingHTTPServer):

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from sidetier.sandbox.operator_schemas import operator_schema
+from devtools.sandbox.chart_tools import operator_schema
 
 Schema = dict[str, Any]
 

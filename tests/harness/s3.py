@@ -10,8 +10,8 @@ import trustme
 from botocore.config import Config
 from mypy_boto3_s3 import S3Client
 
-from sidetier.sandbox.ports import HOST
-from sidetier.sandbox.s3server import S3Server, TlsCertificate
+from devtools.sandbox.s3server import S3Server, TlsCertificate
+from sidetier.brokers.ports import HOST
 
 S3ServerFactory = Callable[[], S3Server]
 """Starts a server, and returns it once it answers."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sidetier.sandbox.ports import HOST
+from sidetier.brokers.ports import HOST
 from tests.harness.misbehaving import MisbehavingHandler, MisbehavingServer
 
 _HOP_BY_HOP = frozenset({"connection", "expect", "transfer-encoding", "keep-alive"})

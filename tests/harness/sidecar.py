@@ -13,8 +13,8 @@ from typing import Any, Self
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidetier.sandbox.kafka import KafkaCluster, ZookeeperCluster
-from sidetier.sandbox.processes import Command, ManagedProcess
+from devtools.sandbox.kafka import KafkaCluster, ZookeeperCluster
+from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.archive_objects import ArchiveStore
 from tests.harness.waiting import wait_for, wait_until
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidetier.sandbox.jars import Distribution
-from sidetier.sandbox.java import find_java_for_spark
-from sidetier.sandbox.processes import Command, ManagedProcess
-from sidetier.sandbox.spark_jars import KAFKA_3_5, KAFKA_4_0, spark_jars
+from devtools.sandbox.spark_jars import KAFKA_3_5, KAFKA_4_0, spark_jars
+from sidetier.brokers.jars import Distribution
+from sidetier.brokers.java import find_java_for_spark
+from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.ci import STALL_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

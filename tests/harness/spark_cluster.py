@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sidetier.sandbox.ports import HOST, free_port, is_listening
-from sidetier.sandbox.processes import Command, ManagedProcess
+from sidetier.brokers.ports import HOST, free_port, is_listening
+from sidetier.brokers.processes import Command, ManagedProcess
 from tests.harness.spark import (
     JVM,
     SPARK_4,

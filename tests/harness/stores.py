@@ -11,8 +11,8 @@ from hdfs_native import Client
 from moto.server import ThreadedMotoServer
 from mypy_boto3_s3 import S3Client
 
-from sidetier.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
-from sidetier.sandbox.hdfs import HdfsCluster
+from devtools.sandbox.azurite import ACCOUNT, ACCOUNT_KEY
+from devtools.sandbox.hdfs import HdfsCluster
 from sidetier.storage.fake import FakeStorage, memory_storage
 from sidetier.storage.hdfs import HdfsStorage
 from sidetier.storage.local import LocalStorage

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sidetier.sandbox.jars import Distribution
+from sidetier.brokers.jars import Distribution
 from sidetier.segments.headers import walk_headers
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind

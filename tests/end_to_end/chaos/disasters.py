@@ -16,9 +16,9 @@ from pathlib import Path
 from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
-from sidetier.sandbox.kafka_node import KafkaNode
-from sidetier.sandbox.processes import STOP_GRACE_SECONDS, stop_together
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.kafka import KafkaNode
+from sidetier.brokers.processes import STOP_GRACE_SECONDS, stop_together
 from tests.end_to_end.chaos.ledger import Ledger, Partition
 from tests.end_to_end.chaos.load import PausableLoad
 from tests.end_to_end.chaos.observer import Observer, Turn

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from time import monotonic
 
-from sidetier.sandbox.kafka import KafkaCluster
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.segments.offsets import TopicPartition
 from tests.end_to_end.chaos.archive import read_archive, read_set_aside
 from tests.end_to_end.chaos.disasters import Stage

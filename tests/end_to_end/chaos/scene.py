@@ -14,9 +14,9 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidetier.sandbox.errors import ServerDiedError
-from sidetier.sandbox.kafka import KafkaCluster
-from sidetier.sandbox.kafka_config import Properties
+from devtools.sandbox.kafka import KafkaCluster
+from sidetier.brokers.errors import ServerDiedError
+from sidetier.brokers.kafka import Properties
 from sidetier.segments.keys import ArchiveLayout
 from tests.end_to_end.chaos.ledger import Partition
 from tests.end_to_end.chaos.schedule import BROKERS, FEW_PARTITIONS

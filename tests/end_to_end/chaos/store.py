@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import AzureStore
 
-from sidetier.sandbox.azurite import ACCOUNT
+from devtools.sandbox.azurite import ACCOUNT
 from tests.harness.archive_objects import (
     ArchiveStore,
     BucketObjects,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.kafka import KafkaCluster
+from devtools.sandbox.kafka import KafkaCluster
 from tests.end_to_end.chaos.run import Chaos, Report
 from tests.end_to_end.chaos.scene import CONTROLLERS, make_disks
 from tests.end_to_end.chaos.store import ChaosStore, azure_chaos, s3_chaos

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidetier.sandbox.ports import HOST
+from sidetier.brokers.ports import HOST
 from tests.end_to_end.chaos.troubles import mend, rules, trouble
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.s3_proxy import Rule, S3Proxy, always, drawn, late

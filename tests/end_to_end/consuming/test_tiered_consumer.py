@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.end_to_end.chaos.ledger import Ledger
 from tests.end_to_end.chaos.load import IdempotentLoad, TransactionalLoad
 from tests.end_to_end.chaos.scene import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import compare
 from tests.harness.archive_objects import ArchiveStore, file_store, s3_store
 from tests.harness.clusters import KraftFactory

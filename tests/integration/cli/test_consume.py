@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint

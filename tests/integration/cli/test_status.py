@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.cluster_snapshots import decode_snapshot
 from sidetier.cli.main import run
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import SnapshotKind, TopicDefinitions
 from sidetier.segments.keys import ArchiveLayout
 from tests.harness.archive_check import wait_until_stored

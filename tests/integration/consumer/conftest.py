@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.s3server import S3Server
+from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.s3server import S3Server
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.ledger import Ledger

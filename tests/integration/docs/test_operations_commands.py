@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.ports import free_port
 from sidetier.cli.main import run
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.ports import free_port
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import file_store
 from tests.harness.chart import run_helm

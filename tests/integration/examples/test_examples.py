@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.kafka import KraftCluster
+from devtools.sandbox.kafka import KraftCluster
 from tests.harness.archive_check import wait_until_stored
 from tests.harness.archive_objects import s3_store
 from tests.harness.examples import command

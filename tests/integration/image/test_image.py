@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from sidetier import __version__
+from sidetier.brokers.ports import free_port
+from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.config.uploader import UploaderConfig
-from sidetier.sandbox.ports import free_port
-from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
 from tests.harness.exported_files import rows_of
 from tests.harness.log_dir import LogDir

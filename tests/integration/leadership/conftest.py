@@ -4,16 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster, ZookeeperCluster
+from sidetier.brokers.java import Java
+from sidetier.brokers.kafka import KAFKA_3_9, KAFKA_4_3
 from sidetier.leadership.kraft.metadata_log import parse_files
 from sidetier.leadership.settings import KraftSettings
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import (
-    KAFKA_3_9,
-    KAFKA_4_3,
-    KafkaCluster,
-    KraftCluster,
-    ZookeeperCluster,
-)
 from sidetier.segments.offsets import BrokerId
 from tests.harness.leadership import Followers, Onlooker, metadata_directory
 

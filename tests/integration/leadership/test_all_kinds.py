@@ -6,7 +6,7 @@ from time import monotonic
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sidetier.sandbox.kafka import KafkaCluster
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.segments.offsets import TopicPartition
 from tests.harness.leadership import (
     Follower,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.leadership.kraft.metadata_log import MetadataFiles, MetadataLog, parse_files
 from sidetier.leadership.kraft.source import KraftLeadership
 from sidetier.leadership.settings import KraftSettings
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness.leadership import (
     Follower,

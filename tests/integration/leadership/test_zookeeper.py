@@ -6,8 +6,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
+from devtools.sandbox.kafka import ZookeeperCluster
 from sidetier.leadership.settings import ZookeeperSettings
-from sidetier.sandbox.kafka import ZookeeperCluster
 from sidetier.segments.offsets import BrokerId, TopicPartition
 from tests.harness.leadership import (
     CuttableProxy,

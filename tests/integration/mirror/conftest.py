@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.java import Java
+from sidetier.brokers.kafka import KAFKA_4_3
 
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.java import Java
+from sidetier.brokers.kafka import KAFKA_4_3
 from sidetier.mirror.topics.rules import MirrorNames
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.kafka import KAFKA_4_3, KraftCluster
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import Transaction, committed_offsets, describe_transaction
 from sidetier.wire.settings import ClientSettings

@@ -16,12 +16,12 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.cluster_snapshots import read_cluster_state
 from sidetier.config.uploader import ClusterSnapshotsConfig
 from sidetier.leadership.cluster_state import KafkaClusterState
 from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
 from sidetier.mirror.cluster_state.restore import RestoredKind, restore_cluster_state
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import (
     AclBinding,
     ClientQuota,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.mirror.hydrate.batch_scan import scan_batches
 from sidetier.mirror.hydrate.plan import HydratePlan
 from sidetier.mirror.hydrate.survey import Cut, make_plan
-from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
 from tests.harness.java_clients import write_transactions_with_java

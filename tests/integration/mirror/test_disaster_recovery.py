@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.archive.objects.cluster_snapshots import read_cluster_state
-from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.drill_record import decode_drill
 from sidetier.cli.main import run
-from sidetier.sandbox.kafka import KraftCluster
 from tests.harness.archive_objects import file_store
 from tests.harness.local_segments import small_segments
 from tests.harness.sidecar import beside

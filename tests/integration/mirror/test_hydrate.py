@@ -18,8 +18,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.archive.objects.cluster_snapshots import read_cluster_state
-from sidetier.sandbox.kafka import KafkaCluster
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sidetier.sandbox.kafka import KAFKA_3_9
+from sidetier.brokers.kafka import KAFKA_3_9
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint

@@ -17,11 +17,11 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.mirror.copy.engine import Copy, Limits
 from sidetier.mirror.copy.workers import KafkaWorkerGroup, group_kind
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy
 from sidetier.mirror.topics.rules import MirrorNames
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.requests import (

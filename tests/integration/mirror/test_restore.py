@@ -15,6 +15,7 @@ import yaml
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
 from sidetier.archive.objects.quarantine import (
     MoveKind,
@@ -22,7 +23,6 @@ from sidetier.archive.objects.quarantine import (
     encode_plan,
     quarantine_name,
 )
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import CommittedOffset, GroupOffsets, SnapshotKind
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, Offset, TopicPartition

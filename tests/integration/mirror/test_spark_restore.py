@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.s3server import S3Server
 from sidetier.mirror.copy.target import KafkaTarget
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.errors import KafkaApiError, ProducerFencedError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import Offset, TopicPartition

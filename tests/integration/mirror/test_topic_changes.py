@@ -13,8 +13,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from devtools.sandbox.kafka import KraftCluster
 from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
-from sidetier.sandbox.kafka import KraftCluster
 from sidetier.segments.cluster_state import AclBinding
 from sidetier.wire.cluster import Cluster
 from sidetier.wire.settings import ClientSettings

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.hudi_session import SESSION as HUDI
-from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
-from sidetier.sandbox.java import Java
-from sidetier.sandbox.s3server import S3Server
-from sidetier.sandbox.spark_jars import (
+from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark_jars import (
     HUDI_3_5,
     ICEBERG_3_5,
     ICEBERG_4_0,
     ICEBERG_ON_S3,
     S3A_3_3,
 )
+from sidetier.brokers.java import Java
+from sidetier.cli.export.hudi_session import SESSION as HUDI
+from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage

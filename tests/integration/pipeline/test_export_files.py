@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sidetier.sandbox.processes import ManagedProcess
-from sidetier.sandbox.s3server import S3Server
+from devtools.sandbox.s3server import S3Server
+from sidetier.brokers.processes import ManagedProcess
 from sidetier.segments.names import FileKind, segment_file_name
 from tests.harness.broker_segments import ROOT
 from tests.harness.ci import SEARCHES

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.s3server import S3Server
 from sidetier.cli.export.tail import broker_ends
 from sidetier.cli.main import run
 from sidetier.config.model import BrokerConfig
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.s3server import S3Server
 from sidetier.segments.errors import LeadershipUnavailableError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.offsets import TopicPartition

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.spark_jars import HUDI_3_5
 from sidetier.cli.export.hudi_session import SESSION
 from sidetier.pipeline.export.tables.lease import Lease
-from sidetier.sandbox.spark_jars import HUDI_3_5
 from sidetier.storage.local import LocalStorage
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark_jars import HUDI_3_5, S3A_3_3
+from sidetier.brokers.processes import ManagedProcess
 from sidetier.cli.export.hudi_session import SESSION
 from sidetier.pipeline.export.tables.lease import Lease
-from sidetier.sandbox.processes import ManagedProcess
-from sidetier.sandbox.s3server import S3Server
-from sidetier.sandbox.spark_jars import HUDI_3_5, S3A_3_3
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness import table_jobs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.spark_jars import ICEBERG_4_0
+from devtools.sandbox.spark_jars import ICEBERG_4_0
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
 from tests.harness.iceberg_exports import IcebergExport

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.sandbox.s3server import S3Server
-from sidetier.sandbox.spark_jars import ICEBERG_4_0, ICEBERG_ON_S3
+from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark_jars import ICEBERG_4_0, ICEBERG_ON_S3
 from tests.harness.iceberg_exports import IcebergExport, catalog_on_s3
 from tests.harness.lake import at_nth_put, kill_after
 from tests.harness.s3 import S3Bucket, new_bucket

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from devtools.sandbox.kafka import KraftCluster
+from devtools.sandbox.spark_jars import ICEBERG_4_0
 from sidetier.cli.export.iceberg_session import SESSION
-from sidetier.sandbox.kafka import KraftCluster
-from sidetier.sandbox.spark_jars import ICEBERG_4_0
 from tests.harness import table_jobs
 from tests.harness.broker_tail import TailedTopic
 from tests.harness.spark import SPARK_4, SparkDriver

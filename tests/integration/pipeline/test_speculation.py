@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from devtools.sandbox.s3server import S3Server
+from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0
+from sidetier.brokers.jars import Distribution
 from sidetier.cli.export.hudi_session import SESSION as HUDI
 from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
-from sidetier.sandbox.jars import Distribution
-from sidetier.sandbox.s3server import S3Server
-from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0
 from sidetier.segments.isolation import IsolationLevel
 from tests.harness import spark_jobs, table_jobs
 from tests.harness.lake import Lake

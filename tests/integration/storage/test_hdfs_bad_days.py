@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from sidetier.sandbox.hdfs import HdfsCluster
+from devtools.sandbox.hdfs import HdfsCluster
 from sidetier.segments.errors import (
     ConfigurationError,
     InvalidRequestError,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from hdfs_native import Client
 
-from sidetier.sandbox.hdfs import HdfsCluster
+from devtools.sandbox.hdfs import HdfsCluster
 from sidetier.segments.errors import PreconditionFailedError, StoreUnavailableError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.hdfs import HdfsStorage

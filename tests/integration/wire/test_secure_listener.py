@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sidetier.sandbox.kafka import KafkaCluster, KraftCluster
-from sidetier.sandbox.ports import HOST, free_port
+from devtools.sandbox.kafka import KafkaCluster, KraftCluster
+from sidetier.brokers.ports import HOST, free_port
 from sidetier.segments.errors import BrokerLoginError
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.wire import batches, requests

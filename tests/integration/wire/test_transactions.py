@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from sidetier.sandbox.kafka import KafkaCluster
+from devtools.sandbox.kafka import KafkaCluster
 from sidetier.segments.errors import KafkaApiError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import LeaderEpoch, Offset, TopicPartition

@@ -11,10 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
+from devtools.chart.files import BEGIN, FILES, described_values, with_table, write_files
+from devtools.chart.values_schema import values_schema
 from sidetier import __version__
-from sidetier.cli.chart.files import FILES, write_files
-from sidetier.cli.chart.values_schema import values_schema
-from sidetier.cli.chart.values_table import BEGIN, told, with_table
 from sidetier.config.catalogue import json_schema
 from sidetier.config.uploader import UploaderConfig
 from sidetier.telemetry.alerts import ALERTS
@@ -79,8 +78,10 @@ def _given(values: Mapping[str, Any], at: str = "") -> Iterator[str]:
             yield from _given(value, f"{at}{key}.")
 
 
-def test_every_default_is_told_of_in_the_readme() -> None:
-    listed = {".".join(value.path) for value in told((CHART / "values.yaml").read_text())}
+def test_the_readme_describes_every_default() -> None:
+    listed = {
+        ".".join(value.path) for value in described_values((CHART / "values.yaml").read_text())
+    }
     parts = {
         "sidecar", "nodeAgent", "backfill", "hydrate", "drill", "kafka", "kafka.image",
         "kafka.storage", "image", "serviceAccount", "service", "podMonitor", "serviceMonitor",

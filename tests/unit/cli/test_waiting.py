@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from sidetier.sandbox.ports import free_port
+from sidetier.brokers.ports import free_port
 from tests.harness.archive_objects import file_store
 from tests.harness.log_dir import LogDir
 from tests.harness.sidecar import PROGRAM, Sidecar, basic_settings, merged

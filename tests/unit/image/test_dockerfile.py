@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from sidetier import __version__
+from sidetier.brokers.cache import cache_root
+from sidetier.brokers.kafka import JARS, KAFKA_4_3
 from sidetier.config.model import HttpConfig
-from sidetier.sandbox import jars
-from sidetier.sandbox.cache import cache_root
-from sidetier.sandbox.kafka import KAFKA_4_3
 from tests.harness.dockerfile import ROOT, Instruction, Stage, read_stages
 
 STAGES = read_stages()
@@ -155,12 +154,12 @@ def test_nothing_is_written_at_run_time() -> None:
     assert "PYTHONDONTWRITEBYTECODE=1" in FINAL.last("ENV").words
 
 
-def test_the_image_for_drills_has_kafka_where_the_sandbox_looks_for_it() -> None:
+def test_the_image_for_drills_has_kafka_where_the_drill_looks_for_it() -> None:
     stages = read_stages(ROOT / "docker" / "drill.Dockerfile")
     bases = {stage.name: stage.base for stage in stages}
     assert bases["kafka"] == f"apache/kafka:{KAFKA_4_3}"
     variables = dict(word.split("=", 1) for word in stages[-1].last("ENV").words if "=" in word)
-    folder = cache_root(variables) / "jars" / jars.KAFKA_4_3.name
+    folder = cache_root(variables) / "jars" / JARS[KAFKA_4_3].name
     (copied,) = next(stage for stage in stages if stage.name == "cache").all("COPY")
     assert copied.words == ["/opt/kafka/libs", str(folder)]
     assert copied.flag("from") == "kafka"

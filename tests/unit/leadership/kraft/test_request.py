@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from sidetier.brokers.ports import free_port
 from sidetier.leadership.kraft.metadata_request import BrokerMetadataRequest
-from sidetier.sandbox.ports import free_port
 from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import BrokerId
 

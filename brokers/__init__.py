@@ -1,0 +1,1 @@
+"""Temporary Kafka brokers on this machine, for `sidetier drill`."""

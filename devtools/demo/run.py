@@ -1,0 +1,273 @@
+"""Run the demo: produce, let the broker delete, read everything back from the store."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from devtools.demo.picture import Held, Sample, draw, sampled, segment_bytes
+from devtools.demo.progress import Progress, Step
+from devtools.demo.records import Ledger, orders
+from devtools.demo.services import (
+    CLUSTER_NAME,
+    RETENTION_SECONDS,
+    SEGMENT_BYTES,
+    TOPIC,
+    DemoFailedError,
+    PacedProducer,
+    Sidecar,
+    Topic,
+)
+from devtools.demo.spark import count_by_minute, what_is_missing, why_no_spark
+from devtools.demo.verify import LogOffsets, PartitionProof, prove
+from devtools.sandbox.kafka import KraftCluster
+from sidetier.brokers.errors import ServerTimeoutError
+from sidetier.brokers.jars import jars_of
+from sidetier.brokers.java import find_java
+from sidetier.brokers.kafka import JARS, KAFKA_4_3
+from sidetier.cli.archive_listing import read_archive_end
+from sidetier.cli.arguments import size_text
+from sidetier.config.storage import StorageConfig
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.local import LocalStorage
+
+_SECONDS_OF_LOAD: Final = 12
+_CATCH_UP_SECONDS: Final = 120.0
+_VALUE_BYTES: Final = 1000
+_RECORD_BYTES: Final = _VALUE_BYTES + 15
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """Settings of a demo run. The files of broker, sidecar and store are below `directory`.
+
+    Attributes:
+        size: Bytes to produce.
+        end: End of the hour that the records' timestamps are in, in ms since 1970.
+        picture: PNG to draw of what broker and store held over time, and of what Spark counts on
+            the store; None for none.
+    """
+
+    directory: Path
+    size: int
+    partitions: int
+    seed: int
+    end: int
+    picture: Path | None = None
+
+    @property
+    def store(self) -> Path:
+        """Directory of the archive."""
+        return self.directory / "store"
+
+    @property
+    def records(self) -> int:
+        """Number of records to produce."""
+        return self.size // _RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOutcome:
+    """Result of the demo."""
+
+    proofs: tuple[PartitionProof, ...]
+    seconds: float
+    counted: int | None = None
+    """Records that Spark has found on the store; None if Spark did not run."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether every record is stored as it was produced, and Spark has counted all of them."""
+        records = sum(proof.found for proof in self.proofs)
+        return all(proof.sound for proof in self.proofs) and self.counted in {None, records}
+
+
+def run_demo(settings: DemoSettings, progress: Progress) -> DemoOutcome:
+    """Run the whole demo; no process is left, whatever happens.
+
+    Raises:
+        LocalServerError: Java is missing, Kafka cannot be downloaded, or a server ended.
+        DemoFailedError: A part of the demo failed; the text says which.
+    """
+    progress.say(
+        "Kafka keeps records for seconds here; the sidecar archives each segment when it closes."
+    )
+    with progress.step("Kafka", f"looking for Kafka {KAFKA_4_3} (fetched once, 44 MB)"):
+        find_java()
+        jars_of(JARS[KAFKA_4_3])
+    # The cluster is fetched before its constructor, so that a slow download has a line of its own.
+    with KraftCluster(settings.directory / "kafka", KAFKA_4_3) as cluster:
+        return _Demo(settings, progress, cluster).run()
+
+
+class _Demo:
+    """One run of the demo."""
+
+    def __init__(self, settings: DemoSettings, progress: Progress, cluster: KraftCluster) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._bootstrap = cluster.bootstrap_servers
+        self._topic = Topic(self._bootstrap, settings.partitions)
+        self._store = LocalStorage(settings.store)
+        self._sidecar = Sidecar(settings.directory / "sidecar", cluster, settings.store.as_uri())
+        self._log_dirs = cluster.log_dirs(1)
+        self._ledger = Ledger()
+        bits: int = StorageConfig.model_fields["prefix_entropy_bits"].default
+        self._layout = ArchiveLayout(CLUSTER_NAME, bits)
+
+    def run(self) -> DemoOutcome:
+        """Run the steps in order."""
+        self._progress.tell("Broker", f"Kafka {KAFKA_4_3} (KRaft) answers on {self._bootstrap}")
+        self._topic.create()
+        self._progress.tell(
+            "Topic",
+            f"{TOPIC}: {self._settings.partitions} partitions, segments of "
+            f"{SEGMENT_BYTES // 1024**2} MiB, retention of records {RETENTION_SECONDS} s",
+        )
+        with self._sidecar.process:
+            self._start_sidecar()
+            with self._watched() as samples:
+                self._produce()
+                log = self._wait_for_retention()
+            self._sidecar.stop()
+            self._progress.tell("Sidecar", "stopped by SIGTERM, exit code 0")
+        proofs = self._prove(log)
+        counted = None
+        if self._settings.picture is not None:
+            counted = self._draw(self._settings.picture, samples)
+        return DemoOutcome(proofs, self._progress.seconds, counted)
+
+    def _watched(self) -> AbstractContextManager[list[Sample]]:
+        """Sample what broker and store hold, if a picture is requested."""
+        return nullcontext([]) if self._settings.picture is None else sampled(self._held)
+
+    def _held(self) -> Held:
+        bounds = self._topic.bounds()
+        archived = {number: self._next_offset(number) for number in bounds}
+        return Held(
+            produced=sum(log.end for log in bounds.values()),
+            deleted=sum(log.start for log in bounds.values()),
+            archived=sum(archived.values()),
+            pinned=sum(
+                max(log.start - archived[partition], 0) for partition, log in bounds.items()
+            ),
+            broker_bytes=segment_bytes(self._log_dirs, f"{TOPIC}-*/*.log"),
+            store_bytes=segment_bytes([self._settings.store], f"**/{TOPIC}-*/*.log"),
+        )
+
+    def _start_sidecar(self) -> None:
+        with self._progress.step("Sidecar", "starting `sidetier run` beside it"):
+            self._sidecar.start()
+        self._progress.tell(
+            "Sidecar", f"`sidetier run` beside it archives to {self._settings.store}"
+        )
+
+    def _produce(self) -> None:
+        settings = self._settings
+        with self._progress.step("Records", "producing") as step:
+            PacedProducer(self._bootstrap, self._ledger).produce(
+                orders(
+                    settings.seed,
+                    settings.records,
+                    settings.partitions,
+                    _VALUE_BYTES,
+                    end=settings.end,
+                ),
+                settings.size // _SECONDS_OF_LOAD,
+                lambda: step.now(self._so_far()),
+            )
+        self._progress.tell(
+            "Records",
+            f"{self._ledger.count:,} produced and acknowledged, {size_text(self._ledger.size)}; "
+            f"{self._sidecar.count('segment.uploaded')} segments are stored already",
+        )
+
+    def _so_far(self) -> str:
+        stored = self._sidecar.count("segment.uploaded")
+        return f"{self._ledger.count:,} of {self._settings.records:,}; {stored} segments stored"
+
+    def _wait_for_retention(self) -> Mapping[int, LogOffsets]:
+        """Wait until the broker has deleted every record, and the archive has all of them."""
+        latest: dict[int, LogOffsets] = {}
+        with self._progress.step(
+            "Retention", "waiting for the broker to delete its segments"
+        ) as step:
+
+            def deleted_and_archived() -> bool:
+                latest.update(self._topic.bounds())
+                return self._is_deleted_and_archived(latest, step)
+
+            self._wait(deleted_and_archived)
+        gone = sum(log.start for log in latest.values())
+        self._progress.tell(
+            "Retention",
+            f"the broker has deleted its copies: {gone:,} of {self._ledger.count:,} records are on "
+            "the store alone",
+        )
+        return latest
+
+    def _is_deleted_and_archived(self, log: Mapping[int, LogOffsets], step: Step) -> bool:
+        gone = sum(bounds.start for bounds in log.values())
+        step.now(f"the broker has deleted {gone:,} of {self._ledger.count:,} records")
+        return all(
+            bounds.start == bounds.end and self._next_offset(number) >= bounds.end
+            for number, bounds in log.items()
+        )
+
+    def _next_offset(self, number: int) -> int:
+        tp = TopicPartition(TOPIC, number)
+        return read_archive_end(self._store, self._layout, tp).next_offset or 0
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        try:
+            self._sidecar.process.wait_until(condition, _CATCH_UP_SECONDS)
+        except ServerTimeoutError as error:
+            raise DemoFailedError(
+                f"after {_CATCH_UP_SECONDS:.0f} s the broker has not deleted, or the sidecar has "
+                f"not stored, everything: {self._so_far()}\n{error}"
+            ) from error
+
+    def _prove(self, log: Mapping[int, LogOffsets]) -> tuple[PartitionProof, ...]:
+        proofs = []
+        with self._progress.step("Proof", "reading every record back from the store") as step:
+            for number in range(self._settings.partitions):
+                tp = TopicPartition(TOPIC, number)
+                produced = self._ledger.records.get(number, {})
+                proofs.append(prove(self._store, self._layout, tp, produced, log[number]))
+                step.now(f"{sum(proof.found for proof in proofs):,} records read back")
+        read_back, expected = sum(p.found for p in proofs), sum(p.expected for p in proofs)
+        self._progress.tell(
+            "Proof",
+            f"{read_back:,} of {expected:,} archived records read back from the store",
+        )
+        return tuple(proofs)
+
+    def _draw(self, picture: Path, samples: Sequence[Sample]) -> int | None:
+        """Draw the picture; return Spark's record count, None if Spark cannot run here."""
+        counts = self._counted()
+        missing = what_is_missing("matplotlib")
+        if missing is not None or not samples:
+            self._progress.tell("Picture", f"left out: {missing or 'the broker told nothing'}")
+        else:
+            draw(samples, counts, TOPIC, picture)
+            self._progress.tell("Picture", f"records and bytes on broker and store: {picture}")
+        return None if counts is None else sum(counts.values())
+
+    def _counted(self) -> Mapping[datetime, int] | None:
+        missing = why_no_spark()
+        if missing is not None:
+            self._progress.tell("Spark", f"left out: {missing}")
+            return None
+        with self._progress.step("Spark", "counting the archived records by minute"):
+            counts = count_by_minute(
+                self._sidecar.config, TOPIC, self._settings.directory / "spark"
+            )
+        self._progress.tell(
+            "Spark",
+            f"{sum(counts.values()):,} archived records in {len(counts)} minutes, counted without "
+            "a broker",
+        )
+        return counts
