@@ -15,9 +15,8 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import LayoutNote, agree, look
 from sidetier.cli.stores import open_archive, require_fencing
 from sidetier.config.model import Config, HttpConfig, ZookeeperTlsConfig
-from sidetier.config.problems import Origins, raise_problems, told
+from sidetier.config.problems import Origins, problem_line, raise_problems
 from sidetier.config.startup import LocalMachine, check_machine
-from sidetier.leadership.factory import open_leadership
 from sidetier.leadership.port import ClusterStateSource, TopicConfigSource
 from sidetier.leadership.settings import (
     KraftSettings,
@@ -25,6 +24,7 @@ from sidetier.leadership.settings import (
     StaticSettings,
     ZookeeperSettings,
     ZookeeperTls,
+    open_leadership,
 )
 from sidetier.segments.errors import (
     ConfigurationError,
@@ -201,7 +201,7 @@ def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     report = check_machine(config, LocalMachine())
     raise_problems(list(report.problems), origins)
     for warning in report.warnings:
-        structlog.get_logger().warning("config.warning", message=told(warning, origins))
+        structlog.get_logger().warning("config.warning", message=problem_line(warning, origins))
     if report.identity is None:
         raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
     return report.identity

@@ -40,7 +40,7 @@ def origin_of(path: SettingPath, origins: Origins) -> str | None:
     return None
 
 
-def told(problem: Problem, origins: Origins) -> str:
+def problem_line(problem: Problem, origins: Origins) -> str:
     """Return one line: the setting, its source, the problem."""
     origin = origin_of(problem.path, origins)
     where = f" ({origin})" if origin else ""
@@ -49,7 +49,7 @@ def told(problem: Problem, origins: Origins) -> str:
 
 def raise_problems(problems: Iterable[Problem], origins: Origins) -> None:
     """Raise one ConfigurationError with a line for each problem, if there are any."""
-    lines = list(dict.fromkeys(told(problem, origins) for problem in problems))
+    lines = list(dict.fromkeys(problem_line(problem, origins) for problem in problems))
     if lines:
         raise ConfigurationError("\n".join(lines))
 

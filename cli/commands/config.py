@@ -12,7 +12,7 @@ from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
 from sidetier.config.catalogue import json_schema
 from sidetier.config.loading import LoadedConfig
-from sidetier.config.problems import Problem, SettingPath, dotted, told
+from sidetier.config.problems import Problem, SettingPath, dotted, problem_line
 from sidetier.config.secrets import REDACTED, is_sensitive_property, redacted
 from sidetier.config.startup import LocalMachine, check_machine
 from sidetier.segments.errors import ConfigurationError
@@ -118,7 +118,7 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     report = check_machine(loaded.config, LocalMachine())
     # warnings too: a sidecar starts without such log dirs
     wrong = (*report.problems, *report.warnings)
-    problems = (*missing, *(told(problem, loaded.origins) for problem in wrong))
+    problems = (*missing, *(problem_line(problem, loaded.origins) for problem in wrong))
     if report.identity is None:
         return CheckResult(problems, loaded.warnings)
     identity = report.identity
@@ -138,7 +138,7 @@ def _missing_drivers(loaded: LoadedConfig) -> Iterator[str]:
         try:
             check_driver(url)
         except ConfigurationError as error:
-            yield told(Problem(path, str(error)), loaded.origins)
+            yield problem_line(Problem(path, str(error)), loaded.origins)
 
 
 @command.command()
