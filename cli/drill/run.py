@@ -75,10 +75,10 @@ class LiveBrokers:
         Raises:
             LeadershipUnavailableError: The partition's leader does not answer.
         """
-        bounds = self._cluster.bounds([tp])[tp]
-        if bounds.start is None:
-            raise LeadershipUnavailableError(f"{tp}: no log start offset: {bounds.problem}")
-        return int(bounds.start)
+        log_offsets = self._cluster.log_offsets([tp])[tp]
+        if log_offsets.start is None:
+            raise LeadershipUnavailableError(f"{tp}: no log start offset: {log_offsets.problem}")
+        return int(log_offsets.start)
 
 
 def run_drill(

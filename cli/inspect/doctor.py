@@ -1,4 +1,4 @@
-"""Checks of this host: limits, disks and permissions. Pure."""
+"""Check settings, host, stores and sidecar for what can lose records. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,10 @@ from typing import Any, Final
 from sidetier.archive.objects.layout import check_note
 from sidetier.cli.arguments import age_text, size_text
 from sidetier.cli.inspect.cluster import number
-from sidetier.cli.inspect.doctor_facts import (
-    DoctorFacts,
-    LogDirFacts,
-    SidecarFacts,
-    StoreFacts,
-    TopicFacts,
-)
+from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
+from sidetier.cli.inspect.host import LogDirFacts
+from sidetier.cli.inspect.sidecar import SidecarState
+from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
@@ -330,18 +327,17 @@ def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
     yield from _partitions(facts.sidecar)
 
 
-def _readiness(sidecar: SidecarFacts) -> Finding:
-    unmet = [f"{c['name']}: {c['reason']}" for c in sidecar.conditions if not c["holds"]]
+def _readiness(sidecar: SidecarState) -> Finding:
     if sidecar.ready:
-        return ok("sidecar", f"ready, {len(sidecar.partitions)} partitions")
-    return problem("sidecar", f"not ready: {'; '.join(unmet) or 'starting'}", "see its log")
+        return ok("sidecar", f"ready, {len(sidecar.rows)} partitions")
+    return problem("sidecar", f"not ready: {sidecar.unmet_conditions}", "see its log")
 
 
-def _partitions(sidecar: SidecarFacts) -> Iterator[Finding]:
-    halted = [_name(row) for row in sidecar.partitions if row["state"] == "halted"]
+def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
+    halted = [_name(row) for row in sidecar.rows if row["state"] == "halted"]
     if halted:
         yield problem("halted", f"partitions: {some(halted)}", "`sidetier status` says why")
-    late = [_name(row) for row in sidecar.partitions if _overdue(row)]
+    late = [_name(row) for row in sidecar.rows if _overdue(row)]
     if late:
         yield problem(
             "deletion",
@@ -450,8 +446,8 @@ def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def _worst(facts: DoctorFacts, topic: str, field: str) -> float:
-    rows = facts.sidecar.of_topic(topic) if facts.sidecar is not None else []
-    return max((float(row[field] or 0) for row in rows), default=0.0)
+    rows = facts.sidecar.rows if facts.sidecar is not None else ()
+    return max((float(row[field] or 0) for row in rows if row["topic"] == topic), default=0.0)
 
 
 def _retention(
@@ -483,7 +479,7 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
         limit = number(topic.settings, "retention.bytes")
         if limit is None or limit < 0:
             continue
-        segment = segment_bytes(topic) or 0
+        segment = roll_rules(topic.settings).segment_bytes or 0
         if _worst(facts, topic.name, "unstored_bytes") >= limit:
             late.append(topic.name)
         elif limit < _FEW_SEGMENTS * segment:
@@ -497,12 +493,6 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
     )
 
 
-def segment_bytes(topic: TopicFacts) -> int | None:
-    """Return the size at which the broker closes a segment of the topic."""
-    internal = number(topic.settings, "internal.segment.bytes")
-    return internal or number(topic.settings, "segment.bytes")
-
-
 def closing(facts: DoctorFacts) -> Iterator[Finding]:
     """Check how long records wait in an active segment that does not fill."""
     slow = {
@@ -514,7 +504,8 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         yield ok("segment.ms", "segments close within a day")
         return
     longest = max(slow, key=lambda name: slow[name])
-    size = next(segment_bytes(topic) for topic in facts.topics if topic.name == longest)
+    settings = next(topic.settings for topic in facts.topics if topic.name == longest)
+    size = roll_rules(settings).segment_bytes
     yield advice(
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "

@@ -8,8 +8,9 @@ from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.inspect.explain_facts import Facts, Fields
-from sidetier.cli.inspect.local import LocalSegment, Place
+from sidetier.cli.inspect.facts import RecordFacts
+from sidetier.cli.inspect.local_log import LocalSegment, Place
+from sidetier.cli.inspect.sidecar import Fields
 
 
 class Gate(StrEnum):
@@ -43,17 +44,17 @@ class Waiting:
     text: str
 
 
-def gate_of(facts: Facts) -> Waiting:
+def gate_of(facts: RecordFacts) -> Waiting:
     """Return the gate of a record that is not stored, and whose bytes exist."""
     results = (gate(facts) for gate in _GATES)
     return next((waiting for waiting in results if waiting is not None), _unclear(facts))
 
 
-def _excluded(facts: Facts) -> Waiting | None:
-    return None if facts.excluded is None else Waiting(Gate.EXCLUDED, facts.excluded)
+def _excluded(facts: RecordFacts) -> Waiting | None:
+    return None if facts.exclusion is None else Waiting(Gate.EXCLUDED, facts.exclusion.text)
 
 
-def _leader(facts: Facts) -> Waiting | None:
+def _leader(facts: RecordFacts) -> Waiting | None:
     if facts.replicas is None or facts.leads_here:
         return None
     leader = facts.replicas.leader
@@ -65,11 +66,11 @@ def _leader(facts: Facts) -> Waiting | None:
     return Waiting(Gate.OTHER_BROKER, text)
 
 
-def _ids(facts: Facts) -> str:
+def _ids(facts: RecordFacts) -> str:
     return ", ".join(map(str, facts.replicas.replicas if facts.replicas else ()))
 
 
-def _halted(facts: Facts) -> Waiting | None:
+def _halted(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row["state"] != "halted":
         return None
@@ -77,7 +78,7 @@ def _halted(facts: Facts) -> Waiting | None:
     return Waiting(Gate.HALTED, f"the partition is halted until somebody acts: {reason}")
 
 
-def _moving(facts: Facts) -> Waiting | None:
+def _moving(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row["state"] != "quarantining":
         return None
@@ -85,7 +86,7 @@ def _moving(facts: Facts) -> Waiting | None:
     return Waiting(Gate.QUARANTINING, text)
 
 
-def _active(facts: Facts) -> Waiting | None:
+def _active(facts: RecordFacts) -> Waiting | None:
     holder = facts.local.holder(facts.offset) if facts.local is not None else None
     if holder is None or holder.place is not Place.ACTIVE:
         return None
@@ -93,7 +94,7 @@ def _active(facts: Facts) -> Waiting | None:
     return Waiting(Gate.ACTIVE_SEGMENT, text)
 
 
-def when_it_closes(facts: Facts, active: LocalSegment) -> str:
+def when_it_closes(facts: RecordFacts, active: LocalSegment) -> str:
     """Return when `segment.bytes` or `segment.ms` closes the segment; both need an append."""
     reasons = []
     if facts.roll.segment_bytes is not None:
@@ -114,28 +115,28 @@ def _by_time(due_ms: int, now_ms: int) -> str:
     return f"with the first append after {when}, in {age_text((due_ms - now_ms) / 1000)}"
 
 
-def _no_sidecar(facts: Facts) -> Waiting | None:
+def _no_sidecar(facts: RecordFacts) -> Waiting | None:
     if facts.sidecar is not None:
         return None
     why = facts.problems.get("sidecar", "it was not asked")
     return Waiting(Gate.NO_SIDECAR, f"no sidecar tells of it: {why}")
 
 
-def _not_followed(facts: Facts) -> Waiting | None:
+def _not_followed(facts: RecordFacts) -> Waiting | None:
     if _row(facts) is not None:
         return None
     text = "the sidecar does not follow the partition (yet): it has not learned that it is led here"
     return Waiting(Gate.NOT_FOLLOWED, text)
 
 
-def _partition_held(facts: Facts) -> Waiting | None:
+def _partition_held(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row.get("retry_at_ms") is None:
         return None
     return _held("the partition is", row["last_error"] or row["waiting_for"], row, facts)
 
 
-def _held(what: str, error: str, fields: Fields, facts: Facts) -> Waiting:
+def _held(what: str, error: str, fields: Fields, facts: RecordFacts) -> Waiting:
     text = f"{what} held by a failure, {_next_try(fields, facts.now_ms)}: {error}"
     return Waiting(Gate.HELD, text)
 
@@ -145,7 +146,7 @@ def _next_try(fields: Fields, now_ms: int) -> str:
     return f"tried again in {age_text(left)}" if left > 0 else "tried again now"
 
 
-def _segment(facts: Facts) -> Waiting | None:
+def _segment(facts: RecordFacts) -> Waiting | None:
     """Return the gate by the stage of the closed segment that holds the record."""
     segment = facts.sidecar.segment_of(facts.offset) if facts.sidecar is not None else None
     if segment is None:
@@ -162,7 +163,7 @@ def _segment(facts: Facts) -> Waiting | None:
     return _not_begun(facts, segment)
 
 
-def _watermark(facts: Facts, segment: Fields) -> Waiting:
+def _watermark(facts: RecordFacts, segment: Fields) -> Waiting:
     base, before = segment["base_offset"], _first_open(facts, segment)
     if before is None:
         return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, and is committed next")
@@ -170,8 +171,8 @@ def _watermark(facts: Facts, segment: Fields) -> Waiting:
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _not_begun(facts: Facts, segment: Fields) -> Waiting | None:
-    end, mark = segment["next_offset"], facts.bounds.high_watermark
+def _not_begun(facts: RecordFacts, segment: Fields) -> Waiting | None:
+    end, mark = segment["next_offset"], facts.log_offsets.high_watermark
     if end is not None and mark is not None and mark < end:
         text = (
             f"segment {segment['base_offset']} is not committed yet: the high watermark is at "
@@ -181,7 +182,7 @@ def _not_begun(facts: Facts, segment: Fields) -> Waiting | None:
     return _behind(facts, segment)
 
 
-def _behind(facts: Facts, segment: Fields) -> Waiting | None:
+def _behind(facts: RecordFacts, segment: Fields) -> Waiting | None:
     before = _first_open(facts, segment)
     if before is None:
         return None
@@ -189,7 +190,7 @@ def _behind(facts: Facts, segment: Fields) -> Waiting | None:
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _first_open(facts: Facts, segment: Fields) -> Fields | None:
+def _first_open(facts: RecordFacts, segment: Fields) -> Fields | None:
     """Return the oldest segment before this one that is not uploaded."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
     earlier = (
@@ -206,7 +207,7 @@ _STAGES: Final = {
 }
 
 
-def _state_of(segment: Fields, facts: Facts) -> str:
+def _state_of(segment: Fields, facts: RecordFacts) -> str:
     name = f"segment {segment['base_offset']}, which"
     if segment.get("error") is not None:
         return f"{name} is held ({_next_try(segment, facts.now_ms)}): {segment['error']}"
@@ -218,7 +219,7 @@ def _state_of(segment: Fields, facts: Facts) -> str:
     )
 
 
-def _too_far_behind(facts: Facts) -> Waiting | None:
+def _too_far_behind(facts: RecordFacts) -> Waiting | None:
     """Return the gate of a segment that the sidecar does not list: it lists only the oldest."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
     row, sidecar = _row(facts), facts.sidecar
@@ -233,7 +234,7 @@ def _too_far_behind(facts: Facts) -> Waiting | None:
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _unclear(facts: Facts) -> Waiting:
+def _unclear(facts: RecordFacts) -> Waiting:
     row = _row(facts)
     waiting_for = None if row is None else row["waiting_for"]
     if waiting_for is None:
@@ -241,11 +242,11 @@ def _unclear(facts: Facts) -> Waiting:
     return Waiting(Gate.OTHER, f"the sidecar waits for {waiting_for}")
 
 
-def _row(facts: Facts) -> Fields | None:
+def _row(facts: RecordFacts) -> Fields | None:
     return None if facts.sidecar is None else facts.sidecar.row
 
 
-_GATES: Final[tuple[Callable[[Facts], Waiting | None], ...]] = (
+_GATES: Final[tuple[Callable[[RecordFacts], Waiting | None], ...]] = (
     _excluded,
     _leader,
     _halted,
@@ -296,7 +297,7 @@ class Answer:
     gate: Gate | None = None
 
 
-def decide(facts: Facts) -> Answer:
+def decide(facts: RecordFacts) -> Answer:
     """Return the answer.
 
     A stored record comes first, then a recorded gap, then a place that still has the bytes.
@@ -305,7 +306,7 @@ def decide(facts: Facts) -> Answer:
     return next((result for result in answers if result is not None), _unknown(facts))
 
 
-def _archive_away(facts: Facts) -> Answer | None:
+def _archive_away(facts: RecordFacts) -> Answer | None:
     """Answer if the store cannot be read.
 
     At or above the archive end that the sidecar reports, the other answers apply.
@@ -328,8 +329,8 @@ def _archive_away(facts: Facts) -> Answer | None:
     return Answer(Kind.UNKNOWN, text, exits.FAILED)
 
 
-def _stored(facts: Facts) -> Answer | None:
-    archive, done = facts.archive, facts.archived_to
+def _stored(facts: RecordFacts) -> Answer | None:
+    archive, done = facts.archive, facts.archived_up_to
     if archive is None or archive.holder is None or done is None or facts.offset >= done:
         return None
     if facts.offset < (archive.begins_at or 0):
@@ -342,7 +343,7 @@ def _stored(facts: Facts) -> Answer | None:
     return Answer(Kind.STORED, text, exits.OK)
 
 
-def _gap(facts: Facts) -> Answer | None:
+def _gap(facts: RecordFacts) -> Answer | None:
     gap = facts.archive.gap if facts.archive is not None else None
     if gap is None:
         return None
@@ -359,8 +360,8 @@ def _gap(facts: Facts) -> Answer | None:
     return Answer(Kind.GAP, text, exits.GONE)
 
 
-def _not_written(facts: Facts) -> Answer | None:
-    end = facts.bounds.high_watermark
+def _not_written(facts: RecordFacts) -> Answer | None:
+    end = facts.log_offsets.high_watermark
     if facts.leads_here and facts.local is not None and facts.local.end is not None:
         end = facts.local.end
         if facts.offset >= end:
@@ -372,9 +373,9 @@ def _not_written(facts: Facts) -> Answer | None:
     return Answer(Kind.NOT_WRITTEN, text, exits.GONE)
 
 
-def _below_the_watermark(facts: Facts) -> Answer | None:
+def _below_the_watermark(facts: RecordFacts) -> Answer | None:
     """Answer if the record is not stored although it is below the archive's end or start."""
-    archive, done = facts.archive, facts.archived_to
+    archive, done = facts.archive, facts.archived_up_to
     if archive is None:
         return None
     begin = archive.begins_at
@@ -391,7 +392,7 @@ def _below_the_watermark(facts: Facts) -> Answer | None:
     return Answer(Kind.MISSING, text, _code_by_bytes(facts))
 
 
-def _waits(facts: Facts) -> Answer | None:
+def _waits(facts: RecordFacts) -> Answer | None:
     if not (_bytes_here(facts) or _on_the_leader(facts) or _above_the_watermark(facts)):
         return None
     waiting = gate_of(facts)
@@ -401,11 +402,11 @@ def _waits(facts: Facts) -> Answer | None:
     return Answer(Kind.WAITS, f"{stored}: {waiting.text}", exits.FINDINGS, waiting.gate)
 
 
-def _above_the_watermark(facts: Facts) -> bool:
+def _above_the_watermark(facts: RecordFacts) -> bool:
     return facts.archive is not None and facts.archive.holder is not None
 
 
-def _bytes_here(facts: Facts) -> bool:
+def _bytes_here(facts: RecordFacts) -> bool:
     """Return whether this host's disk, or a pin of the sidecar that was asked, has the record."""
     if facts.local is not None and facts.local.holder(facts.offset) is not None:
         return True
@@ -413,21 +414,21 @@ def _bytes_here(facts: Facts) -> bool:
     return sidecar is not None and sidecar.pin_of(facts.offset) is not None
 
 
-def _on_the_leader(facts: Facts) -> bool:
-    start, end = facts.bounds.start, facts.bounds.high_watermark
+def _on_the_leader(facts: RecordFacts) -> bool:
+    start, end = facts.log_offsets.start, facts.log_offsets.high_watermark
     return start is not None and end is not None and start <= facts.offset < end
 
 
-def _set_aside(facts: Facts) -> Answer | None:
+def _set_aside(facts: RecordFacts) -> Answer | None:
     if facts.archive is None or not facts.archive.set_aside:
         return None
     text = f"set aside, out of the archive: look at {facts.archive.set_aside[0]}"
     return Answer(Kind.SET_ASIDE, text, exits.FINDINGS)
 
 
-def _gone(facts: Facts) -> Answer | None:
+def _gone(facts: RecordFacts) -> Answer | None:
     """Answer only if the archive and the log's start are both known; a guess would mislead."""
-    start = facts.bounds.start
+    start = facts.log_offsets.start
     if start is None and facts.leads_here and facts.local is not None:
         start = facts.local.start
     if start is None or facts.archive is None or facts.offset >= start:
@@ -438,7 +439,7 @@ def _gone(facts: Facts) -> Answer | None:
     return Answer(Kind.GONE, text, exits.GONE)
 
 
-def _no_such_partition(facts: Facts) -> Answer | None:
+def _no_such_partition(facts: RecordFacts) -> Answer | None:
     if facts.known_to_cluster is not False or facts.local is not None:
         return None
     if facts.archive is None or facts.archive.first_base is not None:
@@ -450,13 +451,13 @@ def _no_such_partition(facts: Facts) -> Answer | None:
     return Answer(Kind.NO_SUCH_PARTITION, text, exits.MISCONFIGURED)
 
 
-def _unknown(facts: Facts) -> Answer:
+def _unknown(facts: RecordFacts) -> Answer:
     problems = "; ".join(f"{name}: {why}" for name, why in facts.problems.items())
     text = f"cannot be told: {problems or 'no source knows of it'}"
     return Answer(Kind.UNKNOWN, text, exits.FAILED)
 
 
-def _where_else(facts: Facts) -> str:
+def _where_else(facts: RecordFacts) -> str:
     if _bytes_here(facts):
         return "; its bytes are on this host still"
     leader = facts.replicas.leader if facts.replicas is not None else None
@@ -465,11 +466,11 @@ def _where_else(facts: Facts) -> str:
     return ""
 
 
-def _code_by_bytes(facts: Facts) -> int:
+def _code_by_bytes(facts: RecordFacts) -> int:
     return exits.FINDINGS if _bytes_here(facts) or _on_the_leader(facts) else exits.GONE
 
 
-_ANSWERS: Final[tuple[Callable[[Facts], Answer | None], ...]] = (
+_ANSWERS: Final[tuple[Callable[[RecordFacts], Answer | None], ...]] = (
     _archive_away,
     _stored,
     _gap,

@@ -17,15 +17,10 @@ from sidetier.cli.inspect.doctor import (
     check_topics,
     some,
 )
-from sidetier.cli.inspect.doctor_facts import (
-    DoctorFacts,
-    HostFacts,
-    LogDirFacts,
-    SidecarFacts,
-    SpoolFacts,
-    StoreFacts,
-    TopicFacts,
-)
+from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
+from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
+from sidetier.cli.inspect.sidecar import SidecarState
+from sidetier.cli.inspect.store import StoreFacts
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 
@@ -65,6 +60,10 @@ def row(**fields: object) -> dict[str, object]:
     return {**known, **ages, **fields}
 
 
+def sidecar(*rows: dict[str, object]) -> SidecarState:
+    return SidecarState("http://here", {"ready": True, "partitions": list(rows)})
+
+
 SOUND = DoctorFacts(
     config(),
     HostFacts(100_000, 100_000, 128, 20, (DISK,), kafka_cluster_id="K"),
@@ -72,7 +71,7 @@ SOUND = DoctorFacts(
     topics_known=True,
     broker_settings={"log.dirs": "/kafka"},
     stores=(StoreFacts("s3://bucket", note=LayoutNote(5, "K"), skew_seconds=1.0),),
-    sidecar=SidecarFacts("http://here", ready=True, partitions=(row(),)),
+    sidecar=sidecar(row()),
     partitions=(TopicPartition("orders", 0),),
 )
 
@@ -87,8 +86,7 @@ def faults(facts: DoctorFacts) -> list[tuple[str, str]]:
 
 
 def with_topic(*topics: TopicFacts, **row_fields: object) -> DoctorFacts:
-    sidecar = SidecarFacts("http://here", ready=True, partitions=(row(**row_fields),))
-    return replace(SOUND, topics=topics, sidecar=sidecar)
+    return replace(SOUND, topics=topics, sidecar=sidecar(row(**row_fields)))
 
 
 def with_host(**changes: object) -> DoctorFacts:
@@ -230,8 +228,10 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
         (
             replace(
                 SOUND,
-                sidecar=SidecarFacts(
-                    "u", ready=False, conditions=({"name": "a", "holds": False, "reason": "b"},)
+                sidecar=SidecarState(
+                    "u",
+                    {"ready": False, "partitions": []},
+                    ({"name": "a", "holds": False, "reason": "b"},),
                 ),
             ),
             "problem",

@@ -10,9 +10,11 @@ from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.explain import Gate, Kind, decide
-from sidetier.cli.inspect.explain_facts import Facts, RollRules, SidecarView
-from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
+from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.telemetry.status import PinnedRange
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)
@@ -26,7 +28,7 @@ def on_disk(base: int, end: int | None, place: Place = Place.CLOSED) -> LocalSeg
 LOG = LocalLog(
     "/d",
     (
-        on_disk(0, 50, Place.STAGED),
+        on_disk(0, 50, Place.MARKED_FOR_DELETION),
         on_disk(50, 100),
         on_disk(100, 200),
         on_disk(200, 260, Place.ACTIVE),
@@ -52,7 +54,7 @@ def segment(base: int, end: int, stage: str = "closed", **more: Any) -> dict[str
     return {"base_offset": base, "next_offset": end, "stage": stage, **known, **more}
 
 
-def sidecar(*segments: dict[str, object], **more: object) -> SidecarView:
+def sidecar(*segments: dict[str, object], **more: object) -> SidecarPartition:
     row = {
         "state": "waiting",
         "next_offset": 100,
@@ -62,26 +64,28 @@ def sidecar(*segments: dict[str, object], **more: object) -> SidecarView:
         "segments": list(segments),
         "retry_at_ms": None,
     }
-    return SidecarView(1, {**row, **more})
+    return SidecarPartition(1, {**row, **more})
 
 
-FACTS = Facts(
+FACTS = RecordFacts(
     TP,
-    Offset(120),
-    NOW,
+    offset=Offset(120),
+    now_ms=NOW,
     broker_id=1,
     local=LOG,
     sidecar=sidecar(segment(100, 200)),
     archive=archive(),
     replicas=ReplicaSet(1, (1, 2), (1, 2)),
     known_to_cluster=True,
-    bounds=LogOffsets(Offset(50), Offset(260)),
+    log_offsets=LogOffsets(Offset(50), Offset(260)),
     roll=RollRules(segment_bytes=4000, segment_ms=3_600_000),
 )
 
 
-def facts(offset: int = 120, **changes: object) -> Facts:
-    return replace(FACTS, offset=Offset(offset), **changes)  # type: ignore[arg-type]
+def facts(offset: int = 120, **changes: Any) -> RecordFacts:  # noqa: ANN401 -- fields
+    changed = replace(FACTS, offset=Offset(offset), **changes)
+    end = None if changed.archive is None else changed.archive.watermark.next_offset
+    return replace(changed, archived_up_to=end)
 
 
 def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
@@ -139,7 +143,13 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             "begins at offset 40",
         ),
         (60, {}, Kind.MISSING, 3, "no stored segment and no recorded gap"),
-        (60, {"local": None, "replicas": None, "bounds": LogOffsets()}, Kind.MISSING, 4, "missing"),
+        (
+            60,
+            {"local": None, "replicas": None, "log_offsets": LogOffsets()},
+            Kind.MISSING,
+            4,
+            "missing",
+        ),
         (260, {}, Kind.NOT_WRITTEN, 4, "the log ends at offset 260"),
         (
             260,
@@ -176,7 +186,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "replicas": None,
                 "known_to_cluster": False,
-                "bounds": LogOffsets(),
+                "log_offsets": LogOffsets(),
                 "sidecar": None,
             },
             Kind.NO_SUCH_PARTITION,
@@ -189,7 +199,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "local": None,
                 "replicas": None,
-                "bounds": LogOffsets(),
+                "log_offsets": LogOffsets(),
                 "problems": {"cluster": "no answer"},
             },
             Kind.UNKNOWN,
@@ -213,7 +223,12 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
 @pytest.mark.parametrize(
     ("offset", "changes", "gate", "words"),
     [
-        (120, {"excluded": "topic orders is compacted"}, Gate.EXCLUDED, "and never will be: topic"),
+        (
+            120,
+            {"exclusion": Exclusion("compacted", "topic orders is compacted")},
+            Gate.EXCLUDED,
+            "and never will be: topic",
+        ),
         (120, {"replicas": ELSEWHERE}, Gate.OTHER_BROKER, "led by broker 2, not by broker 1"),
         (
             120,
@@ -242,7 +257,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         ),
         (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker has not told"),
         (120, {"sidecar": None, "problems": {"sidecar": "refused"}}, Gate.NO_SIDECAR, "refused"),
-        (120, {"sidecar": SidecarView(1)}, Gate.NOT_FOLLOWED, "does not follow the partition"),
+        (120, {"sidecar": SidecarPartition(1)}, Gate.NOT_FOLLOWED, "does not follow the partition"),
         (
             120,
             {"sidecar": sidecar(segment(100, 200), last_error="no answer", retry_at_ms=NOW - 5)},
@@ -271,7 +286,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         ),
         (
             120,
-            {"bounds": LogOffsets(Offset(0), Offset(150))},
+            {"log_offsets": LogOffsets(Offset(0), Offset(150))},
             Gate.HIGH_WATERMARK,
             "the high watermark is at 150, and must reach 200",
         ),
@@ -311,20 +326,22 @@ def test_what_waits_names_its_gate(
 
 
 def test_a_pin_alone_is_enough_to_wait() -> None:
-    pin = {"start_offset": 100, "end_offset": 200}
+    pin = PinnedRange("orders", 3, Offset(100), Offset(200), 1000)
     gone = replace(sidecar(segment(100, 200)), pins=(pin,))
-    answer = decide(facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=gone))
+    answer = decide(
+        facts(local=None, log_offsets=LogOffsets(Offset(220), Offset(260)), sidecar=gone)
+    )
     assert answer.kind is Kind.WAITS
     unpinned = replace(gone, pins=())
     answer = decide(
-        facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=unpinned)
+        facts(local=None, log_offsets=LogOffsets(Offset(220), Offset(260)), sidecar=unpinned)
     )
     assert answer.kind is Kind.GONE
 
 
 def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
     above = archive(holder=holder(100, 200))
-    answer = decide(facts(archive=above, local=None, bounds=LogOffsets()))
+    answer = decide(facts(archive=above, local=None, log_offsets=LogOffsets()))
     assert (answer.kind, answer.code) == (Kind.WAITS, 3)
     assert answer.text.startswith("uploaded, but not committed: ")
 
