@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sidetier.cli.consume.positions import Place, parse_place
+from sidetier.cli.consume.request import Place, parse_place
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.units import parse_size

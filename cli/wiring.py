@@ -1,13 +1,12 @@
 """Composition root: build a daemon from the configuration. Only this module knows every adapter."""
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import structlog
 
@@ -272,26 +271,6 @@ def _store_calls(config: Config) -> StoreCalls:
     if uploader.max_bytes_per_second is not None:
         slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads)
     return StoreCalls(max(deadline.hung_after, deadline.base), slowest)
-
-
-class Stoppable(Protocol):
-    """A daemon, or an object that stops one."""
-
-    def stop(self) -> None:
-        """Begin to stop. A signal handler calls it, possibly several times."""
-        ...
-
-
-@contextmanager
-def stopped_by_signals(built: Stoppable) -> Iterator[None]:
-    """Stop the daemon gracefully on SIGTERM and SIGINT."""
-    names = (signal.SIGTERM, signal.SIGINT)
-    before = {name: signal.signal(name, lambda *_: built.stop()) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def leadership_settings(config: Config, identity: MetaProperties) -> LeadershipSettings:

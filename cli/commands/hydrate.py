@@ -1,10 +1,8 @@
 """`sidetier hydrate`: restore archived topics on an empty cluster, with the same offsets."""
 
 import importlib
-import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,11 +14,14 @@ from sidetier.cli.arguments import bootstrap_option, checked_topics
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.signals import handled_signals
 from sidetier.segments.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
     from sidetier.archive.access import ArchiveAccess
-    from sidetier.cli.backfill.job import Amount
+    from sidetier.cli.progress import Amount
     from sidetier.config.model import Config
     from sidetier.mirror.hydrate.cluster_state import RestoredKind
     from sidetier.mirror.hydrate.finish import OpenTransactionFound
@@ -253,8 +254,8 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 every partition is placed; 1 a partition could not be placed; 2 a log dir is in
     use, or belongs to another cluster; 130 interrupted.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    from sidetier.cli.backfill.job import Amount, shown  # noqa: PLC0415
     from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult  # noqa: PLC0415
+    from sidetier.cli.progress import Amount, shown  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.config.units import parse_size  # noqa: PLC0415
     from sidetier.mirror.hydrate import log_dir, place  # noqa: PLC0415
@@ -286,10 +287,11 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
         total = Amount(
             sum(len(entry.segments) for entry in todo), sum(entry.size for entry in todo)
         )
+        stop = threading.Event()
         with (
             open_archive(config, connections=_CONNECTIONS) as archive,
             shown(total) as progress,
-            _stopped_by_signals() as stop,
+            handled_signals(stop.set),
         ):
             throttle = Throttle(rate, SYSTEM_CLOCK.monotonic, stop.wait)
             amounts = _Amounts(progress.update)
@@ -528,27 +530,12 @@ class _Amounts:
 
     def add(self, size: int, segments: int) -> None:
         """Add `size` bytes and this number of segments."""
-        from sidetier.cli.backfill.job import Amount  # noqa: PLC0415
+        from sidetier.cli.progress import Amount  # noqa: PLC0415
 
         with self._lock:
             self._size += size
             self._segments += segments
             self._tell(Amount(self._segments, self._size), 0)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set."""
-    stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _with_libraries(module: str) -> Any:  # noqa: ANN401 -- returns a module

@@ -15,9 +15,9 @@ from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
-from sidetier.cli.backfill.job import Amount, Progress, shown
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli.progress import Amount, Progress, shown
 from sidetier.cli.stores import layout_of, open_every_store, require_fencing
 from sidetier.segments.errors import (
     ArchiveError,

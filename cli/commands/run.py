@@ -16,7 +16,8 @@ import structlog
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.wiring import daemon, http_server, stopped_by_signals
+from sidetier.cli.signals import handled_signals
+from sidetier.cli.wiring import daemon, http_server
 from sidetier.config.log_dir_patterns import missing_log_dirs
 from sidetier.config.startup import LocalMachine
 from sidetier.telemetry.logs import configure_logs
@@ -135,7 +136,7 @@ def command(context: click.Context, *, wait: bool) -> int:
     metrics = Metrics(registry, config.http.max_partition_series)
     # Handle signals before the log event: a supervisor that reads `daemon.started` may send SIGTERM
     # at once.
-    with daemon(config, metrics, loaded.origins) as built, stopped_by_signals(built):
+    with daemon(config, metrics, loaded.origins) as built, handled_signals(built.stop):
         server = http_server(config.http, registry, built.status)
         server.start()
         log.info(

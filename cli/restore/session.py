@@ -16,16 +16,15 @@ from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
 from sidetier.archive.reading import ArchiveReader
-from sidetier.cli.consume.positions import BEGINNING, END
-from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
-from sidetier.cli.consume.request import Request
+from sidetier.cli.consume.request import BEGINNING, END, Request
 from sidetier.cli.export.session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
 from sidetier.cli.mirror.session import CopyResult, copy_limits, run_engine
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.progress import records_shown
 from sidetier.cli.restore.folders import (
     FolderChoice,
     FolderKind,
@@ -383,7 +382,7 @@ class _Session:
         checked: dict[TopicPartition, CheckedCopy] = {}
         total = 2 * sum(partition.end - partition.start for partition in partitions)
         seen = 0
-        with shown(total, wanted=True) as update:
+        with records_shown(total, wanted=True) as update:
 
             def tell(records: int) -> None:
                 nonlocal seen

@@ -12,14 +12,21 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.gaps import GapReason
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
-from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind, offset_of, parse_place
-from sidetier.cli.consume.progress import shown
-from sidetier.cli.consume.reading import Reading, plan
-from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.reading import Reading, Source, plan
+from sidetier.cli.consume.request import (
+    BEGINNING,
+    END,
+    Place,
+    PlaceKind,
+    RecordFormat,
+    Request,
+    offset_of,
+    parse_place,
+    unescaped,
+)
 from sidetier.cli.consume.tiered_source import TieredSource
+from sidetier.cli.progress import records_shown
 from sidetier.segments.errors import (
     ArchiveError,
     LeadershipUnavailableError,
@@ -240,7 +247,7 @@ def test_bytes_that_are_no_text_are_not_lost() -> None:
 def test_progress_is_for_terminals() -> None:
     stream, terminal = io.StringIO(), Terminal()
     for target in (stream, terminal):
-        with shown(10, wanted=True, stream=target) as update:
+        with records_shown(10, wanted=True, stream=target) as update:
             update(5, 5)
     assert stream.getvalue() == ""
     assert "5 records" in terminal.getvalue()
