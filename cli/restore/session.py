@@ -22,7 +22,8 @@ from sidetier.cli.consume.request import BEGINNING, END, Request
 from sidetier.cli.export.session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
-from sidetier.cli.mirror.session import CopyResult, copy_limits, run_engine
+from sidetier.cli.mirror.session import copy_limits, run_engine
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.progress import records_shown
 from sidetier.cli.restore.folders import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidetier.cli import exits
-from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.output import Cell, Table
 from sidetier.mirror.copy_check import CheckedCopy
 from sidetier.mirror.restore import PartitionRestore
