@@ -11,7 +11,7 @@ from sidetier.cli.arguments import checked_topics, most_lines, size_text
 from sidetier.cli.backfill.job import Outcome, PartitionOutcome, Scope, prepare
 from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
 from sidetier.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNCOMMITTED_HINT = (
     "not known to be committed: replication-offset-checkpoint is older than these segments or "
-    "below their end, and no broker said more. If these log dirs are complete, see "
+    "below their end, and no broker returned a higher offset. If these log dirs are complete, see "
     "--assume-committed in --help."
 )
 
@@ -102,7 +102,7 @@ class OutcomeResult:
         if left:
             footer += f"; {left} segments are left"
         if self.outcome.interrupted:
-            footer += "\ninterrupted: run it again, and it goes on where it ended"
+            footer += "\ninterrupted: run the same command again to continue"
         elif any(partition.left and partition.plan.uncommitted for partition in partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
@@ -114,7 +114,7 @@ class OutcomeResult:
 def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
     return (
         str(one.topic_partition),
-        None if one.log_start is None else f"[{one.log_start}, {one.closed_end})",
+        None if one.log_start is None else range_text(one.log_start, one.closed_end),
         one.next_offset,
         len(one.due) if one.refused is None else 0,
         size_text(one.size if one.refused is None else 0),
@@ -124,7 +124,7 @@ def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
 def _notes(one: PartitionPlan) -> Sequence[str]:
     if one.refused or one.problem:
         return [text for text in (one.refused, one.problem) if text]
-    notes = [f"offsets {gap} are gone" for gap in one.gaps]
+    notes = [f"offsets {gap} were deleted before they were archived" for gap in one.gaps]
     if one.present:
         notes.append(f"{one.present} are stored already, and not committed")
     if one.uncommitted:
@@ -162,7 +162,7 @@ def _outcome_cells(one: PartitionOutcome) -> Sequence[Cell]:
 
 
 def _problem(one: PartitionOutcome) -> str | None:
-    gap = f"{one.gap_records} records were gone before they were stored"
+    gap = f"{one.gap_records} records were deleted before they were archived"
     return "; ".join(text for text in (gap if one.gap_records else None, one.why) if text) or None
 
 

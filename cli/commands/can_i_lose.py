@@ -19,7 +19,7 @@ from sidetier.cli.inspect.facts import (
 )
 from sidetier.cli.inspect.loss import Risk, risks_of
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
 from sidetier.segments.errors import LeadershipUnavailableError
 
 _MOST_ROWS: Final = 40
@@ -108,7 +108,7 @@ class LoseResult:
         return (
             str(partition.topic_partition),
             "leader" if is_leader else "follower",
-            f"[{_or_unknown(risk.start)}, {_or_unknown(risk.end)})",
+            range_text(risk.start, risk.end),
             risk.records,
             size_text(risk.size_bytes),
             risk.why,
@@ -133,10 +133,6 @@ class LoseResult:
         short = sum(len(held.in_sync) < len(held.replicas) for held in replicas)
         if short:
             yield f"{short} of its partitions are under-replicated"
-
-
-def _or_unknown(offset: int | None) -> str:
-    return "?" if offset is None else str(offset)
 
 
 def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[str, object]:

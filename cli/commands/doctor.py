@@ -53,7 +53,7 @@ class DoctorResult:
         problems, advised = self._count(Level.PROBLEM), self._count(Level.ADVICE)
         return (
             f"{problems or 'no'} problem{'' if problems == 1 else 's'}, {advised} to consider, "
-            f"{self._count(Level.OK)} as it should be"
+            f"{self._count(Level.OK)} checks passed"
         )
 
     def _count(self, level: Level) -> int:

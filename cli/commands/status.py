@@ -95,7 +95,7 @@ class Row:
         gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
         quarantines = fields.get("unresolved_quarantines")
         parts = [
-            f"{gap} records were gone before they were stored" if gap else None,
+            f"{gap} records were deleted before they were archived" if gap else None,
             f"{quarantines} quarantines are not acknowledged" if quarantines else None,
             waiting,
         ]
@@ -111,7 +111,7 @@ class Row:
         return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
-        """Return the reason without the segment, because ARCHIVED TO already shows its offset."""
+        """Return the reason without the segment: ARCHIVED UP TO has its base offset already."""
         waiting: str | None = self.fields["waiting_for"]
         return None if waiting is None else _SEGMENT.sub("", waiting)
 
@@ -178,12 +178,16 @@ class StatusResult:
             "PARTITION",
             "STATE",
             "LOG END",
-            "ARCHIVED TO",
+            "ARCHIVED UP TO",
             "NOT ARCHIVED",
-            "OF IT CLOSED",
+            "CLOSED SEGMENTS",
             "WAITING FOR",
         )
-        lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
+        lines = (
+            [f"{hidden} more partitions have no unarchived closed segment (--all shows them)"]
+            if hidden
+            else []
+        )
         lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
         if not visible:
@@ -217,7 +221,7 @@ class StatusResult:
 _WORDS: Final = (
     ("halted", Severity.HALTED),
     ("held by errors", Severity.HELD),
-    ("being set aside", Severity.MOVING),
+    ("being moved to quarantine", Severity.MOVING),
     ("with a gap", Severity.GAP),
     ("behind", Severity.BEHIND),
     ("with all closed segments archived", Severity.FINE),
@@ -237,7 +241,7 @@ def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
     ages = [fields["unarchived_age_seconds"] or 0.0 for fields in behind]
     return [
         (
-            f"not archived: {records:,} records ({size} of segments) are on the brokers alone, "
+            f"not archived: {records:,} records ({size} of segments) are only on the brokers, "
             f"the oldest for {age_text(max(ages))}"
         )
     ]
@@ -280,7 +284,7 @@ def _lag(rows: Sequence[Row]) -> str:
         return ""
     size = size_text(sum(row.fields["unstored_bytes"] for row in rows))
     ages = [row.fields["oldest_unstored_age_seconds"] or 0.0 for row in rows]
-    return f"; {segments} segments, {size} to store, the oldest since {age_text(max(ages))}"
+    return f"; {segments} segments, {size} to upload, the oldest since {age_text(max(ages))}"
 
 
 @click.command(name="status")
@@ -300,15 +304,15 @@ def command(
 ) -> None:
     """Show what is on the broker, what is archived, and what is missing.
 
-    Offsets are exclusive ends. LOG END is the high watermark, ARCHIVED TO the end of the archive.
-    NOT ARCHIVED are the records between the two, the bytes of their segments, and the time since
-    the oldest was appended. OF IT CLOSED are the segments among them that the sidecar can upload
-    now, and the time since the oldest was closed; a broker closes a segment by segment.bytes or
-    segment.ms.
+    LOG END is the high watermark, and ARCHIVED UP TO the end of the archive; both offsets are
+    exclusive. NOT ARCHIVED has the records between the two, the bytes of their segments, and the
+    time since the oldest was appended. CLOSED SEGMENTS has the segments among them that the sidecar
+    can upload now, and the time since the oldest was closed. The broker closes a segment when
+    segment.bytes or segment.ms is reached.
 
     The command asks the running sidecar. Partitions that need an operator come first: halted
-    partitions, partitions held by errors, partitions whose archive is being moved to quarantine,
-    partitions with a gap.
+    partitions, partitions that wait after an error, partitions whose archive is being moved to
+    quarantine, and partitions with a gap.
 
     \b
     Example:

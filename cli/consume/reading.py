@@ -16,7 +16,7 @@ from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reading.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
 from sidetier.cli.consume.request import PlaceKind, Request, offset_of
-from sidetier.cli.output import Table
+from sidetier.cli.output import Table, range_text
 from sidetier.cli.progress import Update
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
@@ -106,12 +106,11 @@ class CountResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, with a last column if offsets are missing."""
-        columns = ("PARTITION", "FROM", "NEXT OFFSET", "RECORDS", "MISSING")
+        columns = ("PARTITION", "OFFSETS", "RECORDS", "MISSING")
         rows = [
             (
                 partition.partition,
-                partition.from_offset,
-                partition.next_offset,
+                range_text(partition.from_offset, partition.next_offset),
                 partition.records,
                 partition.missing_offsets,
             )

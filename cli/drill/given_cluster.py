@@ -13,6 +13,7 @@ import click
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
+from sidetier.cli.output import range_text
 from sidetier.mirror.archive_source import ArchiveSource
 from sidetier.mirror.catalog import create_topic
 from sidetier.mirror.copy_check import ArchivedRecords, CopiedRange, check_copy
@@ -184,8 +185,8 @@ def _restore(
             for gap in gaps:
                 if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
                     problems[tp] = (
-                        f"{tp}: cannot be restored: offsets {gap.start}-{gap.end} are in no "
-                        f"segment and in no recorded gap: {gap.detail}"
+                        f"{tp}: cannot be restored: offsets {range_text(gap.start, gap.end)} are "
+                        f"in no segment and in no recorded gap: {gap.detail}"
                     )
     return problems
 

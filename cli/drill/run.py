@@ -8,6 +8,7 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli.inspect.cluster import Cluster
+from sidetier.cli.output import range_text
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
     RecordSource,
@@ -207,5 +208,5 @@ def compared_with_live(
         return comparison.problems, "deleted there"
     return (
         comparison.problems,
-        f"{comparison.start}-{plan.end} {'differ' if comparison.problems else 'equal'}",
+        f"{range_text(comparison.start, plan.end)} {'differ' if comparison.problems else 'equal'}",
     )

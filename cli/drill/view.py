@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sidetier.cli.arguments import size_text
 from sidetier.cli.drill.run import DrilledPartition
-from sidetier.cli.output import Table
+from sidetier.cli.output import Table, range_text
 from sidetier.mirror.hydrate.plan import PlannedPartition
 
 
@@ -39,7 +39,7 @@ class SampleResult:
         rows = [
             (
                 str(partition.topic_partition),
-                f"{partition.start}-{partition.end}",
+                range_text(partition.start, partition.end),
                 len(partition.segments),
                 size_text(partition.size),
             )
@@ -101,7 +101,7 @@ class DrillResult:
         rows = [
             (
                 str(partition.plan.topic_partition),
-                f"{partition.plan.start}-{partition.plan.end}",
+                range_text(partition.plan.start, partition.plan.end),
                 len(partition.plan.segments),
                 size_text(partition.plan.size),
                 partition.records,

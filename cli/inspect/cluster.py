@@ -175,7 +175,7 @@ class KafkaCluster:
 
     def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
         reason = _said(why) if isinstance(why, KafkaException) else why
-        return LeadershipUnavailableError(f"{self._servers} tells no {what}: {reason}")
+        return LeadershipUnavailableError(f"{self._servers} returns no {what}: {reason}")
 
 
 def _replica_set(told: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's class has no public name

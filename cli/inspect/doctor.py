@@ -88,19 +88,21 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
         yield problem(
             "log dirs",
             "; ".join(problems),
-            "name the broker's log.dirs, and run as the broker's user or in its group",
+            "set log_dirs to the broker's log.dirs, and run as the broker's user or in its group",
             "log_dirs: [/var/lib/kafka/data]",
         )
     missing = _missing_log_dirs(facts)
     if missing:
         yield problem(
             "log dirs",
-            f"the broker has others too: {some(missing)}; nothing in them is archived",
-            "name every one of the broker's log.dirs",
+            f"log_dirs lacks {some(missing)}, so nothing in there is archived",
+            "add every log dir of the broker (log.dirs)",
             f"log_dirs: [..., {missing[0]}]",
         )
     if not problems and not missing:
-        yield ok("log dirs", f"{len(facts.host.log_dirs)}, readable, of one broker")
+        yield ok(
+            "log dirs", f"all {len(facts.host.log_dirs)} are readable and belong to one broker"
+        )
 
 
 def _missing_log_dirs(facts: DoctorFacts) -> list[str]:
@@ -127,11 +129,13 @@ def open_files(facts: DoctorFacts) -> Iterator[Finding]:
     setting = f"ulimit -n {wanted + _OTHER_FILES} (LimitNOFILE= in systemd)"
     limit_text = f"{limit} at most for this user"
     if limit - _OTHER_FILES < _FILES_PER_SEGMENT * led:
-        text = f"{limit_text}: not one closed segment for each of {led} partitions can be held open"
+        text = f"{limit_text}: too few to hold one closed segment of each of {led} partitions open"
         yield problem("open files", text, "raise the hard limit", setting)
     else:
         text = f"{limit_text}, less than uploader.pins.max_files {wanted} and {_OTHER_FILES} more"
-        yield advice("open files", text, "raise the hard limit, or lower max_files", setting)
+        yield advice(
+            "open files", text, "raise the hard limit, or lower uploader.pins.max_files", setting
+        )
 
 
 def inotify(facts: DoctorFacts) -> Iterator[Finding]:
@@ -157,9 +161,11 @@ def _short_of(facts: DoctorFacts, name: str, limit: int | None, wanted: int) -> 
     setting = f"sysctl fs.inotify.{name}={4 * wanted}"
     shortage = f"{name} is {limit}, and {wanted} are needed"
     if facts.config.uploader.watch == "inotify":
-        text = f"{shortage}: with uploader.watch: inotify it does not start"
+        text = f"{shortage}: with uploader.watch: inotify the sidecar does not start"
         return problem("inotify", text, "raise it", setting)
-    return advice("inotify", f"{shortage}: it polls instead", "raise it", setting)
+    return advice(
+        "inotify", f"{shortage}: the sidecar polls the directories instead", "raise it", setting
+    )
 
 
 def room_for_pins(facts: DoctorFacts) -> Iterator[Finding]:
@@ -178,9 +184,9 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
     if room <= 0:
         return problem(
             "room for pins",
-            f"{free_text}, at or below the floor of {size_text(floor)}: what the broker deletes "
-            "before it is stored is lost",
-            "free disk, or lower the floor",
+            f"{free_text}, at or below the floor of {size_text(floor)}: segments that the "
+            "broker deletes before they are archived are lost",
+            "free disk space, or lower the floor",
             "uploader.pins.min_free_disk",
         )
     if room < pins.max_deleted_bytes:
@@ -188,7 +194,7 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
             "room for pins",
             f"{free_text}: {size_text(room)} above the floor, less than the "
             f"{size_text(pins.max_deleted_bytes)} that pins may hold",
-            "free disk, or know that pins end sooner",
+            "free disk space; until then the sidecar may release pins early",
             "uploader.pins.max_deleted_bytes",
         )
     return None
@@ -197,16 +203,21 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
 def spool(facts: DoctorFacts) -> Iterator[Finding]:
     """Check whether the spool allows hard links; only `sidetier run` makes one to find out."""
     if not facts.host.spools:
-        yield ok("spool", "none (uploader.pins.spool): a restart finds what has a name still")
+        yield ok(
+            "spool",
+            "none (uploader.pins.spool): after a restart the sidecar finds only files that the "
+            "broker has not unlinked",
+        )
         return
     faults = [fault for log_dir in facts.host.log_dirs if (fault := _spool_fault(facts, log_dir))]
     if not faults:
-        yield ok("spool", "one on the file system of each log dir, and links are allowed")
+        yield ok("spool", "one on the file system of each log dir, and hard links are allowed")
         return
     yield problem(
         "spool",
         "; ".join(faults),
-        "one writable directory for each mount, and the broker's user (fs.protected_hardlinks)",
+        "give one writable directory for each file system, and run as the broker's user "
+        "(fs.protected_hardlinks)",
         "uploader.pins.spool",
     )
 
@@ -216,7 +227,7 @@ def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
         candidate for candidate in facts.host.spools if candidate.device == log_dir.device
     ]
     if not same_device:
-        return f"none is on the file system of {log_dir.path}"
+        return f"no spool is on the file system of {log_dir.path}"
     if not same_device[0].writable:
         return f"{same_device[0].path} cannot be written"
     return None if log_dir.may_link else f"the files of {log_dir.path} may not be linked"
@@ -225,16 +236,16 @@ def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
 def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
     """Check whether uploads can leave the page cache as they found it."""
     if facts.config.uploader.page_cache == "leave":
-        yield ok("page cache", "left alone: uploader.page_cache is leave")
+        yield ok("page cache", "not managed: uploader.page_cache is leave")
         return
     blind = [log_dir for log_dir in facts.host.log_dirs if log_dir.cache_problem is not None]
     if not blind:
-        yield ok("page cache", "can be asked about the broker's files")
+        yield ok("page cache", "the kernel reports which pages of the broker's files are cached")
         return
     yield advice(
         "page cache",
-        f"{blind[0].path}: cannot be asked ({blind[0].cache_problem}), so an upload may leave the "
-        "broker's page cache full of what nobody reads",
+        f"{blind[0].path}: the kernel does not report cached pages ({blind[0].cache_problem}), so "
+        "uploads may fill the page cache with data that no consumer reads",
         "run as the broker's user, on Linux 6.5 or newer",
     )
 
@@ -259,7 +270,7 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
     for store in facts.stores:
         if store.error is not None:
             yield problem(
-                "store", f"{store.url}: {store.error}", "bring it back, or correct `storage`"
+                "store", f"{store.url}: {store.error}", "bring the store back, or correct `storage`"
             )
             continue
         yield ok("store", f"{store.url} answers")
@@ -271,13 +282,13 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
 def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
     layout = layout_of(facts.config)
     if store.note is None:
-        return ok("layout", f"no note yet: nothing is stored of cluster {layout.cluster}")
+        return ok("layout", f"no layout note yet: nothing is archived of cluster {layout.cluster}")
     try:
         check_note(store.note, layout, facts.host.kafka_cluster_id)
     except ConfigurationError as error:
         setting = f"storage.prefix_entropy_bits: {store.note.bits}"
         differs = max(store.note.bits, 0) != max(layout.bits, 0)
-        todo = "nothing is found, and nothing may be written, until they agree"
+        todo = "make settings and note agree: until then archives are neither found nor written"
         return problem("layout", str(error), todo, setting if differs else "cluster.name")
     return ok("layout", f"{layout.bits} entropy bits, as the note on the store says")
 
@@ -292,13 +303,13 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
             "use a store that honours If-None-Match and If-Match on PUT",
         )
     if not store.declares_conditions:
-        text = f"{store.url} has none: two sidecars at once are not kept apart"
-        todo = "use another store, or make sure that there is never a second sidecar"
+        text = f"{store.url} has none, so two sidecars that run at once can overwrite each other"
+        todo = "use another store, or make sure that a second sidecar never runs"
         setting = "storage.fencing: unfenced_acknowledged"
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.honours_conditions:
-        return ok(name, "honoured: a write that had to be refused was refused")
-    return ok(name, "expected of this kind of store; --try-conditions tries it")
+        return ok(name, "honoured: the store refused a write that it had to refuse")
+    return ok(name, "expected of this kind of store; --try-conditions tests it")
 
 
 def _clock(store: StoreFacts) -> Iterator[Finding]:
@@ -314,14 +325,14 @@ def _clock(store: StoreFacts) -> Iterator[Finding]:
     elif abs(skew) >= _SKEW_ADVICE:
         yield advice("clock", skew_text, todo)
     else:
-        yield ok("clock", "agrees with the store's within a minute")
+        yield ok("clock", "within a minute of the store's clock")
 
 
 def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
     """Check whether the sidecar runs, and what it reports."""
     if facts.sidecar is None:
         why = facts.problems.get("sidecar", "it was not asked")
-        yield advice("sidecar", why, "start it: what is deleted meanwhile is not held by anybody")
+        yield advice("sidecar", why, "start it: until then no sidecar holds deleted segments open")
         return
     yield _readiness(facts.sidecar)
     yield from _partitions(facts.sidecar)
@@ -330,19 +341,21 @@ def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
 def _readiness(sidecar: SidecarState) -> Finding:
     if sidecar.ready:
         return ok("sidecar", f"ready, {len(sidecar.rows)} partitions")
-    return problem("sidecar", f"not ready: {sidecar.unmet_conditions}", "see its log")
+    return problem("sidecar", f"not ready: {sidecar.unmet_conditions}", "read its log")
 
 
 def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
     halted = [_name(row) for row in sidecar.rows if row["state"] == "halted"]
     if halted:
-        yield problem("halted", f"partitions: {some(halted)}", "`sidetier status` says why")
+        yield problem(
+            "halted", f"partitions: {some(halted)}", "see the reason in `sidetier status`"
+        )
     late = [_name(row) for row in sidecar.rows if _overdue(row)]
     if late:
         yield problem(
             "deletion",
-            f"due at the broker before they are stored: {some(late)}",
-            "raise the topic's retention now; `sidetier status` says what they wait for",
+            f"the broker deletes segments before they are archived: {some(late)}",
+            "raise the topic's retention now; `sidetier status` shows what the uploads wait for",
         )
 
 
@@ -369,7 +382,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
         yield advice(
             "topics",
             f"their settings are not known: {why}",
-            "give the broker's address, and Describe and DescribeConfigs on the topics",
+            "set the broker's address, and allow Describe and DescribeConfigs on the topics",
             "broker.bootstrap_servers: localhost:9092",
         )
         return
@@ -388,15 +401,15 @@ def refused(facts: DoctorFacts) -> Iterator[Finding]:
     if names[True]:
         yield problem(
             "native tiering",
-            f"not archived, the broker tiers them itself: {some(names[True])}",
-            "leave them out, or switch the broker's own tiering off",
+            f"not archived, because the broker tiers them itself: {some(names[True])}",
+            "exclude them, or switch the broker's own tiering off",
             f"topics.exclude: [{names[True][0]}]",
         )
     if names[False]:
         yield problem(
             "compacted topics",
-            f"refused, so not archived: {some(names[False])}",
-            "leave them out, or archive each segment as it closes, before compaction",
+            f"not archived, because they are compacted: {some(names[False])}",
+            "exclude them, or archive each segment as it closes, before compaction",
             f"topics.exclude: [{names[False][0]}], or topics.compacted: as_closed",
         )
     if not any(names.values()):
@@ -412,9 +425,9 @@ def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:
     least = min(short.values())
     yield advice(
         "file.delete.delay.ms",
-        f"{age_text(least / 1000)} on {some(short)}: a sidecar that is away for longer finds "
-        "nothing of what was deleted meanwhile",
-        "make it longer than the longest restart of the sidecar; costs disk for as long",
+        f"{age_text(least / 1000)} on {some(short)}: a sidecar that is down for longer finds "
+        "none of the segments that were deleted meanwhile",
+        "set it above the longest restart of the sidecar; deleted segments use disk for that time",
         "file.delete.delay.ms=3600000",
     )
 
@@ -440,7 +453,7 @@ def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
         "retention.ms",
         late,
         near,
-        ("at or below the age of records that are not stored", "an hour, or four times the lag"),
+        ("at or below the age of records that are not archived", "an hour, or four times the lag"),
         "retention.ms=86400000",
     )
 
@@ -458,18 +471,18 @@ def _retention(
         yield problem(
             name,
             f"{too_low}: {some(late)}",
-            "raise it until the sidecar has caught up: what is deleted is held by pins alone",
+            "raise it until the sidecar has caught up: only pins still hold deleted segments",
             setting,
         )
     if near:
         yield advice(
             name,
             f"below {margin}: {some(near)}",
-            "let it outlast the worst time that store or sidecar may be away",
+            "set it above the longest time that the store or the sidecar may be down",
             setting,
         )
     if not late and not near:
-        yield ok(name, "leaves time to store")
+        yield ok(name, "leaves time to archive")
 
 
 def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
@@ -488,7 +501,7 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
         "retention.bytes",
         late,
         near,
-        ("at or below what a partition has unstored", "four segments (segment.bytes)"),
+        ("at or below the unarchived bytes of a partition", "four segments (segment.bytes)"),
         "retention.bytes=10737418240",
     )
 
@@ -510,7 +523,7 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
         f"{age_text(slow[longest] / 1000)} before their segment closes: {some(slow)}",
-        "close segments more often: what is in an active segment is on the brokers alone",
+        "close segments more often: records in the active segment are only on the brokers",
         "segment.ms=3600000",
     )
 
@@ -521,13 +534,13 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if unclean:
         yield problem(
             "unclean election",
-            f"allowed on {some(unclean)}: records that are stored may be thrown away by the "
-            "cluster, and the archive forks",
-            "forbid it",
+            f"allowed on {some(unclean)}: the cluster may discard archived records, and the "
+            "archive then diverges from the log",
+            "disable it",
             "unclean.leader.election.enable=false",
         )
     else:
-        yield ok("unclean election", "forbidden on every topic")
+        yield ok("unclean election", "disabled on every topic")
     weak = [
         topic.name
         for topic in facts.topics
@@ -536,19 +549,19 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if weak:
         yield advice(
             "min.insync.replicas",
-            f"1 on {some(weak)}: acks=all may mean one broker's disk",
-            "ask for two",
+            f"1 on {some(weak)}: with acks=all a record may be on one broker's disk only",
+            "set it to 2",
             "min.insync.replicas=2",
         )
     alone = [topic.name for topic in facts.topics if topic.replicas == 1]
     if alone:
         yield advice(
             "replicas",
-            f"one only: {some(alone)}; until stored, a record is on one disk",
+            f"only one: {some(alone)}; until it is archived, a record is on one disk",
             "add replicas, or close segments more often",
         )
     if not weak and not alone:
-        yield ok("min.insync.replicas", "two or more, where there are replicas")
+        yield ok("min.insync.replicas", "two or more on every replicated topic")
 
 
 def _with(facts: DoctorFacts, name: str, value: str) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Table
+from sidetier.cli.output import Table, range_text
 from sidetier.mirror.catalog import Planned
 from sidetier.mirror.engine import Counts
 from sidetier.mirror.translate import Outcome, TranslatedGroup, TranslatedOffset
@@ -56,17 +56,17 @@ class CopyResult:
     def as_tables(self) -> Sequence[Table]:
         """Return gaps and refused topics, if there are any, and the totals."""
         counts = self.counts
-        rows = [(str(gap.tp), gap.start, gap.end, gap.detail) for gap in counts.gaps]
+        rows = [(str(gap.tp), range_text(gap.start, gap.end), gap.detail) for gap in counts.gaps]
         footer = (
             f"{counts.records} records, {size_text(counts.bytes)}, in {self.seconds:.1f} s; "
             f"{counts.transactions} transactions, {counts.aborts} aborted; "
             f"{counts.dropped_records} records of aborted source transactions left out"
         )
-        columns = ("PARTITION", "GAP START", "GAP END", "REASON") if rows else ()
+        columns = ("PARTITION", "GAP", "REASON") if rows else ()
         refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
         groups = Table(
             (),
-            footer=f"the groups were not set at the end: {self.groups_problem}\n"
+            footer=f"the consumer groups could not be set at the end: {self.groups_problem}\n"
             "Run the same command again, or `sidetier mirror translate-offsets`",
         )
         return (
@@ -216,4 +216,5 @@ class TranslateResult:
 def _read_again(row: TranslatedOffset) -> str | None:
     if row.repeated == 0:
         return None
-    return f"up to {row.repeated}, from {row.source_offset - row.repeated} to {row.source_offset}"
+    again = range_text(row.source_offset - row.repeated, row.source_offset)
+    return f"up to {row.repeated}, in {again}"

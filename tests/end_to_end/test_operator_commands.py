@@ -147,7 +147,7 @@ def test_a_broker_can_be_lost_when_another_or_the_archive_has_all_of_it(
             told = lose()
             assert told["ranges"] == {(alone, ends[alone], 110), (topic, ends[topic], 110)}
             [risks] = [part["at_risk"] for part in told["partitions"] if part["topic"] == topic]
-            assert risks[0]["why"] == f"not stored yet; broker {two} is down"
+            assert risks[0]["why"] == f"not archived yet; broker {two} is down"
         finally:
             pair.start_broker(two)
         wait_until(lambda: lose()["ranges"] == {(alone, ends[alone], 110)}, 60, "broker 2 in sync")
@@ -175,7 +175,7 @@ def test_doctor_reads_the_real_settings(
         assert sidecar.stop() == 0
     found = {one["check"]: (one["level"], one["found"]) for one in told["findings"]}
     assert told["code"] == 3
-    assert found["compacted topics"] == ("problem", f"refused, so not archived: {risky}")
+    assert found["compacted topics"] == ("problem", f"not archived, because they are compacted: {risky}")
     assert found["unclean election"][0] == "problem"
     assert risky in found["unclean election"][1]
     assert found["file.delete.delay.ms"][0] == "advice"

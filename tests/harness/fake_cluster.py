@@ -47,4 +47,4 @@ class FakeCluster:
     def _ask(self, what: str) -> None:
         self.asked.append(what)
         if self.away:
-            raise LeadershipUnavailableError("one:9092 tells no metadata: no answer")
+            raise LeadershipUnavailableError("one:9092 returns no metadata: no answer")

@@ -106,7 +106,12 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
     ("facts", "level", "check", "words"),
     [
         (with_topic(topic(remote_storage_enable="true")), "problem", "native tiering", "orders"),
-        (with_topic(topic(cleanup_policy="compact")), "problem", "compacted topics", "refused"),
+        (
+            with_topic(topic(cleanup_policy="compact")),
+            "problem",
+            "compacted topics",
+            "they are compacted: orders",
+        ),
         (
             with_topic(topic(file_delete_delay_ms="60000")),
             "advice",
@@ -117,7 +122,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=7200.0),
             "problem",
             "retention.ms",
-            "not stored: orders",
+            "not archived: orders",
         ),
         (
             with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=1900.0),
@@ -130,7 +135,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(retention_bytes=str(10 * GIB)), unstored_bytes=10 * GIB),
             "problem",
             "retention.bytes",
-            "unstored: orders",
+            "bytes of a partition: orders",
         ),
         (
             with_topic(topic(retention_bytes=str(3 * GIB))),
@@ -148,10 +153,10 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(unclean_leader_election_enable="true")),
             "problem",
             "unclean election",
-            "the archive forks",
+            "diverges from the log",
         ),
         (with_topic(topic(min_insync_replicas="1")), "advice", "min.insync.replicas", "orders"),
-        (with_topic(topic(replicas=1)), "advice", "replicas", "one only: orders"),
+        (with_topic(topic(replicas=1)), "advice", "replicas", "only one: orders"),
         (
             replace(SOUND, topics_known=False, problems={"cluster": "no answer"}),
             "advice",
@@ -169,10 +174,15 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             replace(SOUND, broker_settings={"log.dirs": "/kafka,/more"}),
             "problem",
             "log dirs",
-            "others too: /more",
+            "lacks /more",
         ),
         (with_host(max_open_files=20_000), "advice", "open files", "20000 at most"),
-        (with_host(max_open_files=514), "problem", "open files", "not one closed segment"),
+        (
+            with_host(max_open_files=514),
+            "problem",
+            "open files",
+            "too few to hold one closed segment",
+        ),
         (with_host(max_watches=20), "advice", "inotify", "max_user_watches is 20, and 21"),
         (with_host(max_instances=2), "advice", "inotify", "max_user_instances is 2, and 3"),
         (
@@ -197,13 +207,13 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_host(log_dirs=(replace(DISK, cache_problem="not permitted"),)),
             "advice",
             "page cache",
-            "cannot be asked (not permitted)",
+            "does not report cached pages (not permitted)",
         ),
         (
             with_host(spools=(SpoolFacts("/spool", None),)),
             "problem",
             "spool",
-            "none is on the file",
+            "no spool is on the file",
         ),
         (
             with_host(spools=(SpoolFacts("/spool", 7, writable=False),)),
@@ -243,7 +253,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(), seconds_until_local_deletion=-3.0),
             "problem",
             "deletion",
-            "before they are stored: orders-0",
+            "before they are archived: orders-0",
         ),
     ],
 )
@@ -298,8 +308,8 @@ def test_the_worst_comes_first_and_decides() -> None:
     assert summary.footer.startswith("1 problem, 1 to consider, ")
     assert table.rows[1][2] == (
         "where 1.1 GB is not reached, records wait up to 7 d 0 h before their segment closes: "
-        "orders\n-> close segments more often: what is in an active segment is on the brokers "
-        "alone\n   segment.ms=3600000"
+        "orders\n-> close segments more often: records in the active segment are only on the "
+        "brokers\n   segment.ms=3600000"
     )
 
 

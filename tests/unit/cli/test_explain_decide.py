@@ -91,8 +91,8 @@ def facts(offset: int = 120, **changes: Any) -> RecordFacts:  # noqa: ANN401 -- 
 def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
     answer = decide(facts(60, archive=archive(holder=holder(50, 100))))
     assert (answer.kind, answer.code) == (Kind.STORED, 0)
-    assert "segment 50 (offsets to 99)" in answer.text
-    assert "next offset 100" in answer.text
+    assert "segment 50 (offsets [50, 100))" in answer.text
+    assert "archived up to 100" in answer.text
 
 
 def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
@@ -110,12 +110,12 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
     answer = decide(facts(60, archive=archive(gap=gap)))
     assert (answer.kind, answer.code) == (Kind.GAP, 4)
     assert answer.text == (
-        "gone before it was stored: the gap [40, 70) was recorded on "
+        "deleted before it was archived: the gap [40, 70) was recorded on "
         "2020-09-13 12:26:40 UTC by broker 7's sidecar"
     )
     unverified = replace(gap, archive_below="unverified")
     answer = decide(facts(60, archive=archive(gap=unverified)))
-    assert "archived below offset 40 may be of another history" in answer.text
+    assert "archive below offset 40 may have another history" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             {"archive": archive(None, start_offset=Offset(90))},
             Kind.NEVER_STORED,
             3,
-            "begins at offset 90; its bytes are on this host still",
+            "begins at offset 90; this host still has its bytes",
         ),
         (
             30,
@@ -163,21 +163,21 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             {"archive": archive(None), "local": None, "sidecar": sidecar()},
             Kind.GONE,
             4,
-            "the log begins at offset 50 now, and no gap is recorded",
+            "the log now begins at offset 50, and no gap is recorded",
         ),
         (
             30,
             {"archive": archive(None), "local": None, "sidecar": None},
             Kind.GONE,
             4,
-            "a sidecar that was not asked may hold it open still",
+            "a sidecar that was not asked may still hold it open",
         ),
         (
             30,
             {"archive": archive(None, set_aside=("_sidetier/x",)), "local": None},
             Kind.SET_ASIDE,
             3,
-            "look at _sidetier/x",
+            "in quarantine or retired: _sidetier/x",
         ),
         (
             5,
@@ -227,7 +227,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"exclusion": Exclusion("compacted", "topic orders is compacted")},
             Gate.EXCLUDED,
-            "and never will be: topic",
+            "never archived: topic",
         ),
         (120, {"replicas": ELSEWHERE}, Gate.OTHER_BROKER, "led by broker 2, not by broker 1"),
         (
@@ -241,7 +241,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(state="halted", waiting_for="offsets [1, 6) are gone")},
             Gate.HALTED,
-            "halted until somebody acts: offsets [1, 6) are gone",
+            "halted until an operator acts: offsets [1, 6) are gone",
         ),
         (
             210,
@@ -255,20 +255,25 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             Gate.ACTIVE_SEGMENT,
             "it closes with the next append (segment.ms has passed)",
         ),
-        (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker has not told"),
+        (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker did not return"),
         (120, {"sidecar": None, "problems": {"sidecar": "refused"}}, Gate.NO_SIDECAR, "refused"),
-        (120, {"sidecar": SidecarPartition(1)}, Gate.NOT_FOLLOWED, "does not follow the partition"),
+        (
+            120,
+            {"sidecar": SidecarPartition(1)},
+            Gate.NOT_FOLLOWED,
+            "does not know (yet) that this broker leads",
+        ),
         (
             120,
             {"sidecar": sidecar(segment(100, 200), last_error="no answer", retry_at_ms=NOW - 5)},
             Gate.HELD,
-            "the partition is held by a failure, tried again now: no answer",
+            "the partition waits after an error, next attempt now: no answer",
         ),
         (
             120,
             {"sidecar": sidecar(segment(100, 200, **ERROR))},
             Gate.HELD,
-            "segment 100 is held by a failure, tried again in 30 s: put x: 403",
+            "segment 100 waits after an error, next attempt in 30 s: put x: 403",
         ),
         (120, {"sidecar": sidecar(segment(100, 200, "uploading"))}, Gate.UPLOADING, "segment 100"),
         (120, {"sidecar": sidecar(segment(100, 200, "queued"))}, Gate.QUEUED, "upload thread"),
@@ -276,13 +281,13 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(segment(100, 200, "stored"))},
             Gate.WATERMARK,
-            "is committed next",
+            "its commit is next",
         ),
         (
             120,
             {"sidecar": sidecar(segment(50, 100, **ERROR), segment(100, 200, "stored"))},
             Gate.EARLIER_SEGMENT,
-            "waits for segment 50, which is held (tried again in 30 s): put x: 403",
+            "waits for segment 50, which waits after an error (next attempt in 30 s): put x: 403",
         ),
         (
             120,
@@ -294,19 +299,19 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(segment(50, 100, "uploading"), segment(100, 200))},
             Gate.EARLIER_SEGMENT,
-            "segment 100 stands behind segment 50, which is being uploaded",
+            "segment 100 waits for segment 50, which is being uploaded",
         ),
         (
             120,
             {"sidecar": sidecar(segment(0, 50), segment(50, 100), unstored_segments=90)},
             Gate.EARLIER_SEGMENT,
-            "behind segment 0, which has not begun; 90 closed segments are not stored",
+            "waits for segment 0, which has not been started; 90 closed segments are not archived",
         ),
         (
             120,
             {"sidecar": sidecar(segment(50, 100), segment(100, 200), waiting_for="the broker")},
             Gate.EARLIER_SEGMENT,
-            "behind segment 50, which has not begun: the broker",
+            "waits for segment 50, which has not been started: the broker",
         ),
         (
             120,
@@ -314,7 +319,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             Gate.OTHER,
             "the sidecar waits for a source that answers",
         ),
-        (120, {"sidecar": sidecar()}, Gate.OTHER, "it is due: look again"),
+        (120, {"sidecar": sidecar()}, Gate.OTHER, "its upload is due: ask again"),
     ],
 )
 def test_what_waits_names_its_gate(
@@ -349,10 +354,22 @@ def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
 @pytest.mark.parametrize(
     ("offset", "changes", "kind", "code", "words"),
     [
-        (120, {}, Kind.WAITS, 3, "not stored yet"),
-        (60, {}, Kind.UNKNOWN, 1, "says that all below offset 100 is stored, or a recorded gap"),
-        (120, {"sidecar": None}, Kind.UNKNOWN, 1, "cannot be told: timed out; if it is not"),
-        (120, {"sidecar": None, "local": None}, Kind.UNKNOWN, 1, "cannot be told: timed out"),
+        (120, {}, Kind.WAITS, 3, "not archived yet"),
+        (60, {}, Kind.UNKNOWN, 1, "every offset below 100 is archived, or in a recorded gap"),
+        (
+            120,
+            {"sidecar": None},
+            Kind.UNKNOWN,
+            1,
+            "unknown whether it is archived: timed out; if it is not",
+        ),
+        (
+            120,
+            {"sidecar": None, "local": None},
+            Kind.UNKNOWN,
+            1,
+            "unknown whether it is archived: timed out",
+        ),
     ],
 )
 def test_without_the_store_the_sidecar_s_next_offset_has_to_do(

@@ -161,8 +161,8 @@ def test_explain_says_what_it_could_not_ask(ground: Ground) -> None:
     line = ("explain", "orders", "0", "15", "--sidecar", "http://127.0.0.1:1")
     assert ground.cli.run(*line) == 0
     rows = {line.split()[0]: line for line in ground.cli.lines()[1:]}
-    assert "cannot tell: one:9092 tells no metadata: no answer" in rows["cluster"]
-    assert "cannot tell: no sidecar answers at http://127.0.0.1:1" in rows["sidecar"]
+    assert "no answer: one:9092 returns no metadata: no answer" in rows["cluster"]
+    assert "no answer: no sidecar answers at http://127.0.0.1:1" in rows["sidecar"]
     assert str(ground.log.file(10)) in rows["disk"]
 
 
@@ -311,15 +311,15 @@ def test_doctor_looks_at_everything_and_writes_nothing(ground: Ground) -> None:
     ground.cluster.settings["orders"] = {"cleanup.policy": "compact"}
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
     assert ground.cli.lines()[0].startswith("1 problem, ")
-    assert "refused, so not archived: orders" in ground.cli.out
+    assert "because they are compacted: orders" in ground.cli.out
 
 
 def test_doctor_tries_conditions_only_when_asked(ground: Ground) -> None:
     before = ground.cli.stored()
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 0
-    assert "--try-conditions tries it" in ground.cli.out
+    assert "--try-conditions tests it" in ground.cli.out
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar, "--try-conditions") == 0
-    assert "a write that had to be refused was refused" in ground.cli.out
+    assert "refused a write that it had to refuse" in ground.cli.out
     assert ground.cli.stored() == before
 
 
@@ -337,7 +337,7 @@ def test_doctor_goes_on_without_store_broker_and_sidecar(
     told = cli.json("doctor", "--sidecar", "http://127.0.0.1:1", code=3)
     found = {one["check"]: one["found"] for one in told["findings"]}
     assert "nothing has been stored there yet" in found["store"]
-    assert "one:9092 tells no metadata" in found["topics"]
+    assert "one:9092 returns no metadata" in found["topics"]
     assert "no sidecar answers" in found["sidecar"]
 
 
