@@ -5,7 +5,7 @@ objects. `archive.topics` describes the prefixes of a cluster's keys.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
+from sidetier.cli.arguments import first_of
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import (
     ArchiveError,
@@ -117,12 +118,6 @@ def not_archived(
         return ConfigurationError(f"there is no topic {topic} {place}, which is empty")
     near = suggestion(topic, topics) or f"; topics there: {first_of(topics)}"
     return ConfigurationError(f"there is no topic {topic} {place}{near}")
-
-
-def first_of(names: Sequence[object], most: int = 5) -> str:
-    """Return the first names and the number of the others: `a, b and 7 more`."""
-    shown = ", ".join(map(str, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _directory(row: ObjectSummary, prefix: str) -> str:

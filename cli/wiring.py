@@ -82,7 +82,7 @@ class _Admission:
 
 
 class _UnplacedStore:
-    """Store of a topic whose endpoint a plug-in could not tell. Each request asks it again.
+    """Store of a topic for which the endpoint plug-in failed. Each request asks the plug-in again.
 
     A failing plug-in therefore holds back this topic only.
     """
@@ -92,7 +92,7 @@ class _UnplacedStore:
     def __init__(self, find: Callable[[], RemoteStorage]) -> None:
         self._find = find
 
-    def found(self) -> RemoteStorage:
+    def located(self) -> RemoteStorage:
         """Return the store.
 
         Raises:
@@ -105,7 +105,7 @@ class _UnplacedStore:
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         def request(*args: object, **named: object) -> object:
-            return getattr(self.found(), name)(*args, **named)
+            return getattr(self.located(), name)(*args, **named)
 
         return request
 
@@ -140,7 +140,7 @@ class _Places:
     def _unplaced(self, topic: str) -> Place:
         store = _UnplacedStore(lambda: self.archive.store(topic))
         admit = _Admission(
-            lambda: self.check(store.found(), self.archive.provider.endpoint(topic)),
+            lambda: self.check(store.located(), self.archive.provider.endpoint(topic)),
             admitted=False,
         )
         remote = cast("RemoteStorage", store)
@@ -204,7 +204,9 @@ def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     for warning in report.warnings:
         structlog.get_logger().warning("config.warning", message=told(warning, origins))
     if report.identity is None:
-        raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
+        raise ConfigurationError(
+            "log_dirs: no log dir has a meta.properties file that names its broker"
+        )
     return report.identity
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.cli.backfill.survey import BackfillPlan, Ground, PartitionPlan, survey
+from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan, Survey
 from sidetier.cli.progress import Amount, Progress, shown
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import layout_of, open_archive, told_waits, with_short_timeouts
@@ -125,12 +125,12 @@ class Backfill:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
             running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
             while not wait([running], _LOOK_SECONDS).done:
-                self._look()
+                self._report()
             running.result()
-        self._look()
+        self._report()
         return self._outcome()
 
-    def _look(self) -> None:
+    def _report(self) -> None:
         """Report the progress; stop the daemon when everything planned is done."""
         statuses = _by_partition(self._daemon.status.snapshot())
         done = [partition.done(_next_offset(partition, statuses)) for partition in self._plan.work]
@@ -152,33 +152,37 @@ def _by_partition(snapshot: StatusSnapshot) -> Mapping[TopicPartition, Partition
 
 
 def _next_offset(
-    one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
+    partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
 ) -> Offset | None:
-    status = statuses.get(one.topic_partition)
+    status = statuses.get(partition.topic_partition)
     # A new archive has an end before anything is stored: the base offset of its first segment.
-    return one.next_offset if status is None or status.next_offset is None else status.next_offset
+    return (
+        partition.next_offset
+        if status is None or status.next_offset is None
+        else status.next_offset
+    )
 
 
-def _is_done(one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]) -> bool:
-    status = statuses.get(one.topic_partition)
+def _is_done(partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]) -> bool:
+    status = statuses.get(partition.topic_partition)
     if status is None:
         return False
-    reached = status.next_offset is not None and status.next_offset >= one.target
+    reached = status.next_offset is not None and status.next_offset >= partition.target
     return reached or status.state is PartitionState.HALTED
 
 
 def _outcome(
-    one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
+    partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
 ) -> PartitionOutcome:
-    following = _next_offset(one, statuses) if one.has_work else one.next_offset
-    stored = Amount(*one.done(following)) if one.has_work else Amount()
-    status = statuses.get(one.topic_partition) if one.has_work else None
-    left = len(one.due) - stored.segments
-    why = one.refused if one.due else None
+    following = _next_offset(partition, statuses) if partition.has_work else partition.next_offset
+    stored = Amount(*partition.done(following)) if partition.has_work else Amount()
+    status = statuses.get(partition.topic_partition) if partition.has_work else None
+    left = len(partition.due) - stored.segments
+    why = partition.refused if partition.due else None
     if status is not None and (left or status.state is PartitionState.HALTED):
         why = status.last_error or status.waiting_for
     gaps = status.gap_records if status is not None else 0
-    return PartitionOutcome(one, following, stored, gaps, why or one.problem)
+    return PartitionOutcome(partition, following, stored, gaps, why or partition.problem)
 
 
 def no_run(plan: BackfillPlan) -> Outcome:
@@ -209,7 +213,7 @@ class Job:
 
     scope: Scope
     identity: MetaProperties
-    found: LogDirPartitions
+    on_disk: LogDirPartitions
     topic_configs: Mapping[str, TopicConfig | None]
 
     def survey(self, *, read_only: bool) -> BackfillPlan:
@@ -225,16 +229,15 @@ class Job:
             open_archive(config, calls=calls) as archive,
             self._high_watermarks() as source,
         ):
-            ground = Ground(
+            return Survey(
                 config=config,
                 layout=layout_of(config),
                 broker_id=self.identity.broker_id,
-                found=self.found,
+                on_disk=self.on_disk,
                 store_of=_Stores(archive, self.identity.cluster_id, read_only=read_only).of,
                 topic_configs=self.topic_configs,
                 high_watermarks=source,
-            )
-            return survey(ground)
+            ).plan()
 
     def run(self, plan: BackfillPlan) -> Outcome:
         """Store what the plan names."""
@@ -242,7 +245,9 @@ class Job:
             return no_run(plan)
         config, loaded = self.scope.config, self.scope.loaded
         leads = StaticSettings(tuple(partition.topic_partition for partition in plan.work))
-        assumed = AssumedCommitted(self.found.directories) if self.scope.assume_committed else None
+        assumed = (
+            AssumedCommitted(self.on_disk.directories) if self.scope.assume_committed else None
+        )
         metrics = Metrics(create_registry(), config.http.max_partition_series)
         with (
             daemon(
@@ -256,7 +261,7 @@ class Job:
 
     @contextmanager
     def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
-        source: HighWatermarkSource | None = AssumedCommitted(self.found.directories)
+        source: HighWatermarkSource | None = AssumedCommitted(self.on_disk.directories)
         if not self.scope.assume_committed:
             source = high_watermark_source(self.scope.config)
         try:
@@ -293,7 +298,7 @@ def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) 
     """Read the log dirs and ask the broker for topic configurations; write nothing.
 
     Raises:
-        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one.
+        ConfigurationError: A log dir is wrong, or a named topic or partition is not in partition.
         LeadershipUnavailableError: A broker is configured and does not answer.
     """
     config = scope.config

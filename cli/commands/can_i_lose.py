@@ -7,8 +7,7 @@ from typing import Final
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.archive_listing import first_of
-from sidetier.cli.arguments import bootstrap_option, most_lines, sidecar_option, size_text
+from sidetier.cli.arguments import bootstrap_option, first_of, most_lines, sidecar_option, size_text
 from sidetier.cli.inspect.cluster import ReplicaSet, need_cluster
 from sidetier.cli.inspect.facts import (
     BrokerFacts,

@@ -163,7 +163,7 @@ def prepare_command(
     show_default=True,
     help="Partitions that are placed at the same time.",
 )
-@click.option("--max-rate", metavar="SIZE", help="Most bytes read per second, such as 200MiB.")
+@click.option("--max-rate", metavar="SIZE", help="Maximum bytes read per second, such as 200MiB.")
 @_DRY_RUN
 @configuration_options
 @output_option
@@ -211,7 +211,8 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
 @click.option(
     "--replication-factor",
     type=click.IntRange(1, 32767),
-    help="Replicas of every topic.  [default: as in the lost cluster, if a snapshot tells; else 1]",
+    help="Replicas of every topic.  [default: as in the snapshot of the lost cluster; 1 without a "
+    "snapshot]",
 )
 @_DRY_RUN
 @bootstrap_option

@@ -140,7 +140,7 @@ def _hex(behind: str, text: str) -> bytes:
             return bytes([int(digits, 16)])
     except ValueError:
         pass
-    raise ValueError(f"{text!r}: behind a backslash stands n, t, r, 0, xHH or another backslash")
+    raise ValueError(f"{text!r}: after a backslash, give n, t, r, 0, xHH or another backslash")
 
 
 class RecordFormat(StrEnum):

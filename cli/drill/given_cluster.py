@@ -100,7 +100,7 @@ def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
     if note is not None and cluster_id is not None and note.kafka_cluster_id == cluster_id:
         raise ConfigurationError(
             f"the given cluster {cluster_id} is the archived one: its sidecars would archive the "
-            "drill's topics. Give another cluster, or none for a throw-away broker"
+            "drill's topics. Give another cluster, or none for a temporary broker"
         )
 
 
@@ -115,8 +115,8 @@ def _delete_left_over(cluster: Cluster, now: float, age: float, say: Callable[[s
         say(f"deleted topic {topic} of a drill that was killed")
     for topic in left_over.unproven:
         _warn(
-            f"topic {topic} is called as that of a drill, but no progress proves that a drill has "
-            "written its records: delete it if nobody needs it"
+            f"topic {topic} has the name of a drill's topic, but no progress proves that a drill "
+            "has written its records: delete it if it is not needed"
         )
 
 

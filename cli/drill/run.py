@@ -1,4 +1,4 @@
-"""Restore a sample of the archive on a throw-away broker, and compare it."""
+"""Restore a sample of the archive on a temporary broker, and compare it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -104,11 +104,11 @@ def run_drill(
         One result for each partition, in the order of the sample.
 
     Raises:
-        SandboxError: The throw-away broker cannot be started.
+        SandboxError: The temporary broker cannot be started.
         SidetierError: The archive or the brokers cannot be read.
     """
     plan = plan_of_sample(archive.layout.cluster, sample)
-    say("starting a throw-away broker")
+    say("starting a temporary broker")
     with KraftCluster(directory / "kafka") as broker:
         plan = _prepared(plan, broker)
         broker.stop_broker(_BROKER)

@@ -240,15 +240,15 @@ def _wait_for_replicas(
 ) -> dict[TopicPartition, tuple[BrokerId, ...]]:
     """Wait until `partitions` partitions have all replicas in sync, and print how many remain."""
     in_sync: dict[TopicPartition, tuple[BrokerId, ...]] = {}
-    told = 0
+    last_missing = 0
 
     def is_done() -> bool:
-        nonlocal in_sync, told
+        nonlocal in_sync, last_missing
         in_sync = replicas_in_sync()
         missing = partitions - len(in_sync)
-        if missing not in (0, told):
+        if missing not in (0, last_missing):
             click.echo(f"sidetier: {missing} partitions wait for replicas to catch up", err=True)
-        told = missing
+        last_missing = missing
         return missing == 0
 
     admin.wait(is_done, _SYNC_SECONDS, "replicas to catch up", _SYNC_POLL_SECONDS)
@@ -310,7 +310,7 @@ def _offsets(file: Path) -> dict[TopicPartition, Offset]:
             offsets[TopicPartition(topic, int(partition))] = Offset(int(offset))
         except ValueError:
             raise ConfigurationError(
-                f"{file}: line {number}: expected topic, partition and offset, found {line!r}"
+                f"{file}: line {number}: expected topic, partition and offset, got {line!r}"
             ) from None
     return offsets
 
@@ -342,12 +342,12 @@ def _with_factor(plan: HydratePlan, factor: int | None) -> HydratePlan:
     return replace(plan, topics=topics)
 
 
-def _open_rows(found: Sequence[OpenTransactionFound]) -> list[tuple[str, int, int]]:
+def _open_rows(transactions: Sequence[OpenTransactionFound]) -> list[tuple[str, int, int]]:
     return [
         (
             str(transaction.partition),
             transaction.producer.producer.id,
             int(transaction.producer.transaction_start or 0),
         )
-        for transaction in found
+        for transaction in transactions
     ]

@@ -134,7 +134,7 @@ class KafkaCluster:
         except KafkaException as error:
             raise self._unavailable("offsets", error) from error
         return {
-            tp: (None, _said(answer))
+            tp: (None, _text_of(answer))
             if isinstance(answer, KafkaException)
             else (answer.offset, None)
             for tp, answer in answers.items()
@@ -174,13 +174,13 @@ class KafkaCluster:
         return settings_by_name, problem
 
     def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
-        reason = _said(why) if isinstance(why, KafkaException) else why
+        reason = _text_of(why) if isinstance(why, KafkaException) else why
         return LeadershipUnavailableError(f"{self._servers} returns no {what}: {reason}")
 
 
-def _replica_set(told: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's class has no public name
-    leader = None if told.leader == _NO_BROKER else int(told.leader)
-    return ReplicaSet(leader, tuple(told.replicas), tuple(told.isrs))
+def _replica_set(partition: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's class has no public name
+    leader = None if partition.leader == _NO_BROKER else int(partition.leader)
+    return ReplicaSet(leader, tuple(partition.replicas), tuple(partition.isrs))
 
 
 def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
@@ -188,10 +188,10 @@ def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
     try:
         return future.result(), None
     except KafkaException as error:
-        return None, _said(error)
+        return None, _text_of(error)
 
 
-def _said(error: KafkaException) -> str:
+def _text_of(error: KafkaException) -> str:
     """Return the error's message, without its code."""
     inner = error.args[0] if error.args else None
     return str(inner.str() if isinstance(inner, KafkaError) else error)

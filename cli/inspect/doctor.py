@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note
-from sidetier.cli.arguments import age_text, size_text
+from sidetier.cli.arguments import age_text, first_of, size_text
 from sidetier.cli.inspect.cluster import number
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
 from sidetier.cli.inspect.host import LogDirFacts
@@ -57,11 +57,9 @@ def problem(check: str, found: str, todo: str, setting: str | None = None) -> Fi
     return Finding(Level.PROBLEM, check, found, todo, setting)
 
 
-def some(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """Return a few names, and the number of the others."""
-    all_names = sorted(names)
-    more = len(all_names) - _MOST_NAMES
-    return ", ".join(all_names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return first_of(sorted(names), _MOST_NAMES)
 
 
 _OTHER_FILES: Final = 512
@@ -95,7 +93,7 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
     if missing:
         yield problem(
             "log dirs",
-            f"log_dirs lacks {some(missing)}, so nothing in there is archived",
+            f"log_dirs lacks {first_names(missing)}, so nothing in there is archived",
             "add every log dir of the broker (log.dirs)",
             f"log_dirs: [..., {missing[0]}]",
         )
@@ -234,7 +232,7 @@ def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
 
 
 def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check whether uploads can leave the page cache as they found it."""
+    """Check whether uploads can restore the state of the page cache."""
     if facts.config.uploader.page_cache == "leave":
         yield ok("page cache", "not managed: uploader.page_cache is leave")
         return
@@ -348,13 +346,13 @@ def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
     halted = [_name(row) for row in sidecar.rows if row["state"] == "halted"]
     if halted:
         yield problem(
-            "halted", f"partitions: {some(halted)}", "see the reason in `sidetier status`"
+            "halted", f"partitions: {first_names(halted)}", "see the reason in `sidetier status`"
         )
     late = [_name(row) for row in sidecar.rows if _overdue(row)]
     if late:
         yield problem(
             "deletion",
-            f"the broker deletes segments before they are archived: {some(late)}",
+            f"the broker deletes segments before they are archived: {first_names(late)}",
             "raise the topic's retention now; `sidetier status` shows what the uploads wait for",
         )
 
@@ -401,14 +399,14 @@ def refused(facts: DoctorFacts) -> Iterator[Finding]:
     if names[True]:
         yield problem(
             "native tiering",
-            f"not archived, because the broker tiers them itself: {some(names[True])}",
+            f"not archived, because the broker tiers them itself: {first_names(names[True])}",
             "exclude them, or switch the broker's own tiering off",
             f"topics.exclude: [{names[True][0]}]",
         )
     if names[False]:
         yield problem(
             "compacted topics",
-            f"not archived, because they are compacted: {some(names[False])}",
+            f"not archived, because they are compacted: {first_names(names[False])}",
             "exclude them, or archive each segment as it closes, before compaction",
             f"topics.exclude: [{names[False][0]}], or topics.compacted: as_closed",
         )
@@ -425,9 +423,9 @@ def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:
     least = min(short.values())
     yield advice(
         "file.delete.delay.ms",
-        f"{age_text(least / 1000)} on {some(short)}: a sidecar that is down for longer finds "
-        "none of the segments that were deleted meanwhile",
-        "set it above the longest restart of the sidecar; deleted segments use disk for that time",
+        f"{age_text(least / 1000)} on {first_names(short)}: a sidecar that is down for longer "
+        "finds none of the segments that were deleted meanwhile",
+        "set it above the longest restart of the sidecar; deleted segments use disk that long",
         "file.delete.delay.ms=3600000",
     )
 
@@ -470,14 +468,14 @@ def _retention(
     if late:
         yield problem(
             name,
-            f"{too_low}: {some(late)}",
+            f"{too_low}: {first_names(late)}",
             "raise it until the sidecar has caught up: only pins still hold deleted segments",
             setting,
         )
     if near:
         yield advice(
             name,
-            f"below {margin}: {some(near)}",
+            f"below {margin}: {first_names(near)}",
             "set it above the longest time that the store or the sidecar may be down",
             setting,
         )
@@ -522,7 +520,7 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
     yield advice(
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
-        f"{age_text(slow[longest] / 1000)} before their segment closes: {some(slow)}",
+        f"{age_text(slow[longest] / 1000)} before their segment closes: {first_names(slow)}",
         "close segments more often: records in the active segment are only on the brokers",
         "segment.ms=3600000",
     )
@@ -534,7 +532,7 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if unclean:
         yield problem(
             "unclean election",
-            f"allowed on {some(unclean)}: the cluster may discard archived records, and the "
+            f"allowed on {first_names(unclean)}: the cluster may discard archived records, and the "
             "archive then diverges from the log",
             "disable it",
             "unclean.leader.election.enable=false",
@@ -549,7 +547,7 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if weak:
         yield advice(
             "min.insync.replicas",
-            f"1 on {some(weak)}: with acks=all a record may be on one broker's disk only",
+            f"1 on {first_names(weak)}: with acks=all a record may be on one broker's disk only",
             "set it to 2",
             "min.insync.replicas=2",
         )
@@ -557,7 +555,7 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if alone:
         yield advice(
             "replicas",
-            f"only one: {some(alone)}; until it is archived, a record is on one disk",
+            f"only one: {first_names(alone)}; until it is archived, a record is on one disk",
             "add replicas, or close segments more often",
         )
     if not weak and not alone:

@@ -72,7 +72,7 @@ def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) 
                 raise ConfigurationError(
                     f"--{cluster}-config has the secret {name}, which --engine spark does not "
                     f"send to executors: give --{cluster} {name}=env:NAME or {name}=file:/path, "
-                    "found on the driver and on each executor"
+                    "which exists on the driver and on each executor"
                 )
 
 

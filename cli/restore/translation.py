@@ -9,7 +9,7 @@ from typing import Any
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.cluster_snapshots import newest_first
-from sidetier.cli.archive_listing import first_of
+from sidetier.cli.arguments import first_of
 from sidetier.cli.consume.reading import say
 from sidetier.cli.mirror.view import TranslateResult
 from sidetier.cli.output import OutputFormat, emit

@@ -175,12 +175,18 @@ def test_doctor_reads_the_real_settings(
         assert sidecar.stop() == 0
     found = {one["check"]: (one["level"], one["found"]) for one in told["findings"]}
     assert told["code"] == 3
-    assert found["compacted topics"] == ("problem", f"not archived, because they are compacted: {risky}")
+    assert found["compacted topics"] == (
+        "problem",
+        f"not archived, because they are compacted: {risky}",
+    )
     assert found["unclean election"][0] == "problem"
     assert risky in found["unclean election"][1]
     assert found["file.delete.delay.ms"][0] == "advice"
-    assert found["file.delete.delay.ms"][1].startswith(f"1 min on {risky}: a sidecar that is away")
+    assert found["file.delete.delay.ms"][1].startswith(f"1 min on {risky}: a sidecar that is down")
     assert found["segment.ms"][1].endswith(f"their segment closes: {risky}")
-    assert found["conditional writes"][1] == "honoured: a write that had to be refused was refused"
+    assert (
+        found["conditional writes"][1]
+        == "honoured: the store refused a write that it had to refuse"
+    )
     for check in ("log dirs", "store", "layout", "clock"):
         assert found[check][0] == "ok", found[check]

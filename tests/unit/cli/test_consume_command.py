@@ -95,7 +95,7 @@ def test_a_part(cli: CommandLine, options: list[str], first: int, end: int) -> N
         (["--to", "9999999999999999999"], "beyond any offset"),
         (["--follow", "--to", "3"], "--follow has no end"),
         (["--limit", "0"], "--limit"),
-        (["--delimiter", r"\q"], "behind a backslash"),
+        (["--delimiter", r"\q"], "after a backslash"),
         (["--mode", "KAFKA_PREFERRED"], "give the cluster's address by --bootstrap"),
     ],
 )

@@ -15,7 +15,7 @@ from sidetier.cli.inspect.doctor import (
     check_sidecar,
     check_stores,
     check_topics,
-    some,
+    first_names,
 )
 from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
 from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
@@ -314,5 +314,5 @@ def test_the_worst_comes_first_and_decides() -> None:
 
 
 def test_of_many_names_a_few_are_told() -> None:
-    assert some(["b", "a"]) == "a, b"
-    assert some("fedcba") == "a, b, c, d and 2 more"
+    assert first_names(["b", "a"]) == "a, b"
+    assert first_names("fedcba") == "a, b, c, d and 2 more"
