@@ -5,7 +5,7 @@ objects. `archive.topics` describes the prefixes of a cluster's keys.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -199,9 +199,9 @@ def read_log_facts(
         metadata = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
     except ObjectNotFoundError:
         return LogFacts()
-    number: Callable[[str], int | None] = lambda name: _number(metadata.get(name))  # noqa: E731
-    next_offset = number(NEXT_OFFSET_KEY)
-    return LogFacts(None if next_offset is None else Offset(next_offset), number(MAX_TIMESTAMP_KEY))
+    next_offset = _number(metadata.get(NEXT_OFFSET_KEY))
+    max_timestamp = _number(metadata.get(MAX_TIMESTAMP_KEY))
+    return LogFacts(None if next_offset is None else Offset(next_offset), max_timestamp)
 
 
 def _number(text: str | None) -> int | None:

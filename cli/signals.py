@@ -10,7 +10,7 @@ from typing import NoReturn
 def handled_signals(handler: Callable[[], object]) -> Iterator[None]:
     """Call `handler` on SIGTERM and SIGINT, each time; restore the former handlers at the end.
 
-    A shell starts background jobs with SIGINT ignored; `handler` replaces that, too.
+    A shell starts background jobs with SIGINT ignored; the handler replaces that, too.
     """
     before = {
         number: signal.signal(number, lambda *_: handler())

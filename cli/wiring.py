@@ -241,6 +241,7 @@ def daemon(
             MetadataCache(_METADATA_CACHE_BYTES),
             long_archives,
         )
+        # Before anything watches or pins: a refused store must leave nothing changed.
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
         is_static = isinstance(settings, StaticSettings)

@@ -166,7 +166,7 @@ def _next_offset(
 def _is_done(partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]) -> bool:
     status = statuses.get(partition.topic_partition)
     if status is None:
-        return False
+        return False  # the daemon has not listed the partition yet
     reached = status.next_offset is not None and status.next_offset >= partition.target
     return reached or status.state is PartitionState.HALTED
 

@@ -29,11 +29,12 @@ class LoseResult:
     """Every partition on the broker, and its offsets that would be lost."""
 
     facts: BrokerFacts
+    partitions: tuple[tuple[PartitionFacts, tuple[Risk, ...]], ...]
 
-    @property
-    def partitions(self) -> list[tuple[PartitionFacts, tuple[Risk, ...]]]:
-        """Every partition on the broker, with its ranges at risk."""
-        return [(partition, risks_of(partition, self.facts)) for partition in self.facts.partitions]
+    @classmethod
+    def of(cls, facts: BrokerFacts) -> "LoseResult":
+        """Decide about each partition."""
+        return cls(facts, tuple((part, risks_of(part, facts)) for part in facts.partitions))
 
     @property
     def at_risk(self) -> list[tuple[PartitionFacts, Risk]]:
@@ -204,6 +205,6 @@ def command(
             f"{error}; --bootstrap-server names another broker"
         ) from error
     at_risk = {p.topic_partition for p in facts.partitions if risks_of(p, facts)}
-    result = LoseResult(with_local_logs(facts, config, at_risk))
+    result = LoseResult.of(with_local_logs(facts, config, at_risk))
     emit(result, output)
     context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

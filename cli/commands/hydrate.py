@@ -27,8 +27,8 @@ def command() -> None:
     """Restore archived topics on an empty cluster, with the same offsets.
 
     The archived segments are placed into the brokers' log dirs while the brokers are stopped.
-    Offsets, timestamps, headers and transactions are then the same as before. Every step reads one
-    plan file, checks the step before it, and can be repeated after an interruption:
+    Offsets, timestamps, headers and transactions are then the same as before. Every step reads the
+    same plan file and checks the step before it. After an interruption, repeat the step:
 
     \b
       sidetier hydrate plan plan.json      what is restored, and what is lost
@@ -46,7 +46,7 @@ def command() -> None:
     """  # noqa: D301 -- \b is click's marker and must be one character
 
 
-@command.command(name="plan")
+@command.command(name="plan", short_help="Plan what is restored, and show what is lost.")
 @_PLAN
 @click.option(
     "-t",
@@ -115,7 +115,7 @@ def plan_command(  # noqa: PLR0913 -- one parameter for each option
     context.exit(code)
 
 
-@command.command(name="prepare")
+@command.command(name="prepare", short_help="Create the planned topics on the new cluster.")
 @_PLAN
 @_DRY_RUN
 @bootstrap_option
@@ -147,7 +147,7 @@ def prepare_command(
     prepare_topics(_loaded(context), plan_file, bootstrap, output, dry_run=dry_run)
 
 
-@command.command(name="place")
+@command.command(name="place", short_help="Place this broker's partitions into its log dirs.")
 @_PLAN
 @click.option(
     "--log-dir",
@@ -206,7 +206,7 @@ def place_command(  # noqa: PLR0913 -- one parameter for each option
     context.exit(code)
 
 
-@command.command(name="replicate")
+@command.command(name="replicate", short_help="Abort open transactions, and add the replicas.")
 @_PLAN
 @click.option(
     "--replication-factor",
@@ -249,7 +249,7 @@ def replicate_command(
     )
 
 
-@command.command(name="verify")
+@command.command(name="verify", short_help="Compare the restored records with the archive.")
 @_PLAN
 @click.option(
     "--produce",
@@ -300,7 +300,7 @@ def verify_command(
     context.exit(code)
 
 
-@command.command(name="finish")
+@command.command(name="finish", short_help="Restore configuration, group offsets, ACLs, quotas.")
 @_PLAN
 @click.option(
     "--cluster/--no-cluster",

@@ -158,7 +158,7 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     context.exit(from_extra(run, "mirror", LIBRARIES, "mirror"))
 
 
-@command.command(name="adopt")
+@command.command(name="adopt", short_help="Continue the copy of another mirror.")
 @click.option("--name", required=True, metavar="NAME", help="Name of the new mirror.")
 @click.option(
     "--group",
@@ -253,7 +253,9 @@ def adopt_command(context: click.Context, /, output: OutputFormat, **given: Any)
     context.exit(from_extra(run, "mirror", LIBRARIES, "mirror"))
 
 
-@command.command(name="translate-offsets")
+@command.command(
+    name="translate-offsets", short_help="Set consumer groups to their source positions."
+)
 @click.option("--name", required=True, metavar="NAME", help="Name of the mirror.")
 @click.option(
     "--group", "groups", metavar="GROUP", multiple=True, help="Consumer group; repeatable."

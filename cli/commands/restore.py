@@ -117,7 +117,9 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     _run(context, load, given, output)
 
 
-@command.command(name="translate-offsets")
+@command.command(
+    name="translate-offsets", short_help="Set a consumer group to its archived position."
+)
 @_NAME
 @click.option("--group", required=True, metavar="GROUP", help="Consumer group of the lost cluster.")
 @bootstrap_option

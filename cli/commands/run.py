@@ -121,6 +121,9 @@ def command(context: click.Context, *, wait: bool) -> int:
     \b
     Example:
       sidetier run --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a thread died or a file cannot be read, and the
+    message names it; 2 a setting is wrong, and nothing was changed.
     """  # noqa: D301 -- \b is click's marker and must be one character
     call = invocation(context)
     loaded = call.load()

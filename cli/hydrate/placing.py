@@ -67,6 +67,7 @@ def place_partitions(  # noqa: PLR0913 -- one parameter for each option
     if not paths:
         raise ConfigurationError("no log dir is known: set log_dirs, or give --log-dir")
     rate = _rate(max_rate)
+    # The broker's own lock: the broker cannot start while its directories are replaced.
     with log_dir.locked_log_dirs(paths) as locked:
         journals = {entry.path: Journal(entry.path, plan.plan_id) for entry in locked}
         pending = {path: journal.switching for path, journal in journals.items()}

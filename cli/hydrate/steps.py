@@ -127,6 +127,8 @@ def replicate_topics(
         if dry_run:
             emit(done, output)
             return
+        # First the plan: `finish` compares the replicas with the factor in it, also if this step is
+        # interrupted and repeated without --replication-factor.
         write_plan(plan_file, plan)
         finish.abort_transactions(cluster, transactions)
         finish.reassign(cluster, replicas)

@@ -180,6 +180,7 @@ class _ClusterAnswer:
 def gather_record(question: RecordQuestion) -> RecordFacts:
     """Ask all sources about one record in parallel. A source that fails is noted in `problems`."""
     config, tp = question.config, question.topic_partition
+    # Each source has its own timeout: in parallel, the slowest one limits the wait, not their sum.
     with ThreadPoolExecutor(4, thread_name_prefix="explain") as pool:
         disk = pool.submit(_log_on_disk, question)
         sidecar = pool.submit(_sidecar_partition, question)
@@ -195,6 +196,7 @@ def gather_record(question: RecordQuestion) -> RecordFacts:
     archived, says, brokers = _answer(archive), _answer(sidecar), _answer(cluster)
     identity = _local_identity(config)
     broker_id = None if says is None else says.broker_id
+    # The Metadata request has succeeded, but the partition's leader did not return its offsets.
     if brokers is not None and brokers.log_offsets.problem is not None:
         problems["cluster"] = brokers.log_offsets.problem
     settings = None if brokers is None else brokers.settings
@@ -369,6 +371,7 @@ def _read_archives(
 ) -> list[PartitionFacts]:
     """Read the `offset.wm` of each partition whose store answers."""
     layout = layout_of(config)
+    # One look at each store: a store that is away would cost a timeout for each of its partitions.
     problems: dict[int, str | None] = {}
     for store in stores.by_endpoint.values():
         try:
@@ -451,6 +454,7 @@ def _with_sidecar(
     """Add the answers of the broker's sidecar; return a note if it does not answer."""
     config, broker_id = question.config, question.broker_id
     url = question.sidecar_url
+    # With port 0 the system has chosen the port, so only --sidecar can name it.
     if url is None and config.http.port != 0 and _is_local(config, broker_id):
         url = url_of(config.http)
     if url is None:
@@ -460,6 +464,7 @@ def _with_sidecar(
         state = ask_sidecar(url, bearer_token=bearer_token_of(config.http))
     except NoSidecarError as error:
         return partitions, (str(error),)
+    # Pins of another broker's sidecar would count as pins of this broker, and hide a loss.
     if state.broker_id != broker_id:
         raise ConfigurationError(
             f"--sidecar {url} is the sidecar of broker {state.broker_id}, not of broker {broker_id}"

@@ -70,6 +70,7 @@ def host_facts(
         identity: Broker and cluster of the log dirs; None if no log dir has `meta.properties`.
         problems: Problems of the log dirs that are already known.
     """
+    # `sidetier run` raises its soft limit to the hard one, so only the hard one counts.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     present = [path for path in config.log_dirs if _device(path) is not None and path.is_dir()]
     return HostFacts(

@@ -113,6 +113,7 @@ def skew(date: str | None, before: float, after: float) -> float | None:
         store_time = parsedate_to_datetime(date or "").timestamp() + _DATE_IS_CUT
     except ValueError:
         return None
+    # The store wrote the Date between the two moments. Their middle is the best guess.
     return store_time - (before + after) / 2
 
 

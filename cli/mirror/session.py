@@ -190,6 +190,7 @@ def _copy_here(
         offsets_topic=session.names.offsets_topic,
         workers=workers,
         limits=copy_limits(given),
+        # With an end, only partitions count that existed at the start: there is nothing to refresh.
         refresh_seconds=None if until is not None else 30.0,
         stop=session.stop,
     )
@@ -202,6 +203,8 @@ def _copy_here(
                 refused=lambda: session.catalog.refused,
                 offset_sync=offset_sync,
             )
+        # An open transaction of another worker hides the records behind it from consumers with
+        # read_committed.
         if until is not None and exactly_once:
             session.wait_until_visible(engine.copies)
         return result

@@ -98,7 +98,9 @@ def test_explain_follows_a_record_from_the_active_segment_to_the_store(
 
             told = ask(sidecar, "can-i-lose", 1, environment=store.environment)
             [risks] = [part["at_risk"] for part in told["partitions"] if part["topic"] == topic]
-            pinned = [risk for risk in risks if "its sidecar alone holds them" in risk["why"]]
+            pinned = [
+                risk for risk in risks if "only the broker's sidecar holds them" in risk["why"]
+            ]
             assert pinned[0]["start_offset"] <= end
             assert pinned[0]["end_offset"] == watermark_offsets(bootstrap, topic)[0]
 

@@ -172,7 +172,7 @@ def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
         code = run(archived.command(*drill))
         told, errors = capsys.readouterr()
         assert code == 0, told + errors
-        assert f"topic {foreign} is called as that of a drill" in errors
+        assert f"topic {foreign} has the name of a drill's topic" in errors
         assert drill_topics(servers) == {foreign} | left_over  # too young
 
         zero, one = json.loads(told)["partitions"]

@@ -26,7 +26,7 @@ ALONE = replace(SAFE, replicas=ReplicaSet(1, (1,), (1,)))
 
 
 def result_of(*partitions: PartitionFacts, notes: tuple[str, ...] = ()) -> LoseResult:
-    return LoseResult(replace(BROKER, partitions=partitions, notes=notes))
+    return LoseResult.of(replace(BROKER, partitions=partitions, notes=notes))
 
 
 def ranges(
