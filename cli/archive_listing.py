@@ -5,7 +5,7 @@ objects. `archive.topics` describes the prefixes of a cluster's keys.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from sidetier.archive.objects.segment import derive_next_offset
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
+from sidetier.cli.arguments import first_of
 from sidetier.config.problems import suggestion
 from sidetier.segments.errors import (
     ArchiveError,
@@ -119,12 +120,6 @@ def not_archived(
     return ConfigurationError(f"there is no topic {topic} {place}{near}")
 
 
-def first_of(names: Sequence[object], most: int = 5) -> str:
-    """Return the first names and the number of the others: `a, b and 7 more`."""
-    shown = ", ".join(map(str, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
 def _directory(row: ObjectSummary, prefix: str) -> str:
     directory, slash, _ = row.key.removeprefix(prefix).partition("/")
     return directory if slash else ""
@@ -204,9 +199,9 @@ def read_log_facts(
         metadata = store.head_object(layout.object_key(tp, base, FileKind.LOG)).metadata
     except ObjectNotFoundError:
         return LogFacts()
-    number: Callable[[str], int | None] = lambda name: _number(metadata.get(name))  # noqa: E731
-    next_offset = number(NEXT_OFFSET_KEY)
-    return LogFacts(None if next_offset is None else Offset(next_offset), number(MAX_TIMESTAMP_KEY))
+    next_offset = _number(metadata.get(NEXT_OFFSET_KEY))
+    max_timestamp = _number(metadata.get(MAX_TIMESTAMP_KEY))
+    return LogFacts(None if next_offset is None else Offset(next_offset), max_timestamp)
 
 
 def _number(text: str | None) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sidetier.cli.consume.positions import Place, parse_place
+from sidetier.cli.consume.request import Place, parse_place
 from sidetier.config import units
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES, LARGEST_MAX_BATCH_BYTES
 from sidetier.config.units import parse_size
@@ -87,6 +87,12 @@ def checked_topics(
 
 
 PARTITION: Final = click.IntRange(0, _MOST_PARTITIONS)
+
+
+def first_of(names: Sequence[object], most: int = 5) -> str:
+    """Return the first names and the number of the others: `a, b and 7 more`."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def most_lines(lines: Sequence[str], most: int = 10) -> list[str]:

@@ -12,12 +12,12 @@ Loaded = TypeVar("Loaded")
 
 
 def from_extra(
-    load: Callable[[], Loaded], who: str, packages: Collection[str], extra: str
+    load: Callable[[], Loaded], command: str, packages: Collection[str], extra: str
 ) -> Loaded:
     """Call `load`, which imports, and return its result.
 
     Raises:
-        ConfigurationError: `who` needs one of the extra's packages, which is not installed.
+        ConfigurationError: The command needs a package of the extra that is not installed.
     """
     try:
         return load()
@@ -25,8 +25,8 @@ def from_extra(
         if (error.name or "").partition(".")[0] not in packages:
             raise
         raise ConfigurationError(
-            f"{who} needs {error.name}, which is not installed: pip install 'sidetier[{extra}]' "
-            f"(in a checkout: pip install '.[{extra}]')"
+            f"{command} needs {error.name}, which is not installed: pip install "
+            f"'sidetier[{extra}]' (in a checkout: pip install '.[{extra}]')"
         ) from error
 
 

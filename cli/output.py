@@ -101,6 +101,12 @@ def _justify(rows: Sequence[Sequence[Cell]], column: int) -> Any:  # noqa: ANN40
     return "right" if cells and numbers else "left"
 
 
+def range_text(start: int | None, end: int | None) -> str:
+    """Return a range of offsets as every command shows it: `[start, end)`, `?` if unknown."""
+    first, last = ("?" if offset is None else str(offset) for offset in (start, end))
+    return f"[{first}, {last})"
+
+
 def cell_text(cell: Cell) -> str:
     """Return the text of a cell: a dash for None, at most three decimals for a float."""
     if cell is None:

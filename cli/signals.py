@@ -1,9 +1,26 @@
-"""Signal handling of commands that start processes of their own."""
+"""What SIGTERM and SIGINT do while a command runs."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
+
+
+@contextmanager
+def handled_signals(handler: Callable[[], object]) -> Iterator[None]:
+    """Call `handler` on SIGTERM and SIGINT, each time; restore the former handlers at the end.
+
+    A shell starts background jobs with SIGINT ignored; the handler replaces that, too.
+    """
+    before = {
+        number: signal.signal(number, lambda *_: handler())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
@@ -11,15 +28,10 @@ def ended_by_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGINT.
 
     SIGTERM then ends a command as Ctrl-C does, and the command cleans up its processes and files.
-    The same applies to SIGINT in a shell's background job, which otherwise ignores it.
     """
 
-    def end(*_: object) -> NoReturn:
+    def end() -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {name: signal.signal(name, end) for name in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled_signals(end):
         yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

@@ -1,13 +1,12 @@
 """Composition root: build a daemon from the configuration. Only this module knows every adapter."""
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import structlog
 
@@ -81,7 +80,7 @@ class _Admission:
 
 
 class _UnplacedStore:
-    """Store of a topic whose endpoint a plug-in could not tell. Each request asks it again.
+    """Store of a topic for which the endpoint plug-in failed. Each request asks the plug-in again.
 
     A failing plug-in therefore holds back this topic only.
     """
@@ -91,7 +90,7 @@ class _UnplacedStore:
     def __init__(self, find: Callable[[], RemoteStorage]) -> None:
         self._find = find
 
-    def found(self) -> RemoteStorage:
+    def located(self) -> RemoteStorage:
         """Return the store.
 
         Raises:
@@ -104,7 +103,7 @@ class _UnplacedStore:
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         def request(*args: object, **named: object) -> object:
-            return getattr(self.found(), name)(*args, **named)
+            return getattr(self.located(), name)(*args, **named)
 
         return request
 
@@ -139,7 +138,7 @@ class _Places:
     def _unplaced(self, topic: str) -> Place:
         store = _UnplacedStore(lambda: self.archive.store(topic))
         admit = _Admission(
-            lambda: self.check(store.found(), self.archive.provider.endpoint(topic)),
+            lambda: self.check(store.located(), self.archive.provider.endpoint(topic)),
             admitted=False,
         )
         remote = cast("RemoteStorage", store)
@@ -203,7 +202,9 @@ def identify(config: Config, origins: Origins = _NO_ORIGINS) -> MetaProperties:
     for warning in report.warnings:
         structlog.get_logger().warning("config.warning", message=problem_line(warning, origins))
     if report.identity is None:
-        raise ConfigurationError("log_dirs: no log dir tells which broker it belongs to")
+        raise ConfigurationError(
+            "log_dirs: no log dir has a meta.properties file that names its broker"
+        )
     return report.identity
 
 
@@ -238,6 +239,7 @@ def daemon(
             MetadataCache(_METADATA_CACHE_BYTES),
             long_archives,
         )
+        # Before anything watches or pins: a refused store must leave nothing changed.
         places.check_all()
         settings = leadership or leadership_settings(config, identity)
         is_static = isinstance(settings, StaticSettings)
@@ -270,26 +272,6 @@ def _store_calls(config: Config) -> StoreCalls:
     if uploader.max_bytes_per_second is not None:
         slowest = min(slowest, uploader.max_bytes_per_second / uploader.threads)
     return StoreCalls(max(deadline.hung_after, deadline.base), slowest)
-
-
-class Stoppable(Protocol):
-    """A daemon, or an object that stops one."""
-
-    def stop(self) -> None:
-        """Begin to stop. A signal handler calls it, possibly several times."""
-        ...
-
-
-@contextmanager
-def stopped_by_signals(built: Stoppable) -> Iterator[None]:
-    """Stop the daemon gracefully on SIGTERM and SIGINT."""
-    names = (signal.SIGTERM, signal.SIGINT)
-    before = {name: signal.signal(name, lambda *_: built.stop()) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def leadership_settings(config: Config, identity: MetaProperties) -> LeadershipSettings:

@@ -1,23 +1,21 @@
 """Plan and run one backfill: read the log dirs, ask the broker, store what is missing."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import monotonic
-from typing import Final, Protocol, TextIO
+from dataclasses import dataclass
+from typing import Final
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import check_note, read_note
-from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.backfill.survey import BackfillPlan, Ground, PartitionPlan, survey
+from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan, Survey
+from sidetier.cli.progress import Amount, Progress, shown
+from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import layout_of, open_archive, told_waits, with_short_timeouts
 from sidetier.cli.wiring import (
     daemon,
     high_watermark_source,
     identify,
-    stopped_by_signals,
     topic_config_source,
 )
 from sidetier.config.contradictions import file_root
@@ -35,111 +33,6 @@ from sidetier.uploader.daemon import Daemon
 from sidetier.uploader.gates.high_watermark import HighWatermarkSource
 from sidetier.uploader.led_partitions import latest_epoch
 from sidetier.uploader.watching.disk import LogDirPartitions, find_partitions
-
-_LINE_SECONDS: Final = 5.0
-_ENOUGH_SECONDS: Final = 1.0
-"""Time before which a rate is meaningless."""
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """Number of segments, and their size in bytes."""
-
-    segments: int = 0
-    size: int = 0
-
-
-class Progress(Protocol):
-    """Shows how much is done."""
-
-    def update(self, done: Amount, held: int) -> None:
-        """Show the progress.
-
-        Args:
-            done: Due segments below the archive ends.
-            held: Number of partitions that wait after an error.
-        """
-        ...
-
-
-@contextmanager
-def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Yield a progress display that writes to `stream`; None means standard error."""
-    target = stream if stream is not None else sys.stderr
-    if not target.isatty():
-        yield Lines(total, target)
-        return
-    with _bar(total, target) as progress:
-        yield progress
-
-
-@dataclass(slots=True)
-class Lines:
-    """Writes a line every five seconds, and at once when more partitions fail or all is done."""
-
-    total: Amount
-    stream: TextIO
-    started: float = field(default_factory=monotonic)
-    last: float = float("-inf")
-    held: int = 0
-
-    def update(self, done: Amount, held: int) -> None:
-        """See `Progress`."""
-        now = monotonic()
-        is_news = held > self.held or done == self.total
-        if now - self.last < _LINE_SECONDS and not is_news:
-            return
-        self.last, self.held = now, held
-        line = progress_line(done, self.total, now - self.started)
-        self.stream.write(f"{line}{held_text(held)}\n")
-        self.stream.flush()
-
-
-def progress_line(done: Amount, total: Amount, seconds: float) -> str:
-    """Return the share that is done, the rate, and the remaining time."""
-    share = 100 * done.size // total.size if total.size else 100
-    text = f"{share}%: {done.segments} of {total.segments} segments, "
-    text += f"{size_text(done.size)} of {size_text(total.size)}"
-    if seconds < _ENOUGH_SECONDS or not done.size:
-        return text
-    rate = done.size / seconds
-    return f"{text}, {size_text(int(rate))}/s, {age_text((total.size - done.size) / rate)} left"
-
-
-def held_text(held: int) -> str:
-    """Return a note about partitions that wait after an error; empty if there are none."""
-    return f", {held} held by an error, tried again" if held else ""
-
-
-@contextmanager
-def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
-    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as RichProgress  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.fields[segments]} of {task.fields[of]} segments{task.fields[held]}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with RichProgress(*columns, console=Console(file=target)) as drawn:
-        task = drawn.add_task("", total=total.size, segments=0, of=total.segments, held="")
-
-        class _Bar:
-            def update(self, done: Amount, held: int) -> None:
-                held_note = f", {held} held" if held else ""
-                drawn.update(task, completed=done.size, segments=done.segments, held=held_note)
-
-        yield _Bar()
-
 
 PATIENCE_SECONDS: Final = 6.0
 """The run ends after this time without anything under way. By then the daemon has tried every
@@ -231,12 +124,12 @@ class Backfill:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daemon") as pool:
             running = pool.submit(self._daemon.run_until_settled, PATIENCE_SECONDS)
             while not wait([running], _LOOK_SECONDS).done:
-                self._look()
+                self._report()
             running.result()
-        self._look()
+        self._report()
         return self._outcome()
 
-    def _look(self) -> None:
+    def _report(self) -> None:
         """Report the progress; stop the daemon when everything planned is done."""
         statuses = _by_partition(self._daemon.status.snapshot())
         done = [partition.done(_next_offset(partition, statuses)) for partition in self._plan.work]
@@ -258,33 +151,37 @@ def _by_partition(snapshot: StatusSnapshot) -> Mapping[TopicPartition, Partition
 
 
 def _next_offset(
-    one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
+    partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
 ) -> Offset | None:
-    status = statuses.get(one.topic_partition)
+    status = statuses.get(partition.topic_partition)
     # A new archive has an end before anything is stored: the base offset of its first segment.
-    return one.next_offset if status is None or status.next_offset is None else status.next_offset
+    return (
+        partition.next_offset
+        if status is None or status.next_offset is None
+        else status.next_offset
+    )
 
 
-def _is_done(one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]) -> bool:
-    status = statuses.get(one.topic_partition)
+def _is_done(partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]) -> bool:
+    status = statuses.get(partition.topic_partition)
     if status is None:
-        return False
-    reached = status.next_offset is not None and status.next_offset >= one.target
+        return False  # the daemon has not listed the partition yet
+    reached = status.next_offset is not None and status.next_offset >= partition.target
     return reached or status.state is PartitionState.HALTED
 
 
 def _outcome(
-    one: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
+    partition: PartitionPlan, statuses: Mapping[TopicPartition, PartitionStatus]
 ) -> PartitionOutcome:
-    following = _next_offset(one, statuses) if one.has_work else one.next_offset
-    stored = Amount(*one.done(following)) if one.has_work else Amount()
-    status = statuses.get(one.topic_partition) if one.has_work else None
-    left = len(one.due) - stored.segments
-    why = one.refused if one.due else None
+    following = _next_offset(partition, statuses) if partition.has_work else partition.next_offset
+    stored = Amount(*partition.done(following)) if partition.has_work else Amount()
+    status = statuses.get(partition.topic_partition) if partition.has_work else None
+    left = len(partition.due) - stored.segments
+    why = partition.refused if partition.due else None
     if status is not None and (left or status.state is PartitionState.HALTED):
         why = status.last_error or status.waiting_for
     gaps = status.gap_records if status is not None else 0
-    return PartitionOutcome(one, following, stored, gaps, why or one.problem)
+    return PartitionOutcome(partition, following, stored, gaps, why or partition.problem)
 
 
 def no_run(plan: BackfillPlan) -> Outcome:
@@ -315,7 +212,7 @@ class Job:
 
     scope: Scope
     identity: MetaProperties
-    found: LogDirPartitions
+    on_disk: LogDirPartitions
     topic_configs: Mapping[str, TopicConfig | None]
 
     def survey(self, *, read_only: bool) -> BackfillPlan:
@@ -331,16 +228,15 @@ class Job:
             open_archive(config, calls=calls) as archive,
             self._high_watermarks() as source,
         ):
-            ground = Ground(
+            return Survey(
                 config=config,
                 layout=layout_of(config),
                 broker_id=self.identity.broker_id,
-                found=self.found,
+                on_disk=self.on_disk,
                 store_of=_Stores(archive, self.identity.cluster_id, read_only=read_only).of,
                 topic_configs=self.topic_configs,
                 high_watermarks=source,
-            )
-            return survey(ground)
+            ).plan()
 
     def run(self, plan: BackfillPlan) -> Outcome:
         """Store what the plan names."""
@@ -348,7 +244,9 @@ class Job:
             return no_run(plan)
         config, loaded = self.scope.config, self.scope.loaded
         leads = StaticSettings(tuple(partition.topic_partition for partition in plan.work))
-        assumed = AssumedCommitted(self.found.directories) if self.scope.assume_committed else None
+        assumed = (
+            AssumedCommitted(self.on_disk.directories) if self.scope.assume_committed else None
+        )
         metrics = Metrics(create_registry(), config.http.max_partition_series)
         with (
             daemon(
@@ -357,12 +255,12 @@ class Job:
             shown(Amount(plan.segments, plan.size)) as progress,
         ):
             backfill = Backfill(plan, built, progress)
-            with stopped_by_signals(backfill):
+            with handled_signals(backfill.stop):
                 return backfill.run()
 
     @contextmanager
     def _high_watermarks(self) -> Iterator[HighWatermarkSource | None]:
-        source: HighWatermarkSource | None = AssumedCommitted(self.found.directories)
+        source: HighWatermarkSource | None = AssumedCommitted(self.on_disk.directories)
         if not self.scope.assume_committed:
             source = high_watermark_source(self.scope.config)
         try:
@@ -399,7 +297,7 @@ def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) 
     """Read the log dirs and ask the broker for topic configurations; write nothing.
 
     Raises:
-        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one.
+        ConfigurationError: A log dir is wrong, or a named topic or partition is not in partition.
         LeadershipUnavailableError: A broker is configured and does not answer.
     """
     config = scope.config

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -167,19 +168,6 @@ StoreOf = Callable[[str], RemoteStorage | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What is surveyed: the partitions of the log dirs, and the sources to ask about them."""
-
-    config: Config
-    layout: ArchiveLayout
-    broker_id: BrokerId
-    found: LogDirPartitions
-    store_of: StoreOf
-    topic_configs: Mapping[str, TopicConfig | None] = field(default_factory=dict)
-    high_watermarks: HighWatermarkSource | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _OnDisk:
     """Listing of one partition's directory."""
 
@@ -190,35 +178,119 @@ class _OnDisk:
     segments: tuple[ClosedSegment, ...]
 
 
-def survey(ground: Ground) -> BackfillPlan:
-    """Plan each partition.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Plans a backfill from the partitions of the log dirs, and asks the other sources about them.
 
-    The store gets one request for each partition with a closed segment, and a listing above the
-    archive end for each partition with due segments.
-
-    Raises:
-        StorageError: The store refuses, or does not answer.
+    Attributes:
+        on_disk: The selected partitions of the log dirs.
+        topic_configs: The brokers' configurations of the topics; empty without a broker.
+        high_watermarks: Source of high watermarks; None to use the broker's checkpoint only.
     """
-    listed = [_look(tp, directory) for tp, directory in ground.found.directories.items()]
-    on_disk = [entry for entry in listed if isinstance(entry, _OnDisk)]
-    unread = [entry for entry in listed if isinstance(entry, PartitionPlan)]
-    unread += [PartitionPlan(tp, problem=why) for tp, why in ground.found.refused.items()]
-    gate = _gate(ground, on_disk)
-    with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
-        read = list(pool.map(lambda partition: _read_archive(ground, partition), on_disk))
-        cleaner = CleanerCheckpoints(monotonic)
-        planned = [
-            _plan(ground, partition, archive, gate, cleaner)
-            if isinstance(archive, ArchiveState)
-            else archive
-            for partition, archive in zip(on_disk, read, strict=True)
-        ]
-        plans = [*pool.map(lambda entry: _with_present(ground, entry), planned), *unread]
-    plans.sort(key=lambda plan: plan.topic_partition)
-    return BackfillPlan(tuple(plans), tuple(ground.found.unreadable.values()))
+
+    config: Config
+    layout: ArchiveLayout
+    broker_id: BrokerId
+    on_disk: LogDirPartitions
+    store_of: StoreOf
+    topic_configs: Mapping[str, TopicConfig | None] = field(default_factory=dict)
+    high_watermarks: HighWatermarkSource | None = None
+
+    def plan(self) -> BackfillPlan:
+        """Plan each partition.
+
+        The store gets one request for each partition with a closed segment, and a listing above the
+        archive end for each partition with due segments.
+
+        Raises:
+            StorageError: The store refuses, or does not answer.
+        """
+        listed = [_list(tp, directory) for tp, directory in self.on_disk.directories.items()]
+        readable = [entry for entry in listed if isinstance(entry, _OnDisk)]
+        unread = [entry for entry in listed if isinstance(entry, PartitionPlan)]
+        unread += [PartitionPlan(tp, problem=why) for tp, why in self.on_disk.refused.items()]
+        gate = self._gate(readable)
+        with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="survey") as pool:
+            archives = list(pool.map(self._read_archive, readable))
+            cleaner = CleanerCheckpoints(monotonic)
+            planned = [
+                self._plan(partition, archive, gate, cleaner)
+                if isinstance(archive, ArchiveState)
+                else archive
+                for partition, archive in zip(readable, archives, strict=True)
+            ]
+            plans = [*pool.map(self._with_present, planned), *unread]
+        plans.sort(key=lambda plan: plan.topic_partition)
+        return BackfillPlan(tuple(plans), tuple(self.on_disk.unreadable.values()))
+
+    def _gate(self, partitions: Sequence[_OnDisk]) -> CommittedGate:
+        config = self.config.uploader.high_watermark
+        gate = CommittedGate(monotonic, use_checkpoint=config.checkpoint)
+        tps = [partition.tp for partition in partitions if partition.segments]
+        if self.high_watermarks is not None and tps:
+            # The broker's checkpoint may suffice; segments above it show as not committed.
+            with suppress(LeadershipError):
+                asked_at = monotonic()
+                gate.learn(self.high_watermarks.high_watermarks(tps), asked_at)
+        return gate
+
+    def _read_archive(self, partition: _OnDisk) -> ArchiveState | PartitionPlan:
+        """Return the state of the archive; a finished plan if it cannot be read.
+
+        The state is empty if there is no store yet, or no closed segment to compare with.
+        """
+        store = self.store_of(partition.tp.topic)
+        if store is None or not partition.segments:
+            return ArchiveState()
+        archive_writer = ArchiveWriter(store, self.layout, MetadataCache(0))
+        leader = Leader(self.broker_id, partition.epoch, topic_id_in(partition.directory))
+        try:
+            return archive_writer.load(partition.tp, leader)
+        except (ArchiveError, SegmentError) as error:
+            start = Offset(partition.segments[0].base_offset)
+            return PartitionPlan(partition.tp, start, _closed_end(partition), problem=str(error))
+
+    def _plan(
+        self,
+        partition: _OnDisk,
+        archive: ArchiveState,
+        gate: CommittedGate,
+        cleaner: CleanerCheckpoints,
+    ) -> PartitionPlan:
+        tp, segments = partition.tp, partition.segments
+        if not segments:
+            return PartitionPlan(tp, closed_end=_closed_end(partition))
+        start = Offset(segments[0].base_offset)
+        after = start if archive.next_offset is None else archive.next_offset
+        planned, gaps = plan_all(after, segments, partition.listing.active)
+        if gaps and self.config.uploader.on_gap == "halt":
+            planned = [segment for segment in planned if segment.start < gaps[0].start]
+        due = [_due(partition, segment, gate) for segment in planned]
+        # If no broker answers, the checkpoint of the log cleaner shows a compacted topic.
+        config = self.topic_configs.get(tp.topic) or TopicConfig(
+            compacted=cleaner.has_cleaned(str(Path(partition.directory).parent), tp, start)
+        )
+        refuse_compacted = self.config.topics.compacted == "refuse"
+        return PartitionPlan(
+            topic_partition=tp,
+            log_start=start,
+            closed_end=_closed_end(partition),
+            next_offset=archive.next_offset,
+            due=tuple(segment for segment in due if segment is not None),
+            gaps=tuple(gaps),
+            stored_segments=len(segments) - len(planned),
+            refused=refusal_of(tp.topic, config, refuse_compacted=refuse_compacted),
+        )
+
+    def _with_present(self, plan: PartitionPlan) -> PartitionPlan:
+        store = self.store_of(plan.topic_partition.topic)
+        if store is None or not plan.has_work:
+            return plan
+        stored = _logs_above(store, self.layout, plan)
+        return replace(plan, present=sum(due.base_offset in stored for due in plan.due))
 
 
-def _look(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
+def _list(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
     """List the directory; return a finished plan if it cannot be read."""
     try:
         listing = read_listing(list_names(directory))
@@ -227,104 +299,35 @@ def _look(tp: TopicPartition, directory: str) -> _OnDisk | PartitionPlan:
     return _OnDisk(tp, directory, latest_epoch(directory), listing, available(listing, ()))
 
 
-def _gate(ground: Ground, on_disk: Sequence[_OnDisk]) -> CommittedGate:
-    config = ground.config.uploader.high_watermark
-    gate = CommittedGate(monotonic, use_checkpoint=config.checkpoint)
-    partitions = [partition.tp for partition in on_disk if partition.segments]
-    if ground.high_watermarks is not None and partitions:
-        try:
-            asked_at = monotonic()
-            gate.learn(ground.high_watermarks.high_watermarks(partitions), asked_at)
-        except LeadershipError:
-            # the broker's checkpoint may suffice; segments above it show as not committed
-            return gate
-    return gate
-
-
-def _read_archive(ground: Ground, found: _OnDisk) -> ArchiveState | PartitionPlan:
-    """Return the state of the archive; a finished plan if it cannot be read.
-
-    The state is empty if there is no store yet, or no closed segment to compare with.
-    """
-    store = ground.store_of(found.tp.topic)
-    if store is None or not found.segments:
-        return ArchiveState()
-    archive_writer = ArchiveWriter(store, ground.layout, MetadataCache(0))
-    leader = Leader(ground.broker_id, found.epoch, topic_id_in(found.directory))
-    try:
-        return archive_writer.load(found.tp, leader)
-    except (ArchiveError, SegmentError) as error:
-        start = Offset(found.segments[0].base_offset)
-        return PartitionPlan(found.tp, start, _closed_end(found), problem=str(error))
-
-
-def _plan(
-    ground: Ground,
-    found: _OnDisk,
-    archive: ArchiveState,
-    gate: CommittedGate,
-    cleaner: CleanerCheckpoints,
-) -> PartitionPlan:
-    segments = found.segments
-    if not segments:
-        return PartitionPlan(found.tp, closed_end=_closed_end(found))
-    start = Offset(segments[0].base_offset)
-    after = start if archive.next_offset is None else archive.next_offset
-    planned, gaps = plan_all(after, segments, found.listing.active)
-    if gaps and ground.config.uploader.on_gap == "halt":
-        planned = [segment for segment in planned if segment.start < gaps[0].start]
-    due = [_due(found, segment, gate) for segment in planned]
-    config = ground.topic_configs.get(found.tp.topic) or TopicConfig(
-        compacted=cleaner.has_cleaned(str(Path(found.directory).parent), found.tp, start)
-    )
-    refuse_compacted = ground.config.topics.compacted == "refuse"
-    return PartitionPlan(
-        topic_partition=found.tp,
-        log_start=start,
-        closed_end=_closed_end(found),
-        next_offset=archive.next_offset,
-        due=tuple(segment for segment in due if segment is not None),
-        gaps=tuple(gaps),
-        stored_segments=len(segments) - len(planned),
-        refused=refusal_of(found.tp.topic, config, refuse_compacted=refuse_compacted),
-    )
-
-
-def _closed_end(found: _OnDisk) -> Offset | None:
-    active = found.listing.active
+def _closed_end(partition: _OnDisk) -> Offset | None:
+    active = partition.listing.active
     return None if active is None else Offset(active)
 
 
-def _due(found: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | None:
+def _due(partition: _OnDisk, planned: PlannedSegment, gate: CommittedGate) -> Due | None:
     segment = planned.segment
     name = segment_file_name(segment.base_offset, FileKind.LOG, deleted=segment.marked_for_deletion)
     try:
-        status = Path(found.directory, name).stat()
+        status = Path(partition.directory, name).stat()
     except OSError:
         return None  # the broker has deleted it since the listing
     end = Offset(segment.next_base or planned.start)
     closed = Closed(
-        found.tp,
-        str(Path(found.directory).parent),
+        partition.tp,
+        str(Path(partition.directory).parent),
         end,
         status.st_mtime_ns,
-        found.epoch,
+        partition.epoch,
     )
     return Due(segment.base_offset, end, status.st_size, gate.is_committed(closed))
 
 
-def _with_present(ground: Ground, one: PartitionPlan) -> PartitionPlan:
-    store = ground.store_of(one.topic_partition.topic)
-    if store is None or not one.has_work:
-        return one
-    stored = _logs_above(store, ground.layout, one)
-    return replace(one, present=sum(due.base_offset in stored for due in one.due))
-
-
-def _logs_above(store: RemoteStorage, layout: ArchiveLayout, one: PartitionPlan) -> set[BaseOffset]:
+def _logs_above(
+    store: RemoteStorage, layout: ArchiveLayout, plan: PartitionPlan
+) -> set[BaseOffset]:
     """Return the base offsets of stored `.log`s from the first due segment on."""
-    prefix = layout.partition_prefix(one.topic_partition)
-    first = one.due[0].base_offset if one.due else BaseOffset(0)
+    prefix = layout.partition_prefix(plan.topic_partition)
+    first = plan.due[0].base_offset if plan.due else BaseOffset(0)
     start = f"{prefix}{first:020d}"  # sorts before every file of that segment
     parsed = (
         parse_object_key(r.key, prefix) for r in store.list_objects(prefix, start_after=start)

@@ -11,7 +11,7 @@ from sidetier.cli.arguments import checked_topics, most_lines, size_text
 from sidetier.cli.backfill.job import Outcome, PartitionOutcome, Scope, prepare
 from sidetier.cli.backfill.survey import BackfillPlan, PartitionPlan
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
 from sidetier.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNCOMMITTED_HINT = (
     "not known to be committed: replication-offset-checkpoint is older than these segments or "
-    "below their end, and no broker said more. If these log dirs are complete, see "
+    "below their end, and no broker returned a higher offset. If these log dirs are complete, see "
     "--assume-committed in --help."
 )
 
@@ -102,7 +102,7 @@ class OutcomeResult:
         if left:
             footer += f"; {left} segments are left"
         if self.outcome.interrupted:
-            footer += "\ninterrupted: run it again, and it goes on where it ended"
+            footer += "\ninterrupted: run the same command again to continue"
         elif any(partition.left and partition.plan.uncommitted for partition in partitions):
             footer += f"\n{UNCOMMITTED_HINT}"
         footer = "\n".join([*most_lines(problems), *self.outcome.unreadable, footer])
@@ -111,72 +111,77 @@ class OutcomeResult:
         return (Table(columns, [_outcome_cells(partition) for partition in shown], footer=footer),)
 
 
-def _plan_cells(one: PartitionPlan) -> Sequence[Cell]:
+def _plan_cells(partition: PartitionPlan) -> Sequence[Cell]:
     return (
-        str(one.topic_partition),
-        None if one.log_start is None else f"[{one.log_start}, {one.closed_end})",
-        one.next_offset,
-        len(one.due) if one.refused is None else 0,
-        size_text(one.size if one.refused is None else 0),
+        str(partition.topic_partition),
+        None
+        if partition.log_start is None
+        else range_text(partition.log_start, partition.closed_end),
+        partition.next_offset,
+        len(partition.due) if partition.refused is None else 0,
+        size_text(partition.size if partition.refused is None else 0),
     )
 
 
-def _notes(one: PartitionPlan) -> Sequence[str]:
-    if one.refused or one.problem:
-        return [text for text in (one.refused, one.problem) if text]
-    notes = [f"offsets {gap} are gone" for gap in one.gaps]
-    if one.present:
-        notes.append(f"{one.present} are stored already, and not committed")
-    if one.uncommitted:
-        notes.append(f"{one.uncommitted} not known to be committed")
+def _notes(partition: PartitionPlan) -> Sequence[str]:
+    if partition.refused or partition.problem:
+        return [text for text in (partition.refused, partition.problem) if text]
+    notes = [f"offsets {gap} were deleted before they were archived" for gap in partition.gaps]
+    if partition.present:
+        notes.append(f"{partition.present} are stored already, and not committed")
+    if partition.uncommitted:
+        notes.append(f"{partition.uncommitted} not known to be committed")
     return notes
 
 
-def _plan_fields(one: PartitionPlan) -> dict[str, Any]:
-    tp = one.topic_partition
+def _plan_fields(partition: PartitionPlan) -> dict[str, Any]:
+    tp = partition.topic_partition
     return {
         "topic": tp.topic,
         "partition": tp.partition,
-        "log_start": one.log_start,
-        "closed_end": one.closed_end,
-        "next_offset": one.next_offset,
-        "stored_segments": one.stored_segments,
-        "segments": [asdict(due) for due in one.due],
-        "size_bytes": one.size,
-        "present": one.present,
-        "uncommitted": one.uncommitted,
-        "gaps": [{"start_offset": gap.start, "end_offset": gap.end} for gap in one.gaps],
-        "refused": one.refused,
-        "problem": one.problem,
+        "log_start": partition.log_start,
+        "closed_end": partition.closed_end,
+        "next_offset": partition.next_offset,
+        "stored_segments": partition.stored_segments,
+        "segments": [asdict(due) for due in partition.due],
+        "size_bytes": partition.size,
+        "present": partition.present,
+        "uncommitted": partition.uncommitted,
+        "gaps": [{"start_offset": gap.start, "end_offset": gap.end} for gap in partition.gaps],
+        "refused": partition.refused,
+        "problem": partition.problem,
     }
 
 
-def _outcome_cells(one: PartitionOutcome) -> Sequence[Cell]:
+def _outcome_cells(partition: PartitionOutcome) -> Sequence[Cell]:
     return (
-        str(one.plan.topic_partition),
-        one.stored.segments,
-        size_text(one.stored.size),
-        one.next_offset,
-        one.left,
+        str(partition.plan.topic_partition),
+        partition.stored.segments,
+        size_text(partition.stored.size),
+        partition.next_offset,
+        partition.left,
     )
 
 
-def _problem(one: PartitionOutcome) -> str | None:
-    gap = f"{one.gap_records} records were gone before they were stored"
-    return "; ".join(text for text in (gap if one.gap_records else None, one.why) if text) or None
+def _problem(partition: PartitionOutcome) -> str | None:
+    gap = f"{partition.gap_records} records were deleted before they were archived"
+    return (
+        "; ".join(text for text in (gap if partition.gap_records else None, partition.why) if text)
+        or None
+    )
 
 
-def _outcome_fields(one: PartitionOutcome) -> dict[str, Any]:
-    tp = one.plan.topic_partition
+def _outcome_fields(partition: PartitionOutcome) -> dict[str, Any]:
+    tp = partition.plan.topic_partition
     return {
         "topic": tp.topic,
         "partition": tp.partition,
-        "segments": one.stored.segments,
-        "size_bytes": one.stored.size,
-        "next_offset": one.next_offset,
-        "left": one.left,
-        "gap_records": one.gap_records,
-        "why": one.why,
+        "segments": partition.stored.segments,
+        "size_bytes": partition.stored.size,
+        "next_offset": partition.next_offset,
+        "left": partition.left,
+        "gap_records": partition.gap_records,
+        "why": partition.why,
     }
 
 

@@ -1,45 +1,45 @@
 """`sidetier can-i-lose`: which records would be lost with a broker and its disk."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import bootstrap_option, most_lines, sidecar_option, size_text
-from sidetier.cli.inspect.cluster import need_cluster
-from sidetier.cli.inspect.loss import Broker, Held, Risk, risks_of
-from sidetier.cli.inspect.loss_facts import Asked, gather
+from sidetier.cli.arguments import bootstrap_option, first_of, most_lines, sidecar_option, size_text
+from sidetier.cli.inspect.cluster import ReplicaSet, need_cluster
+from sidetier.cli.inspect.facts import (
+    BrokerFacts,
+    BrokerQuestion,
+    PartitionFacts,
+    gather_broker,
+    with_local_logs,
+)
+from sidetier.cli.inspect.loss import Risk, risks_of
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
+from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option, range_text
 from sidetier.segments.errors import LeadershipUnavailableError
 
-_MOST_ROWS = 40
-_MOST_TOPICS = 5
+_MOST_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class LoseResult:
-    """Every partition on the broker, and what would be lost of it."""
+    """Every partition on the broker, and its offsets that would be lost."""
 
-    broker: Broker
-    partitions: tuple[tuple[Held, tuple[Risk, ...]], ...]
-    notes: tuple[str, ...] = ()
+    facts: BrokerFacts
+    partitions: tuple[tuple[PartitionFacts, tuple[Risk, ...]], ...]
 
     @classmethod
-    def of(cls, broker: Broker, held: Sequence[Held], notes: Sequence[str]) -> "LoseResult":
+    def of(cls, facts: BrokerFacts) -> "LoseResult":
         """Decide about each partition."""
-        return cls(
-            broker,
-            tuple((partition, risks_of(partition, broker)) for partition in held),
-            tuple(notes),
-        )
+        return cls(facts, tuple((part, risks_of(part, facts)) for part in facts.partitions))
 
     @property
-    def at_risk(self) -> list[tuple[Held, Risk]]:
+    def at_risk(self) -> list[tuple[PartitionFacts, Risk]]:
         """One entry for each range that no other place has."""
-        return [(held, risk) for held, risks in self.partitions for risk in risks]
+        return [(partition, risk) for partition, risks in self.partitions for risk in risks]
 
     @property
     def can_be_lost(self) -> bool:
@@ -60,19 +60,21 @@ class LoseResult:
     def as_json(self) -> object:
         """Return the verdict, and every partition."""
         return {
-            "broker_id": self.broker.broker_id,
+            "broker_id": self.facts.broker_id,
             "can_be_lost": self.can_be_lost,
             "text": self.verdict(),
             "records_at_risk": self.records,
             "bytes_at_risk": self.size_bytes,
             "notes": list(self._notes()),
-            "partitions": [_partition_json(held, risks) for held, risks in self.partitions],
+            "partitions": [
+                _partition_json(partition, risks) for partition, risks in self.partitions
+            ],
         }
 
     def as_tables(self) -> Sequence[Table]:
         """Return the verdict on the first line, a row for each range at risk, and notes."""
-        columns = ("PARTITION", "ROLE", "OFFSETS", "RECORDS", "BYTES", "WHY NOBODY ELSE HAS THEM")
-        rows = [self._row(held, risk) for held, risk in self.at_risk]
+        columns = ("PARTITION", "ROLE", "OFFSETS", "RECORDS", "BYTES", "WHY NO OTHER COPY")
+        rows = [self._row(partition, risk) for partition, risk in self.at_risk]
         tables = [Table((), footer=self.verdict())]
         if rows:
             more = len(rows) - _MOST_ROWS
@@ -83,73 +85,71 @@ class LoseResult:
 
     def verdict(self) -> str:
         """Return one line: yes or no, and how much would be lost."""
-        broker, count = self.broker.broker_id, len(self.partitions)
+        broker, count = self.facts.broker_id, len(self.facts.partitions)
         if self.can_be_lost:
             return (
-                f"yes: broker {broker} and its disk can be lost: all that it holds of {count} "
-                "partitions is stored, or on another in-sync replica"
+                f"yes: broker {broker} and its disk can be lost: every committed record of its "
+                f"{count} partitions is archived, or on another in-sync replica"
             )
-        partitions = len({held.topic_partition for held, _ in self.at_risk})
+        partitions = len({partition.topic_partition for partition, _ in self.at_risk})
         open_end = any(risk.records is None for _, risk in self.at_risk)
         amount = f"{'at least ' if open_end else ''}{self.records} records"
         if self.size_bytes is not None:
             amount += f" (in segments of {size_text(self.size_bytes)})"
         return (
-            f"no: with broker {broker} and its disk {amount} would be lost, of {partitions} of "
-            f"the {count} partitions on it"
+            f"no: with broker {broker} and its disk, {amount} in {partitions} of its {count} "
+            "partitions would be lost"
         )
 
-    def _row(self, held: Held, risk: Risk) -> Sequence[Cell]:
-        role = "leader" if held.replicas.leader == self.broker.broker_id else "follower"
+    def _row(self, partition: PartitionFacts, risk: Risk) -> Sequence[Cell]:
+        is_leader = partition.replicas is not None and (
+            partition.replicas.leader == self.facts.broker_id
+        )
         return (
-            str(held.topic_partition),
-            role,
-            f"[{_or_unknown(risk.start)}, {_or_unknown(risk.end)})",
+            str(partition.topic_partition),
+            "leader" if is_leader else "follower",
+            range_text(risk.start, risk.end),
             risk.records,
             size_text(risk.size_bytes),
             risk.why,
         )
 
     def _notes(self) -> Iterator[str]:
-        yield from self.notes
-        never = Counter(h.topic_partition.topic for h, _ in self.partitions if h.not_archived)
-        if never:
-            names = sorted(never)
-            listed = ", ".join(names[:_MOST_TOPICS])
-            listed += f" and {len(names) - _MOST_TOPICS} more" if len(names) > _MOST_TOPICS else ""
-            yield f"never stored, so only as safe as their replicas: {listed}"
-        unread = {h.archive_problem for h, _ in self.partitions if h.archive_problem}
+        partitions = self.facts.partitions
+        yield from self.facts.notes
+        excluded = sorted({p.topic_partition.topic for p in partitions if p.exclusion})
+        if excluded:
+            names = first_of(excluded)
+            yield f"never archived, so only as safe as their replicas: {names}"
+        unread = {p.archive_problem for p in partitions if p.archive_problem}
         yield from (f"the archive could not be read: {problem}" for problem in sorted(unread))
-        moving = sum(held.moving is not None for held, _ in self.partitions)
+        moving = sum(p.archive_moving_to is not None for p in partitions)
         if moving:
             yield (
-                f"{moving} archives are being moved (quarantine or retirement): what is stored of "
-                "them counts only as far as it stays; ask again when that is done"
+                f"{moving} archives are being moved (quarantine or retirement): only the part that "
+                "stays counts as archived; ask again after the move"
             )
-        short = [
-            h for h, _ in self.partitions if len(h.replicas.in_sync) < len(h.replicas.replicas)
-        ]
+        replicas = [p.replicas for p in partitions if p.replicas is not None]
+        short = sum(len(held.in_sync) < len(held.replicas) for held in replicas)
         if short:
-            yield f"{len(short)} of its partitions are under-replicated"
+            yield f"{short} of its partitions are under-replicated"
 
 
-def _or_unknown(offset: int | None) -> str:
-    return "?" if offset is None else str(offset)
-
-
-def _partition_json(held: Held, risks: Sequence[Risk]) -> dict[str, object]:
+def _partition_json(partition: PartitionFacts, risks: Sequence[Risk]) -> dict[str, object]:
+    replicas = partition.replicas or ReplicaSet(None)
+    exclusion = partition.exclusion
     return {
-        "topic": held.topic_partition.topic,
-        "partition": held.topic_partition.partition,
-        "leader": held.replicas.leader,
-        "replicas": list(held.replicas.replicas),
-        "in_sync": list(held.replicas.in_sync),
-        "log_start_offset": held.bounds.start,
-        "high_watermark": held.bounds.high_watermark,
-        "archived_to": held.next_offset,
-        "archive_moving_to": held.moving,
-        "not_archived": held.not_archived,
-        "problem": held.archive_problem or held.bounds.problem,
+        "topic": partition.topic_partition.topic,
+        "partition": partition.topic_partition.partition,
+        "leader": replicas.leader,
+        "replicas": list(replicas.replicas),
+        "in_sync": list(replicas.in_sync),
+        "log_start_offset": partition.log_offsets.start,
+        "high_watermark": partition.log_offsets.high_watermark,
+        "archived_to": partition.archived_up_to,
+        "archive_moving_to": partition.archive_moving_to,
+        "not_archived": None if exclusion is None else exclusion.reason,
+        "problem": partition.archive_problem or partition.log_offsets.problem,
         "at_risk": [
             {
                 "start_offset": risk.start,
@@ -180,9 +180,9 @@ def command(
 ) -> None:
     """Show which records would be lost with a broker and its disk.
 
-    The command checks every partition with a replica on BROKER (a broker id). Stored records are
+    The command checks every partition with a replica on BROKER (a broker id). Archived records are
     safe, and so are records on another in-sync replica that is up. All other records would be lost.
-    So would segments that brokers deleted before they were stored and that only this broker's
+    So would segments that brokers deleted before they were archived and that only this broker's
     sidecar holds open. The command asks that sidecar if BROKER is this host's broker, or with
     --sidecar. Records above the high watermark (acks=0 or 1) are not counted. The answer is valid
     for this moment: ask again right before you act.
@@ -198,11 +198,13 @@ def command(
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = invocation(context).load().config
     try:
-        facts = gather(Asked(config, broker, sidecar), need_cluster(config, bootstrap))
+        question = BrokerQuestion(config, broker, sidecar)
+        facts = gather_broker(question, need_cluster(config, bootstrap))
     except LeadershipUnavailableError as error:
         raise LeadershipUnavailableError(
             f"{error}; --bootstrap-server names another broker"
         ) from error
-    result = LoseResult.of(facts.broker, facts.held, facts.notes)
+    at_risk = {p.topic_partition for p in facts.partitions if risks_of(p, facts)}
+    result = LoseResult.of(with_local_logs(facts, config, at_risk))
     emit(result, output)
     context.exit(exits.OK if result.can_be_lost else exits.FINDINGS)

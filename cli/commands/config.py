@@ -46,7 +46,7 @@ class CheckResult:
             broker = (
                 "" if self.broker_id is None else f"broker {self.broker_id} of {self.cluster_id}"
             )
-            rows.append(("ok", broker or "the settings fit together"))
+            rows.append(("ok", broker or "no mistake in the settings"))
         return (Table(("RESULT", "DETAIL"), rows),)
 
 
@@ -116,7 +116,8 @@ def _check(context: click.Context, *, settings_only: bool) -> CheckResult:
     if settings_only:
         return CheckResult(missing, loaded.warnings)
     report = check_machine(loaded.config, LocalMachine())
-    # warnings too: a sidecar starts without such log dirs
+    # A warning is a problem here, too: `run` starts without an unreadable log dir if another one is
+    # readable, but archives nothing of it.
     wrong = (*report.problems, *report.warnings)
     problems = (*missing, *(problem_line(problem, loaded.origins) for problem in wrong))
     if report.identity is None:
@@ -155,6 +156,8 @@ def show(context: click.Context, output: OutputFormat, *, changed: bool) -> None
     \b
     Example:
       sidetier --set uploader.threads=4 config show --changed
+
+    Exit codes: 0 the settings are shown; 2 a setting is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     loaded = invocation(context).load()
     all_settings = (

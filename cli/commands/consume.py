@@ -12,9 +12,16 @@ from sidetier.cli.arguments import (
     checked_place,
     checked_topic,
 )
-from sidetier.cli.consume.escapes import unescaped
-from sidetier.cli.consume.positions import BEGINNING, END, Place, is_above
-from sidetier.cli.consume.request import RecordFormat, Request, TextEncoding
+from sidetier.cli.consume.request import (
+    BEGINNING,
+    END,
+    Place,
+    RecordFormat,
+    Request,
+    TextEncoding,
+    is_above,
+    unescaped,
+)
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat

@@ -15,7 +15,7 @@ from sidetier.cli.inspect.doctor import (
     check_stores,
     check_topics,
 )
-from sidetier.cli.inspect.doctor_facts import DoctorFacts, Scope, gather
+from sidetier.cli.inspect.facts import DoctorFacts, gather_host
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 
@@ -53,7 +53,7 @@ class DoctorResult:
         problems, advised = self._count(Level.PROBLEM), self._count(Level.ADVICE)
         return (
             f"{problems or 'no'} problem{'' if problems == 1 else 's'}, {advised} to consider, "
-            f"{self._count(Level.OK)} as it should be"
+            f"{self._count(Level.OK)} checks passed"
         )
 
     def _count(self, level: Level) -> int:
@@ -99,7 +99,7 @@ def command(
 
     Exit codes: 0 no problem (there may be recommendations); 3 at least one problem.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    scope = Scope(invocation(context).load().config, sidecar, try_conditions)
-    result = DoctorResult.of(gather(scope))
+    config = invocation(context).load().config
+    result = DoctorResult.of(gather_host(config, sidecar, try_conditions=try_conditions))
     emit(result, output)
     context.exit(exits.FINDINGS if result.has_problems else exits.OK)

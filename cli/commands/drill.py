@@ -4,17 +4,18 @@ import importlib
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from sidetier.cli import exits
-from sidetier.cli.arguments import PARTITION
+from sidetier.cli.arguments import PARTITION, size_text
 from sidetier.cli.extras import from_extra, quiet_logs
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.mirror.options import LIBRARIES, duration, target_options
-from sidetier.cli.output import OutputFormat, emit, output_option
+from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
 from sidetier.cli.signals import ended_by_signals
 from sidetier.segments.errors import ConfigurationError
 
@@ -22,13 +23,130 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sidetier.archive.access import ArchiveAccess
-    from sidetier.cli.drill.run import LiveBrokers
-    from sidetier.cli.drill.view import DrillResult
+    from sidetier.cli.drill.run import DrilledPartition, LiveBrokers
     from sidetier.config.model import Config
     from sidetier.mirror.hydrate.plan import PlannedPartition
 
 _CONNECTIONS: Final = 32
 _MOST_SEED: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """The sample that `--dry-run` selects."""
+
+    sample: "Sequence[PlannedPartition]"
+    seed: int
+
+    def as_json(self) -> object:
+        """Return the sample."""
+        return {
+            "dry_run": True,
+            "seed": self.seed,
+            "partitions": [
+                {
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "start": partition.start,
+                    "end": partition.end,
+                    "segments": [segment.key for segment in partition.segments],
+                    "bytes": partition.size,
+                }
+                for partition in self.sample
+            ],
+        }
+
+    def as_tables(self) -> "Sequence[Table]":
+        """Return a row for each partition."""
+        rows = [
+            (
+                str(partition.topic_partition),
+                range_text(partition.start, partition.end),
+                len(partition.segments),
+                size_text(partition.size),
+            )
+            for partition in self.sample
+        ]
+        footer = f"this sample would be restored; the same sample again: --seed {self.seed}"
+        return (Table(("PARTITION", "OFFSETS", "SEGMENTS", "SIZE"), rows, footer=footer),)
+
+
+@dataclass(frozen=True, slots=True)
+class DrillResult:
+    """Result of a drill. `recorded` is the key of the stored result; None if it is not stored."""
+
+    partitions: "Sequence[DrilledPartition]"
+    seed: int
+    recorded: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """All differences."""
+        return tuple(problem for partition in self.partitions for problem in partition.problems)
+
+    @property
+    def records(self) -> int:
+        """Number of archived records in the sample."""
+        return sum(partition.records for partition in self.partitions)
+
+    @property
+    def size(self) -> int:
+        """Size of the sampled segments, in bytes."""
+        return sum(partition.plan.size for partition in self.partitions)
+
+    def as_json(self) -> object:
+        """Return the result of each partition."""
+        return {
+            "equal": not self.problems,
+            "seed": self.seed,
+            "records": self.records,
+            "bytes": self.size,
+            "recorded": self.recorded,
+            "partitions": [
+                {
+                    "topic": partition.plan.topic,
+                    "partition": partition.plan.partition,
+                    "start": partition.plan.start,
+                    "end": partition.plan.end,
+                    "segments": [segment.key for segment in partition.plan.segments],
+                    "bytes": partition.plan.size,
+                    "records": partition.records,
+                    "live": partition.live,
+                    "problems": list(partition.problems),
+                }
+                for partition in self.partitions
+            ],
+        }
+
+    def as_tables(self) -> "Sequence[Table]":
+        """Return a row for each partition, and every difference."""
+        rows = [
+            (
+                str(partition.plan.topic_partition),
+                range_text(partition.plan.start, partition.plan.end),
+                len(partition.plan.segments),
+                size_text(partition.plan.size),
+                partition.records,
+                partition.live,
+                "differs" if partition.problems else "equal",
+            )
+            for partition in self.partitions
+        ]
+        columns = (
+            "PARTITION",
+            "OFFSETS",
+            "SEGMENTS",
+            "SIZE",
+            "RECORDS",
+            "LIVE BROKERS",
+            "OUTCOME",
+        )
+        total = (
+            f"{len(rows)} partitions, {size_text(self.size)}, {self.records:,} records; "
+            f"the same sample again: --seed {self.seed}"
+        )
+        footer = "\n".join([*self.problems, total])
+        return (Table(columns, rows, footer=footer),)
 
 
 @click.command(name="drill")
@@ -54,28 +172,30 @@ _MOST_SEED: Final = 2**31 - 1
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Consecutive segments of each partition, at a random place.",
+    help="Number of consecutive segments of each partition, at a random place.",
 )
-@click.option("--newest", is_flag=True, help="The newest segments instead of a random place.")
+@click.option(
+    "--newest", is_flag=True, help="Sample the newest segments, not segments at a random place."
+)
 @click.option(
     "--max-partitions",
     type=click.IntRange(1, 1000),
     default=20,
     show_default=True,
-    help="Most partitions in the sample.",
+    help="Maximum number of partitions in the sample.",
 )
 @click.option(
     "--max-bytes",
     metavar="SIZE",
     default="1GiB",
     show_default=True,
-    help="Most bytes in the sample, of all segments together.",
+    help="Maximum size of all sampled segments together.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, _MOST_SEED),
-    help="Decides the sample: the same seed gives the same one, as long as the archive is the "
-    "same.  [default: a new one each time, shown in the output]",
+    help="Seed of the random sample: the same seed and the same archive give the same sample.  "
+    "[default: a new seed each time, shown in the output]",
 )
 @click.option(
     "--live/--no-live",
@@ -92,7 +212,7 @@ _MOST_SEED: Final = 2**31 - 1
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Where the throw-away broker's files are created, and removed at the end.  [default: the "
+    help="Directory for the temporary broker's files, which are removed at the end.  [default: the "
     "system's directory for temporary files]",
 )
 @click.option(
@@ -101,7 +221,7 @@ _MOST_SEED: Final = 2**31 - 1
     "bootstrap",
     metavar="HOST:PORT",
     help="Restore into topics of this cluster, which are deleted at the end.  [default: a "
-    "throw-away broker on this machine]",
+    "temporary broker on this machine]",
 )
 @target_options
 @click.option(
@@ -169,7 +289,6 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         LIBRARIES,
         "consumer,mirror",
     )
-    from sidetier.cli.drill.view import DrillResult, SampleResult  # noqa: PLC0415
     from sidetier.cli.stores import open_archive  # noqa: PLC0415
     from sidetier.mirror.drill.sample import SampleRules, choose_sample  # noqa: PLC0415
     from sidetier.mirror.hydrate.survey import (  # noqa: PLC0415
@@ -266,10 +385,8 @@ def _live_brokers(config: "Config", sample: "Sequence[PlannedPartition]") -> "Li
     return LiveBrokers(cluster, records, topics)
 
 
-def _recorded(archive: "ArchiveAccess", result: "DrillResult") -> "DrillResult":
+def _recorded(archive: "ArchiveAccess", result: DrillResult) -> DrillResult:
     """Store the outcome on the default store; return the result with the key of the object."""
-    from dataclasses import replace  # noqa: PLC0415
-
     from sidetier.archive.objects.drill_record import DrillRecord, record_drill  # noqa: PLC0415
     from sidetier.uploader.clock import SYSTEM_CLOCK  # noqa: PLC0415
 

@@ -14,18 +14,20 @@ from sidetier.cli.arguments import (
     size_text,
 )
 from sidetier.cli.inspect.explain import Answer, decide
-from sidetier.cli.inspect.explain_facts import Facts, Fields, Question, gather
-from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.facts import RecordFacts, RecordQuestion, gather_record
+from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.sidecar import Fields
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli.output import OutputFormat, Table, emit, output_option, range_text
 from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.telemetry.status import PinnedRange
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult:
     """The answer, and the facts behind it."""
 
-    facts: Facts
+    facts: RecordFacts
     answer: Answer
 
     def as_json(self) -> object:
@@ -63,35 +65,31 @@ class ExplainResult:
         return (Table((), footer=verdict), Table(("SOURCE", "SAYS"), rows))
 
 
-def _or_problem(facts: Facts, source: str, text: str | None) -> str:
+def _or_problem(facts: RecordFacts, source: str, text: str | None) -> str:
     problem = facts.problems.get(source)
     if problem is None:
         return text or "nothing"
-    return f"cannot tell: {problem}" if text is None else f"{text}; but {problem}"
+    return f"no answer: {problem}" if text is None else f"{text}; but {problem}"
 
 
-def _disk_text(facts: Facts) -> str | None:
+def _disk_text(facts: RecordFacts) -> str | None:
     log = facts.local
     if log is None:
         return None if "disk" in facts.problems else "the partition has no replica on this host"
     segment = log.holder(facts.offset)
-    reach = f"offsets [{log.start}, {_or_unknown(log.end)}) here"
+    reach = f"offsets {range_text(log.start, log.end)} are here"
     if segment is None:
         return f"not in {log.directory} ({reach})"
     return f"{segment.path} ({_place(segment)}, {size_text(segment.size_bytes)}); {reach}"
 
 
-def _or_unknown(end: int | None) -> str:
-    return "?" if end is None else str(end)
-
-
 def _place(segment: LocalSegment) -> str:
-    if segment.place is Place.STAGED:
-        return "deleted by the broker, unlinked soon"
-    return "closed" if segment.place is Place.CLOSED else "active, so not closed yet"
+    if segment.place is Place.MARKED_FOR_DELETION:
+        return "marked for deletion, the broker unlinks it soon"
+    return "closed" if segment.place is Place.CLOSED else "active"
 
 
-def _sidecar_text(facts: Facts) -> str | None:
+def _sidecar_text(facts: RecordFacts) -> str | None:
     sidecar = facts.sidecar
     if sidecar is None:
         return None
@@ -99,35 +97,35 @@ def _sidecar_text(facts: Facts) -> str | None:
     return prefix + "; ".join(_sidecar_parts(facts))
 
 
-def _sidecar_parts(facts: Facts) -> Iterator[str]:
+def _sidecar_parts(facts: RecordFacts) -> Iterator[str]:
     sidecar = facts.sidecar
     row = sidecar.row if sidecar is not None else None
     pin = sidecar.pin_of(facts.offset) if sidecar is not None else None
     if row is None:
         yield "does not lead the partition"
     else:
-        yield f"{row['state']}, next offset {_or_dash(row['next_offset'])}"
-        yield f"{row['unstored_segments']} closed segments not stored"
+        yield f"{row['state']}, archived up to {_or_dash(row['next_offset'])}"
+        yield f"{row['unstored_segments']} closed segments are not archived"
         if row["waiting_for"]:
             yield f"waits for {row['waiting_for']}"
     yield "does not hold the record open" if pin is None else _pin_text(pin)
 
 
-def _pin_text(pin: Fields) -> str:
-    return f"holds offsets [{pin['start_offset']}, {_or_unknown(pin['end_offset'])}) open"
+def _pin_text(pin: PinnedRange) -> str:
+    return f"holds offsets {range_text(pin.start_offset, pin.end_offset)} open"
 
 
-def _archive_text(facts: Facts) -> str | None:
+def _archive_text(facts: RecordFacts) -> str | None:
     return None if facts.archive is None else "; ".join(_archive_parts(facts))
 
 
-def _archive_parts(facts: Facts) -> Iterator[str]:
+def _archive_parts(facts: RecordFacts) -> Iterator[str]:
     archive = facts.archive
     if archive is None:
         return
     mark = archive.watermark
-    begin = _or_dash(archive.begins_at)
-    yield mark.problem or f"offsets [{begin}, {_or_unknown(mark.next_offset)}) are archived"
+    archived = range_text(archive.begins_at, mark.next_offset)
+    yield mark.problem or f"offsets {archived} are archived"
     if mark.watermark is not None and mark.watermark.pending is not None:
         yield f"a part of it is being moved to {mark.watermark.pending}"
     if archive.holder is not None:
@@ -136,17 +134,17 @@ def _archive_parts(facts: Facts) -> Iterator[str]:
     if archive.gap is not None:
         yield f"recorded gap {archive.gap.key}"
     if archive.start_offset is not None:
-        yield f"begun at offset {archive.start_offset} (uploader.offset_reset: latest)"
-    yield from (f"set aside: {key}" for key in archive.set_aside)
+        yield f"the archive begins at offset {archive.start_offset} (uploader.offset_reset: latest)"
+    yield from (f"quarantined or retired: {key}" for key in archive.set_aside)
 
 
-def _cluster_text(facts: Facts) -> str | None:
+def _cluster_text(facts: RecordFacts) -> str | None:
     held = facts.replicas
     if held is None:
         return None
-    leader = "nobody leads" if held.leader is None else f"led by broker {held.leader}"
+    leader = "no leader" if held.leader is None else f"led by broker {held.leader}"
     replicas = f"replicas {_numbers(held.replicas)}, in sync {_numbers(held.in_sync)}"
-    bounds = facts.bounds
+    bounds = facts.log_offsets
     if bounds.high_watermark is None:
         return f"{leader}; {replicas}"
     reach = f"log starts at {bounds.start}, high watermark {bounds.high_watermark}"
@@ -171,18 +169,19 @@ def _local_json(log: LocalLog, segment: LocalSegment | None) -> Fields:
     }
 
 
-def _sidecar_json(facts: Facts) -> Fields:
+def _sidecar_json(facts: RecordFacts) -> Fields:
     sidecar = facts.sidecar
     if sidecar is None:
         return {}
+    pin = sidecar.pin_of(facts.offset)
     return {
         "broker_id": sidecar.broker_id,
         "partition": sidecar.row,
-        "pin": sidecar.pin_of(facts.offset),
+        "pin": None if pin is None else asdict(pin),
     }
 
 
-def _cluster_json(facts: Facts) -> Fields:
+def _cluster_json(facts: RecordFacts) -> Fields:
     held = facts.replicas
     if held is None:
         return {}
@@ -190,8 +189,8 @@ def _cluster_json(facts: Facts) -> Fields:
         "leader": held.leader,
         "replicas": list(held.replicas),
         "in_sync": list(held.in_sync),
-        "log_start_offset": facts.bounds.start,
-        "high_watermark": facts.bounds.high_watermark,
+        "log_start_offset": facts.log_offsets.start,
+        "high_watermark": facts.log_offsets.high_watermark,
     }
 
 
@@ -220,26 +219,27 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     """Show where a record is now, and what its upload waits for.
 
     Reads this host's log dirs and queries the running sidecar, the store and the cluster in
-    parallel. It changes nothing. It reports a source that does not answer, and shows the others.
-    For a record that is not stored it names the reason: the active segment, the high watermark, a
-    failure, an earlier segment, another broker. It sends about twenty requests to the store.
+    parallel. It changes nothing. If a source does not answer, the command says so and shows the
+    others. For a record that is not archived it names the reason: the active segment, the high
+    watermark, a failure, an earlier segment, another broker. It sends about twenty requests to the
+    store.
 
     \b
     Example:
       sidetier explain orders 3 1234567 --config /etc/sidetier/sidetier.yaml
 
-    Exit codes: 0 stored; 3 not stored (yet), but its bytes exist; 4 lost, or not written yet; 2
+    Exit codes: 0 archived; 3 not archived (yet), but its bytes exist; 4 lost, or not written yet; 2
     neither the cluster nor the archive has the partition; 1 unknown, because a source does not
     answer.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    question = Question(
+    question = RecordQuestion(
         invocation(context).load().config,
         TopicPartition(topic, partition),
         Offset(offset),
         sidecar,
         bootstrap,
     )
-    facts = gather(question)
+    facts = gather_record(question)
     answer = decide(facts)
     emit(ExplainResult(facts, answer), output)
     context.exit(answer.code)

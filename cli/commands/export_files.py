@@ -33,7 +33,7 @@ _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
 
 
 def _bytes(_context: click.Context, _option: click.Parameter, given: str | None) -> bytes | None:
-    from sidetier.cli.consume.escapes import unescaped  # noqa: PLC0415
+    from sidetier.cli.consume.request import unescaped  # noqa: PLC0415
 
     try:
         return None if given is None else unescaped(given)

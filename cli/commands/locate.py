@@ -72,6 +72,8 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     \b
     Example:
       sidetier locate orders 3 --cluster prod-a --prefix s3://bucket/archive
+
+    Exit codes: 0 the URI is printed; 2 a setting or an argument is wrong.
     """  # noqa: D301 -- \b is click's marker and must be one character
     config = None
     if cluster is None or prefix is None:

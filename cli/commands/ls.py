@@ -18,14 +18,13 @@ from sidetier.cli.archive_listing import (
     LogFacts,
     StoredPartition,
     StoredSegmentFiles,
-    first_of,
     list_partitions,
     list_segments,
     not_archived,
     read_archive_end,
     read_log_facts,
 )
-from sidetier.cli.arguments import PARTITION, checked_topic, size_text
+from sidetier.cli.arguments import PARTITION, checked_topic, first_of, size_text
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
@@ -223,14 +222,14 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
     return "; ".join(problems) or None
 
 
-def segment_row(segment: StoredSegmentFiles, said: LogFacts, mark: ArchiveEnd) -> SegmentRow:
+def segment_row(segment: StoredSegmentFiles, log: LogFacts, mark: ArchiveEnd) -> SegmentRow:
     """Return the row of a segment."""
     watermark = mark.watermark
     return SegmentRow(
         base_offset=segment.base_offset,
-        next_offset=said.next_offset,
+        next_offset=log.next_offset,
         size_bytes=segment.sizes.get(FileKind.LOG),
-        max_timestamp_ms=said.max_timestamp,
+        max_timestamp_ms=log.max_timestamp,
         files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.sizes),
         above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
         complete=segment.is_complete,
@@ -290,7 +289,7 @@ def command(
         open_every_store(with_short_timeouts(config), connections=_AT_ONCE) as stores,
         _pool() as pool,
     ):
-        lister = _Look(config, layout_of(config), stores, pool, quick=quick)
+        lister = _Lister(config, layout_of(config), stores, pool, quick=quick)
         if topic is not None and partition is not None:
             result = lister.segments(TopicPartition(topic, partition))
             has_problem = result.problem is not None
@@ -309,7 +308,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Lister:
     """Lists the stores, with several requests at the same time."""
 
     config: "Config"

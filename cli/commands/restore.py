@@ -1,4 +1,4 @@
-"""`sidetier restore`: copy an archive into topics of a running cluster, each record once."""
+"""`sidetier restore`: copy an archive into topics of a running cluster, exactly once."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -68,20 +68,20 @@ _NAME = click.option(
     type=click.Choice(["leave-out", "abort"]),
     default="leave-out",
     show_default=True,
-    help="What happens where a transaction is open at the end of the archive: end before its first "
-    "record, or take it for aborted and restore what is behind.",
+    help="Action if a transaction is open at the end of the archive: leave out its partition's "
+    "records from its first record on, or treat it as aborted and restore the other records.",
 )
 @engine_options
 @click.option(
     "--accept-cleanup",
     is_flag=True,
-    help="Restore into topics whose retention or compaction may delete restored records.",
+    help="Restore also into topics whose retention or compaction may delete restored records.",
 )
 @click.option(
     "--verify/--no-verify",
     default=True,
     show_default=True,
-    help="Consume what was restored, and compare it with the archive.",
+    help="Consume the restored records, and compare them with the archive.",
 )
 @output_option
 @configuration_options
@@ -89,9 +89,9 @@ _NAME = click.option(
 def command(context: click.Context, /, output: OutputFormat, **given: Any) -> None:  # noqa: ANN401 -- click passes values of several types
     """Copy archived topics into topics of a running cluster, each record exactly once.
 
-    Reads the archive alone. It keeps keys, values, headers, timestamps and partitions; `sidetier
+    Reads only the archive. It keeps keys, values, headers, timestamps and partitions; `sidetier
     restore translate-offsets` translates offsets. `sidetier hydrate` keeps offsets as well, but
-    needs an empty cluster. After an interruption the same command continues.
+    needs an empty cluster. After an interruption, run the same command again: it continues.
 
     WHERE is an offset (1234), a number of records before the end (-100), a time
     (2026-11-21T08:00:00Z, UTC without a zone; or @1700000000000, ms since 1970), beginning or end.
@@ -117,7 +117,9 @@ def command(context: click.Context, /, output: OutputFormat, **given: Any) -> No
     _run(context, load, given, output)
 
 
-@command.command(name="translate-offsets")
+@command.command(
+    name="translate-offsets", short_help="Set a consumer group to its archived position."
+)
 @_NAME
 @click.option("--group", required=True, metavar="GROUP", help="Consumer group of the lost cluster.")
 @bootstrap_option

@@ -15,9 +15,9 @@ from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import StoredPartition, list_partitions, not_archived
 from sidetier.cli.arguments import PARTITION, checked_topic, size_text
-from sidetier.cli.backfill.job import Amount, Progress, shown
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import OutputFormat, Table, emit, output_option
+from sidetier.cli.progress import Amount, Progress, shown
 from sidetier.cli.stores import layout_of, open_every_store, require_fencing
 from sidetier.segments.errors import (
     ArchiveError,
@@ -59,7 +59,7 @@ def ask_identity(config: "Config", topic: str) -> TopicIdentity:
     """
     from confluent_kafka import KafkaException  # noqa: PLC0415
 
-    from sidetier.leadership.cluster import admin_client, as_texts, described, kafka_text  # noqa: PLC0415  # noqa: PLC0415
+    from sidetier.leadership.cluster import admin_client, as_texts, described, kafka_text  # noqa: PLC0415
 
     servers = config.broker.bootstrap_servers or ""
     properties = as_texts(config.broker.client_properties())
@@ -178,7 +178,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         _check(config, store, layout, topic)
         pool = stack.enter_context(ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retire"))
         retirement = _Retirement(store, layout, pool, identity, force=force)
-        stored_partitions = retirement.found(topic, partitions)
+        stored_partitions = retirement.stored(topic, partitions)
         _check_names(config, retirement, stored_partitions, topic, partitions)
         rows = (
             [retirement.look(stored) for stored in stored_partitions]
@@ -199,8 +199,8 @@ def _code(rows: Iterable[RetiredRow]) -> int:
 def _servers(config: "Config") -> "Config":
     if config.broker.bootstrap_servers is None:
         raise ConfigurationError(
-            "broker.bootstrap_servers is not set, so nobody tells which topic there is now; with "
-            "--offline nobody is asked, and everything that is stored of the topic is moved"
+            "broker.bootstrap_servers is not set, so the current topic id is not known; with "
+            "--offline no broker is asked, and everything that is archived of the topic is moved"
         )
     return config
 
@@ -215,7 +215,7 @@ def _check(config: "Config", store: RemoteStorage, layout: ArchiveLayout, topic:
 def _check_names(
     config: "Config",
     retirement: "_Retirement",
-    found: Sequence[StoredPartition],
+    stored_partitions: Sequence[StoredPartition],
     topic: str,
     partitions: Sequence[int],
 ) -> None:
@@ -224,7 +224,7 @@ def _check_names(
     An archive that was retired before is accepted, so that the command can be repeated.
     """
     store, layout = retirement.store, retirement.layout
-    present = {stored.topic_partition for stored in found}
+    present = {stored.topic_partition for stored in stored_partitions}
     requested = [TopicPartition(topic, number) for number in partitions]
     checked: list[TopicPartition | None] = [*requested] if requested or present else [None]
     for tp in checked:
@@ -242,7 +242,7 @@ class _Retirement:
     identity: TopicIdentity | None
     force: bool
 
-    def found(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
+    def stored(self, topic: str, partitions: Sequence[int]) -> list[StoredPartition]:
         """Return the stored partitions among those requested.
 
         A partition that is named counts as stored even if only gap records are left of it.
@@ -277,7 +277,7 @@ class _Retirement:
         )
 
     def look(self, stored: StoredPartition) -> RetiredRow:
-        """Return what `run` would do."""
+        """Return what `run` would do with the partition."""
         return self._judge(stored)[1]
 
     def _judge(self, stored: StoredPartition) -> tuple[StoredWatermark | None, RetiredRow]:
@@ -292,31 +292,33 @@ class _Retirement:
         plan = plan_retirement(self.layout, stored.topic_partition, mark, _REASON)
         return mark, self._row(stored, mark, plan)
 
-    def run(self, found: Sequence[StoredPartition]) -> list[RetiredRow]:
+    def run(self, partitions: Sequence[StoredPartition]) -> list[RetiredRow]:
         """Move the partitions one after the other, copying many objects at the same time."""
-        surveyed = [(stored, self.look(stored)) for stored in found]
+        surveyed = [(stored, self.look(stored)) for stored in partitions]
         total = Amount(
             sum(row.segments for _, row in surveyed if row.target),
             sum(row.size_bytes for _, row in surveyed if row.target),
         )
         with shown(total) as progress:
-            counter = _Told(progress)
+            counter = _CopyCounter(progress)
             return [self._retired(stored, row, counter) for stored, row in surveyed]
 
-    def _retired(self, stored: StoredPartition, row: RetiredRow, told: "_Told") -> RetiredRow:
+    def _retired(
+        self, stored: StoredPartition, row: RetiredRow, counter: "_CopyCounter"
+    ) -> RetiredRow:
         if row.target is None:
             return row
-        shop = MoveContext(self.store, self.layout, self.pool.map, told.moved)
+        move_context = MoveContext(self.store, self.layout, self.pool.map, counter.moved)
         try:
             # again: earlier moves took time, and a sidecar may have written since
             mark, row = self._judge(stored)
             if row.target is None:
                 return row
-            plan = retire(shop, stored.topic_partition, mark, _REASON)
+            plan = retire(move_context, stored.topic_partition, mark, _REASON)
         except SidetierError as error:
             return RetiredRow(**{**asdict(row), "target": None, "problem": str(error)})
         if plan is None:
-            return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is stored"})
+            return RetiredRow(**{**asdict(row), "target": None, "left": "nothing is archived"})
         return RetiredRow(**{**asdict(row), "target": plan.target})
 
     def _why_not(self, stored: StoredPartition, mark: StoredWatermark | None) -> str | None:
@@ -331,9 +333,11 @@ class _Retirement:
             return None
         archived_topic_id = mark.watermark.topic_id if mark else None
         if archived_topic_id is None:
-            return "left: it does not tell of which topic it is; --force moves it all the same"
+            return (
+                "left: it has no topic id, so it may belong to the current topic; --force moves it"
+            )
         if archived_topic_id == current.topic_id:
-            return "left: it belongs to the topic as it is now"
+            return "left: it belongs to the current topic; --force moves it"
         return None
 
     def _row(
@@ -358,7 +362,7 @@ class _Retirement:
         )
 
 
-class _Told:
+class _CopyCounter:
     """Counts copied objects for the progress bar.
 
     It is called on many threads. A lost update does no harm.

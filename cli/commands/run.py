@@ -16,7 +16,8 @@ import structlog
 from sidetier import __version__
 from sidetier.cli import exits
 from sidetier.cli.invocation import configuration_options, invocation
-from sidetier.cli.wiring import daemon, http_server, stopped_by_signals
+from sidetier.cli.signals import handled_signals
+from sidetier.cli.wiring import daemon, http_server
 from sidetier.config.startup import LocalMachine, missing_log_dirs
 from sidetier.telemetry.logs import configure_logs
 from sidetier.telemetry.metrics import Metrics, create_registry
@@ -119,6 +120,9 @@ def command(context: click.Context, *, wait: bool) -> int:
     \b
     Example:
       sidetier run --config /etc/sidetier/sidetier.yaml
+
+    Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a thread died or a file cannot be read, and the
+    message names it; 2 a setting is wrong, and nothing was changed.
     """  # noqa: D301 -- \b is click's marker and must be one character
     call = invocation(context)
     loaded = call.load()
@@ -134,7 +138,7 @@ def command(context: click.Context, *, wait: bool) -> int:
     metrics = Metrics(registry, config.http.max_partition_series)
     # Handle signals before the log event: a supervisor that reads `daemon.started` may send SIGTERM
     # at once.
-    with daemon(config, metrics, loaded.origins) as built, stopped_by_signals(built):
+    with daemon(config, metrics, loaded.origins) as built, handled_signals(built.stop):
         server = http_server(config.http, registry, built.status)
         server.start()
         log.info(

@@ -1,17 +1,24 @@
 """`sidetier status`: show the partitions of the running sidecar."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, checked_topic, most_lines, sidecar_option, size_text
-from sidetier.cli.inspect.sidecar import ask_partitions, ask_readiness, bearer_token_of, url_of
+from sidetier.cli.inspect.sidecar import (
+    Fields,
+    SidecarState,
+    ask_sidecar,
+    bearer_token_of,
+    url_of,
+    with_conditions,
+)
 from sidetier.cli.invocation import configuration_options, invocation
 from sidetier.cli.output import Cell, OutputFormat, Table, emit, output_option
 from sidetier.config.problems import suggestion
@@ -25,8 +32,6 @@ MOST_ROWS: Final = 40
 """Up to this number of partitions, all are shown; beyond it, only those that are not FINE."""
 
 _SEGMENT: Final = re.compile("^segment [0-9]+ ")
-
-Fields = Mapping[str, Any]
 
 
 class Severity(IntEnum):
@@ -90,7 +95,7 @@ class Row:
         gap, waiting, error = self._gap_records, fields["waiting_for"], fields["last_error"]
         quarantines = fields.get("unresolved_quarantines")
         parts = [
-            f"{gap} records were gone before they were stored" if gap else None,
+            f"{gap} records were deleted before they were archived" if gap else None,
             f"{quarantines} quarantines are not acknowledged" if quarantines else None,
             waiting,
         ]
@@ -106,7 +111,7 @@ class Row:
         return since_start if unresolved is None else unresolved
 
     def _waits(self) -> str | None:
-        """Return the reason without the segment, because ARCHIVED TO already shows its offset."""
+        """Return the reason without the segment: ARCHIVED UP TO has its base offset already."""
         waiting: str | None = self.fields["waiting_for"]
         return None if waiting is None else _SEGMENT.sub("", waiting)
 
@@ -128,17 +133,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StatusResult:
-    """Answers of a sidecar to `/api/partitions` and `/readyz`."""
+    """A sidecar's partitions, the most severe first, with a summary."""
 
-    url: str
-    answer: Fields
-    conditions: Sequence[Fields]
+    sidecar: SidecarState
     show_all: bool = False
 
     @property
     def rows(self) -> list[Row]:
         """Partitions, the most severe first."""
-        rows = (Row(fields) for fields in self.answer["partitions"])
+        rows = (Row(fields) for fields in self.sidecar.rows)
         return sorted(rows, key=lambda row: row.order)
 
     @property
@@ -152,19 +155,14 @@ class StatusResult:
     @property
     def log_dir_problems(self) -> list[str]:
         """Unreadable log dirs and links that are not followed; empty for an older sidecar."""
-        return list(self.answer.get("log_dir_problems", ()))
-
-    @property
-    def ready(self) -> bool:
-        """Whether the sidecar reports that it is ready."""
-        return bool(self.answer["ready"])
+        return list(self.sidecar.answer.get("log_dir_problems", ()))
 
     def as_json(self) -> object:
         """Return the sidecar's own fields, the most severe partition first."""
         return {
-            **self.answer,
-            "url": self.url,
-            "conditions": list(self.conditions),
+            **self.sidecar.answer,
+            "url": self.sidecar.url,
+            "conditions": list(self.sidecar.conditions),
             "problems": self.problems,
             "partitions": [dict(row.fields) for row in self.rows],
         }
@@ -180,12 +178,16 @@ class StatusResult:
             "PARTITION",
             "STATE",
             "LOG END",
-            "ARCHIVED TO",
+            "ARCHIVED UP TO",
             "NOT ARCHIVED",
-            "OF IT CLOSED",
+            "CLOSED SEGMENTS",
             "WAITING FOR",
         )
-        lines = [f"{hidden} more have nothing to tell (--all shows them)"] if hidden else []
+        lines = (
+            [f"{hidden} more partitions have no unarchived closed segment (--all shows them)"]
+            if hidden
+            else []
+        )
         lines += most_lines([row.problem() for row in rows if row.is_problem])
         footer = "\n".join([*lines, *self._summary(rows)])
         if not visible:
@@ -195,24 +197,23 @@ class StatusResult:
     def _summary(self, rows: Sequence[Row]) -> list[str]:
         counts = [(name, _count(rows, severity)) for name, severity in _WORDS]
         parts = [f"{count} {name}" for name, count in counts if count]
-        broker, cluster = self.answer["broker_id"], self.answer["cluster"]
-        line = f"broker {broker} of {cluster} leads {len(rows)} partitions: "
+        answer = self.sidecar.answer
+        line = f"broker {answer['broker_id']} of {answer['cluster']} leads {len(rows)} partitions: "
         line += ", ".join(parts) or "nothing closed yet"
         line += _lag(rows)
         alone = _on_the_broker_alone(rows)
-        unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
         held_errors = [
             f"unexpected error, {error['failures']} times: {error['subject']}: {error['error']}"
-            for error in self.answer.get("held_errors", ())
+            for error in answer.get("held_errors", ())
         ]
-        ready = [] if self.ready else [f"not ready: {'; '.join(unmet) or 'starting'}"]
+        ready = [] if self.sidecar.ready else [f"not ready: {self.sidecar.unmet_conditions}"]
         return [
             *most_lines(held_errors),
             *most_lines(self.log_dir_problems),
             line,
             *alone,
-            *_of_cluster_snapshots(self.answer.get("cluster_snapshots", ())),
-            *_of_last_drill(self.answer.get("last_drill")),
+            *_of_cluster_snapshots(answer.get("cluster_snapshots", ())),
+            *_of_last_drill(answer.get("last_drill")),
             *ready,
         ]
 
@@ -220,7 +221,7 @@ class StatusResult:
 _WORDS: Final = (
     ("halted", Severity.HALTED),
     ("held by errors", Severity.HELD),
-    ("being set aside", Severity.MOVING),
+    ("being moved to quarantine", Severity.MOVING),
     ("with a gap", Severity.GAP),
     ("behind", Severity.BEHIND),
     ("with all closed segments archived", Severity.FINE),
@@ -240,7 +241,7 @@ def _on_the_broker_alone(rows: Sequence[Row]) -> list[str]:
     ages = [fields["unarchived_age_seconds"] or 0.0 for fields in behind]
     return [
         (
-            f"not archived: {records:,} records ({size} of segments) are on the brokers alone, "
+            f"not archived: {records:,} records ({size} of segments) are only on the brokers, "
             f"the oldest for {age_text(max(ages))}"
         )
     ]
@@ -283,7 +284,7 @@ def _lag(rows: Sequence[Row]) -> str:
         return ""
     size = size_text(sum(row.fields["unstored_bytes"] for row in rows))
     ages = [row.fields["oldest_unstored_age_seconds"] or 0.0 for row in rows]
-    return f"; {segments} segments, {size} to store, the oldest since {age_text(max(ages))}"
+    return f"; {segments} segments, {size} to upload, the oldest since {age_text(max(ages))}"
 
 
 @click.command(name="status")
@@ -303,15 +304,15 @@ def command(
 ) -> None:
     """Show what is on the broker, what is archived, and what is missing.
 
-    Offsets are exclusive ends. LOG END is the high watermark, ARCHIVED TO the end of the archive.
-    NOT ARCHIVED are the records between the two, the bytes of their segments, and the time since
-    the oldest was appended. OF IT CLOSED are the segments among them that the sidecar can upload
-    now, and the time since the oldest was closed; a broker closes a segment by segment.bytes or
-    segment.ms.
+    LOG END is the high watermark, and ARCHIVED UP TO the end of the archive; both offsets are
+    exclusive. NOT ARCHIVED has the records between the two, the bytes of their segments, and the
+    time since the oldest was appended. CLOSED SEGMENTS has the segments among them that the sidecar
+    can upload now, and the time since the oldest was closed. The broker closes a segment when
+    segment.bytes or segment.ms is reached.
 
     The command asks the running sidecar. Partitions that need an operator come first: halted
-    partitions, partitions held by errors, partitions whose archive is being moved to quarantine,
-    partitions with a gap.
+    partitions, partitions that wait after an error, partitions whose archive is being moved to
+    quarantine, and partitions with a gap.
 
     \b
     Example:
@@ -326,7 +327,7 @@ def command(
     token = bearer_token_of(http) if http is not None else None
     result = ask(address, topic, show_all=show_all, bearer_token=token)
     emit(result, output)
-    context.exit(exits.OK if result.ready and not result.problems else exits.FINDINGS)
+    context.exit(exits.OK if result.sidecar.ready and not result.problems else exits.FINDINGS)
 
 
 def ask(
@@ -342,16 +343,14 @@ def ask(
         NoSidecarError: No server answers at the address, or the server is not a sidecar.
         ConfigurationError: The sidecar's broker leads no partition of the topic.
     """
-    answer = ask_partitions(url, topic, bearer_token=bearer_token)
-    if topic is not None and not answer["partitions"]:
-        everything = ask_partitions(url, bearer_token=bearer_token)
+    sidecar = ask_sidecar(url, topic, bearer_token=bearer_token)
+    if topic is not None and not sidecar.rows:
+        rows = ask_sidecar(url, bearer_token=bearer_token).rows
         raise ConfigurationError(
             f"the sidecar at {url} has no partition of topic {topic}: its broker "
-            f"({answer['broker_id']}) leads none"
-            f"{suggestion(topic, {row['topic'] for row in everything['partitions']})}"
+            f"({sidecar.broker_id}) leads none{suggestion(topic, {row['topic'] for row in rows})}"
         )
-    readiness = ask_readiness(url, bearer_token=bearer_token)
-    return StatusResult(url, answer, readiness.get("conditions", []), show_all)
+    return StatusResult(with_conditions(sidecar, bearer_token), show_all)
 
 
 def _http_config(context: click.Context) -> "HttpConfig | None":

@@ -1,9 +1,13 @@
-"""Read loop: takes records from a source and writes them, until every partition is at its end."""
+"""Read loop of `sidetier consume`, and the port for its sources of records.
+
+One source reads the store alone (`store_source`), the other one reads Kafka with it
+(`tiered_source`).
+"""
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import click
 import numpy as np
@@ -11,13 +15,54 @@ import numpy as np
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
 from sidetier.cli.consume.formats import Writer
-from sidetier.cli.consume.positions import PlaceKind, offset_of
-from sidetier.cli.consume.progress import Update
-from sidetier.cli.consume.request import Request
-from sidetier.cli.consume.source import Bounded, Source
-from sidetier.cli.output import Table
+from sidetier.cli.consume.request import PlaceKind, Request, offset_of
+from sidetier.cli.output import Table, range_text
+from sidetier.cli.progress import Update
 from sidetier.segments.errors import ArchiveError, ConfigurationError
 from sidetier.segments.offsets import OffsetRange, TopicPartition
+
+
+class Bounded(Protocol):
+    """Partitions of one topic, and their readable offsets. Every method raises SidetierError when
+    the source refuses or does not answer.
+    """
+
+    def partitions(self) -> Sequence[int]:
+        """Return the topic's partition numbers in rising order; raise if there are none."""
+        ...
+
+    def bounds(self, tp: TopicPartition) -> OffsetRange:
+        """Return the offsets of a partition that are readable now; raise if there are none."""
+        ...
+
+    def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the offset of the first record with this timestamp or a later one, or None."""
+        ...
+
+
+class Source(Bounded, Protocol):
+    """Reads partitions of one topic."""
+
+    def assign(self, starts: dict[TopicPartition, int]) -> None:
+        """Start reading these partitions, each at the given offset."""
+        ...
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Continue a partition at another offset."""
+        ...
+
+    def finish(self, tp: TopicPartition) -> None:
+        """Stop reading a partition; `take` may still return a few of its records."""
+        ...
+
+    def take(self, most: int, timeout: float) -> list[Taken]:
+        """Return at most `most` records; wait up to `timeout` seconds for the first."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Number of offsets that the source stepped over without reporting them in `take`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +106,11 @@ class CountResult:
 
     def as_tables(self) -> Sequence[Table]:
         """Return a row for each partition, with a last column if offsets are missing."""
-        columns = ("PARTITION", "FROM", "NEXT OFFSET", "RECORDS", "MISSING")
+        columns = ("PARTITION", "OFFSETS", "RECORDS", "MISSING")
         rows = [
             (
                 partition.partition,
-                partition.from_offset,
-                partition.next_offset,
+                range_text(partition.from_offset, partition.next_offset),
                 partition.records,
                 partition.missing_offsets,
             )

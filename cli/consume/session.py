@@ -9,12 +9,11 @@ from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.consume.formats import writer_of
-from sidetier.cli.consume.progress import shown
-from sidetier.cli.consume.reading import Reading, plan
+from sidetier.cli.consume.reading import Reading, Source, plan
 from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.consume.source import Source
 from sidetier.cli.consume.store_source import open_store
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.progress import records_shown
 from sidetier.config.model import Config
 from sidetier.uploader.clock import SYSTEM_CLOCK
 
@@ -39,7 +38,7 @@ def consume(config: Config, request: Request, output: OutputFormat) -> int:
         # On a terminal the records themselves show the progress; a bar would break their lines.
         wanted = request.form is RecordFormat.COUNT or not sys.stdout.isatty()
         try:
-            with shown(reading.total, wanted=wanted) as update:
+            with records_shown(reading.total, wanted=wanted) as update:
                 reading.run(update)
         except KeyboardInterrupt:
             if not request.follow:

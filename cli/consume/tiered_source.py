@@ -57,7 +57,7 @@ class TieredSource:
 
     def partitions(self) -> Sequence[int]:
         """See `Source`."""
-        with _translated(f"{self._servers} tells no metadata"):
+        with _translated(f"{self._servers} returns no metadata"):
             metadata = self._consumer.list_topics(timeout=_ASK_SECONDS).topics.get(self._topic)
         if metadata is None or not metadata.partitions:
             raise ConfigurationError(f"there is no topic {self._topic} at {self._servers}")
@@ -65,17 +65,17 @@ class TieredSource:
 
     def bounds(self, tp: TopicPartition) -> OffsetRange:
         """See `Source`."""
-        with _translated(f"the offsets of {tp} cannot be told"):
+        with _translated(f"the offsets of {tp} are not known"):
             low, high = self._consumer.get_watermark_offsets(_named(tp), timeout=_ASK_SECONDS)
         return OffsetRange(Offset(low), Offset(high))
 
     def offset_for_time(self, tp: TopicPartition, timestamp_ms: int) -> int | None:
         """See `Source`."""
         queries = [_named(tp, timestamp_ms)]
-        with _translated(f"the offsets of {tp} cannot be told"):
+        with _translated(f"the offsets of {tp} are not known"):
             [answer] = self._consumer.offsets_for_times(queries, timeout=_ASK_SECONDS)
         if answer.error is not None:
-            raise LeadershipUnavailableError(f"the offsets of {tp} cannot be told: {answer.error}")
+            raise LeadershipUnavailableError(f"the offsets of {tp} are not known: {answer.error}")
         return None if answer.offset < 0 else int(answer.offset)
 
     def assign(self, starts: dict[TopicPartition, int]) -> None:
@@ -101,7 +101,7 @@ class TieredSource:
                 continue
             taken += _records(messages)
             messages = []
-            taken.append(_news(message, error))
+            taken.append(_event_of(message, error))
         return taken + _records(messages)
 
 
@@ -160,7 +160,7 @@ def _translated(what: str) -> Iterator[None]:
             raise error.__cause__ from error
         if _code(error) in _NO_SUCH_PARTITION:
             raise ConfigurationError(f"{what}: there is no such partition") from error
-        raise LeadershipUnavailableError(f"{what}: {_said(error)}") from error
+        raise LeadershipUnavailableError(f"{what}: {_text_of(error)}") from error
 
 
 def _code(error: KafkaException) -> int | None:
@@ -168,7 +168,7 @@ def _code(error: KafkaException) -> int | None:
     return inner.code() if isinstance(inner, KafkaError) else None
 
 
-def _said(error: KafkaException) -> str:
+def _text_of(error: KafkaException) -> str:
     inner = error.args[0] if error.args else error
     return inner.str() if isinstance(inner, KafkaError) else str(inner)
 
@@ -181,7 +181,7 @@ def _records(run: Sequence[Message]) -> list[Taken]:
     return batches
 
 
-def _news(message: Message, error: KafkaError) -> Taken:
+def _event_of(message: Message, error: KafkaError) -> Taken:
     tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
     offset = Offset(int(message.offset() or 0))
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's own codes

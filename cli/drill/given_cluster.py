@@ -13,6 +13,7 @@ import click
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.layout import read_note
 from sidetier.cli.drill.run import DrilledPartition, LiveBrokers, compared_with_live
+from sidetier.cli.output import range_text
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.copy.engine import Copy, Engine
 from sidetier.mirror.copy.offset_map import OffsetMap
@@ -100,7 +101,7 @@ def _refuse_archived_cluster(archive: ArchiveAccess, cluster: Cluster) -> None:
     if note is not None and cluster_id is not None and note.kafka_cluster_id == cluster_id:
         raise ConfigurationError(
             f"the given cluster {cluster_id} is the archived one: its sidecars would archive the "
-            "drill's topics. Give another cluster, or none for a throw-away broker"
+            "drill's topics. Give another cluster, or none for a temporary broker"
         )
 
 
@@ -115,8 +116,8 @@ def _delete_left_over(cluster: Cluster, now: float, age: float, say: Callable[[s
         say(f"deleted topic {topic} of a drill that was killed")
     for topic in left_over.unproven:
         _warn(
-            f"topic {topic} is called as that of a drill, but no progress proves that a drill has "
-            "written its records: delete it if nobody needs it"
+            f"topic {topic} has the name of a drill's topic, but no progress proves that a drill "
+            "has written its records: delete it if it is not needed"
         )
 
 
@@ -185,8 +186,8 @@ def _restore(
             for gap in gaps:
                 if not any(start <= gap.start and gap.end <= end for start, end in plan.gaps):
                     problems[tp] = (
-                        f"{tp}: cannot be restored: offsets [{gap.start}, {gap.end}) are in no "
-                        f"segment and in no recorded gap: {gap.detail}"
+                        f"{tp}: cannot be restored: offsets {range_text(gap.start, gap.end)} are "
+                        f"in no segment and in no recorded gap: {gap.detail}"
                     )
     return problems
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from sidetier.archive.access import ArchiveAccess
 from sidetier.brokers.kafka import TemporaryBroker
 from sidetier.cli.inspect.cluster import Cluster
+from sidetier.cli.output import range_text
 from sidetier.leadership.cluster import admin_client
 from sidetier.mirror.drill.sample import (
     RecordSource,
@@ -72,10 +73,10 @@ class LiveBrokers:
         Raises:
             LeadershipUnavailableError: The partition's leader does not answer.
         """
-        bounds = self._cluster.bounds([tp])[tp]
-        if bounds.start is None:
-            raise LeadershipUnavailableError(f"{tp}: no log start offset: {bounds.problem}")
-        return int(bounds.start)
+        log_offsets = self._cluster.log_offsets([tp])[tp]
+        if log_offsets.start is None:
+            raise LeadershipUnavailableError(f"{tp}: no log start offset: {log_offsets.problem}")
+        return int(log_offsets.start)
 
 
 def run_drill(
@@ -204,5 +205,5 @@ def compared_with_live(
         return comparison.problems, "deleted there"
     return (
         comparison.problems,
-        f"{comparison.start}-{plan.end} {'differ' if comparison.problems else 'equal'}",
+        f"{range_text(comparison.start, plan.end)} {'differ' if comparison.problems else 'equal'}",
     )

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from sidetier.cli.consume.positions import Place as Written
-from sidetier.cli.consume.positions import PlaceKind, parse_place
+from sidetier.cli.consume.request import Place as Written
+from sidetier.cli.consume.request import PlaceKind, parse_place
 from sidetier.cli.export.kafka_options import by_reference, kafka_properties
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.secrets import is_secret_property

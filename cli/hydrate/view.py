@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Table
+from sidetier.cli.output import Table, range_text
 from sidetier.mirror.cluster_state.restore import RestoredKind
 from sidetier.mirror.hydrate.consistent_cut import TransactionReport
 from sidetier.mirror.hydrate.log_dir import Destination
@@ -57,7 +57,7 @@ class PlanResult:
             (
                 partition.topic,
                 partition.partition,
-                f"{partition.start}-{partition.end}",
+                range_text(partition.start, partition.end),
                 len(partition.segments),
                 size_text(partition.size),
                 partition.archive_end - partition.end or None,

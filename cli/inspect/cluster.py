@@ -1,16 +1,24 @@
 """Facts from the brokers about a cluster: replicas, start and end of each log, and configuration.
 
 Few requests: one for metadata, and one call each for log start offsets, high watermarks and
-configuration.
+configuration. librdkafka splits a call by leader.
 """
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 from sidetier.config.model import Config
-from sidetier.segments.errors import ConfigurationError
+from sidetier.leadership.cluster import End, admin_client, as_texts, ask_offsets
+from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableError
 from sidetier.segments.offsets import Offset, TopicPartition
+
+_TIMEOUT_SECONDS: Final = 10.0
+_NO_BROKER: Final = -1
 
 Settings = Mapping[str, str | None]
 """Configuration of a broker or topic, by Kafka's names. The value of a sensitive entry is None."""
@@ -57,7 +65,9 @@ class Cluster(Protocol):
         """Return the brokers and partitions."""
         ...
 
-    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
+    def log_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, LogOffsets]:
         """Return an entry for each partition; `problem` says why its leader does not answer."""
         ...
 
@@ -68,6 +78,123 @@ class Cluster(Protocol):
     def broker_settings(self, broker_id: int) -> Settings:
         """Return the configuration of one broker, requested from that broker."""
         ...
+
+
+class KafkaCluster:
+    """`Cluster` that sends its requests to the brokers at one address."""
+
+    def __init__(
+        self, servers: str, properties: Mapping[str, str], timeout: float = _TIMEOUT_SECONDS
+    ) -> None:
+        """Create a client, which connects in the background.
+
+        Raises:
+            ConfigurationError: librdkafka refuses a property.
+        """
+        self._servers = servers
+        self._timeout = timeout
+        # The calls return all errors, so librdkafka need not log beside the command's output.
+        self._client = admin_client(servers, properties, {"log_level": 0})
+
+    def map(self) -> ClusterMap:
+        """See the port. Requests all topics, because a request for one topic could create it."""
+        try:
+            metadata = self._client.list_topics(timeout=self._timeout)
+        except KafkaException as error:
+            raise self._unavailable("metadata", error) from error
+        return ClusterMap(
+            metadata.cluster_id,
+            metadata.orig_broker_id if metadata.orig_broker_id >= 0 else None,
+            {broker: f"{entry.host}:{entry.port}" for broker, entry in metadata.brokers.items()},
+            {
+                TopicPartition(topic, number): _replica_set(entry)
+                for topic, described in metadata.topics.items()
+                for number, entry in described.partitions.items()
+            },
+        )
+
+    def log_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, LogOffsets]:
+        """See the port."""
+        wanted = list(partitions)
+        starts, ends = (self._offsets(wanted, end) for end in (End.START, End.LATEST))
+        return {
+            tp: LogOffsets(starts[tp][0], ends[tp][0], starts[tp][1] or ends[tp][1])
+            for tp in wanted
+        }
+
+    def _offsets(
+        self, wanted: list[TopicPartition], end: End
+    ) -> dict[TopicPartition, tuple[Offset | None, str | None]]:
+        if not wanted:
+            return {}
+        try:
+            answers = ask_offsets(self._client, wanted, end, self._timeout)
+        except KafkaException as error:
+            raise self._unavailable("offsets", error) from error
+        return {
+            tp: (None, _text_of(answer))
+            if isinstance(answer, KafkaException)
+            else (answer.offset, None)
+            for tp, answer in answers.items()
+        }
+
+    def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
+        """See the port."""
+        settings, _ = self._settings(ResourceType.TOPIC, topics)
+        return settings
+
+    def broker_settings(self, broker_id: int) -> Settings:
+        """See the port."""
+        settings_by_name, problem = self._settings(ResourceType.BROKER, [str(broker_id)])
+        if str(broker_id) not in settings_by_name:
+            raise self._unavailable(f"settings of broker {broker_id}", problem)
+        return settings_by_name[str(broker_id)]
+
+    def _settings(
+        self, kind: ResourceType, names: Iterable[str]
+    ) -> tuple[dict[str, Settings], str | None]:
+        resources = [ConfigResource(kind, name) for name in names]
+        if not resources:
+            return {}, None
+        try:
+            futures = self._client.describe_configs(resources, request_timeout=self._timeout)
+        except KafkaException as error:
+            raise self._unavailable("settings", error) from error
+        settings_by_name: dict[str, Settings] = {}
+        problem = None
+        for resource, future in futures.items():
+            entries, failed = _outcome(future)
+            problem = problem or failed
+            if entries is not None:
+                settings_by_name[resource.name] = {
+                    name: entry.value for name, entry in entries.items()
+                }
+        return settings_by_name, problem
+
+    def _unavailable(self, what: str, why: object) -> LeadershipUnavailableError:
+        reason = _text_of(why) if isinstance(why, KafkaException) else why
+        return LeadershipUnavailableError(f"{self._servers} returns no {what}: {reason}")
+
+
+def _replica_set(partition: Any) -> ReplicaSet:  # noqa: ANN401 -- librdkafka's class has no public name
+    leader = None if partition.leader == _NO_BROKER else int(partition.leader)
+    return ReplicaSet(leader, tuple(partition.replicas), tuple(partition.isrs))
+
+
+def _outcome(future: Future[Any]) -> tuple[Any, str | None]:
+    """Return the answer, or the reason for none. librdkafka limits the wait."""
+    try:
+        return future.result(), None
+    except KafkaException as error:
+        return None, _text_of(error)
+
+
+def _text_of(error: KafkaException) -> str:
+    """Return the error's message, without its code."""
+    inner = error.args[0] if error.args else None
+    return str(inner.str() if isinstance(inner, KafkaError) else error)
 
 
 def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluster | None:
@@ -81,9 +208,6 @@ def open_cluster(config: Config, bootstrap_servers: str | None = None) -> Cluste
     servers = bootstrap_servers or configured
     if servers is None:
         return None
-    from sidetier.cli.inspect.kafka_cluster import KafkaCluster  # noqa: PLC0415 -- load librdkafka only if a cluster is configured
-    from sidetier.leadership.cluster import as_texts  # noqa: PLC0415 -- as above
-
     return KafkaCluster(str(servers), as_texts(properties))
 
 

@@ -1,4 +1,4 @@
-"""Checks of this host: limits, disks and permissions. Pure."""
+"""Check settings, host, stores and sidecar for what can lose records. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidetier.archive.objects.layout import check_note
-from sidetier.cli.arguments import age_text, size_text
+from sidetier.cli.arguments import age_text, first_of, size_text
 from sidetier.cli.inspect.cluster import number
-from sidetier.cli.inspect.doctor_facts import (
-    DoctorFacts,
-    LogDirFacts,
-    SidecarFacts,
-    StoreFacts,
-    TopicFacts,
-)
+from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts, roll_rules
+from sidetier.cli.inspect.host import LogDirFacts
+from sidetier.cli.inspect.sidecar import SidecarState
+from sidetier.cli.inspect.store import StoreFacts
 from sidetier.cli.stores import layout_of
 from sidetier.leadership.cluster import topic_config
 from sidetier.segments.errors import ConfigurationError
@@ -60,11 +57,9 @@ def problem(check: str, found: str, todo: str, setting: str | None = None) -> Fi
     return Finding(Level.PROBLEM, check, found, todo, setting)
 
 
-def some(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """Return a few names, and the number of the others."""
-    all_names = sorted(names)
-    more = len(all_names) - _MOST_NAMES
-    return ", ".join(all_names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return first_of(sorted(names), _MOST_NAMES)
 
 
 _OTHER_FILES: Final = 512
@@ -91,19 +86,21 @@ def log_dirs(facts: DoctorFacts) -> Iterator[Finding]:
         yield problem(
             "log dirs",
             "; ".join(problems),
-            "name the broker's log.dirs, and run as the broker's user or in its group",
+            "set log_dirs to the broker's log.dirs, and run as the broker's user or in its group",
             "log_dirs: [/var/lib/kafka/data]",
         )
     missing = _missing_log_dirs(facts)
     if missing:
         yield problem(
             "log dirs",
-            f"the broker has others too: {some(missing)}; nothing in them is archived",
-            "name every one of the broker's log.dirs",
+            f"log_dirs lacks {first_names(missing)}, so nothing in there is archived",
+            "add every log dir of the broker (log.dirs)",
             f"log_dirs: [..., {missing[0]}]",
         )
     if not problems and not missing:
-        yield ok("log dirs", f"{len(facts.host.log_dirs)}, readable, of one broker")
+        yield ok(
+            "log dirs", f"all {len(facts.host.log_dirs)} are readable and belong to one broker"
+        )
 
 
 def _missing_log_dirs(facts: DoctorFacts) -> list[str]:
@@ -130,11 +127,13 @@ def open_files(facts: DoctorFacts) -> Iterator[Finding]:
     setting = f"ulimit -n {wanted + _OTHER_FILES} (LimitNOFILE= in systemd)"
     limit_text = f"{limit} at most for this user"
     if limit - _OTHER_FILES < _FILES_PER_SEGMENT * led:
-        text = f"{limit_text}: not one closed segment for each of {led} partitions can be held open"
+        text = f"{limit_text}: too few to hold one closed segment of each of {led} partitions open"
         yield problem("open files", text, "raise the hard limit", setting)
     else:
         text = f"{limit_text}, less than uploader.pins.max_files {wanted} and {_OTHER_FILES} more"
-        yield advice("open files", text, "raise the hard limit, or lower max_files", setting)
+        yield advice(
+            "open files", text, "raise the hard limit, or lower uploader.pins.max_files", setting
+        )
 
 
 def inotify(facts: DoctorFacts) -> Iterator[Finding]:
@@ -160,9 +159,11 @@ def _short_of(facts: DoctorFacts, name: str, limit: int | None, wanted: int) -> 
     setting = f"sysctl fs.inotify.{name}={4 * wanted}"
     shortage = f"{name} is {limit}, and {wanted} are needed"
     if facts.config.uploader.watch == "inotify":
-        text = f"{shortage}: with uploader.watch: inotify it does not start"
+        text = f"{shortage}: with uploader.watch: inotify the sidecar does not start"
         return problem("inotify", text, "raise it", setting)
-    return advice("inotify", f"{shortage}: it polls instead", "raise it", setting)
+    return advice(
+        "inotify", f"{shortage}: the sidecar polls the directories instead", "raise it", setting
+    )
 
 
 def room_for_pins(facts: DoctorFacts) -> Iterator[Finding]:
@@ -181,9 +182,9 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
     if room <= 0:
         return problem(
             "room for pins",
-            f"{free_text}, at or below the floor of {size_text(floor)}: what the broker deletes "
-            "before it is stored is lost",
-            "free disk, or lower the floor",
+            f"{free_text}, at or below the floor of {size_text(floor)}: segments that the "
+            "broker deletes before they are archived are lost",
+            "free disk space, or lower the floor",
             "uploader.pins.min_free_disk",
         )
     if room < pins.max_deleted_bytes:
@@ -191,7 +192,7 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
             "room for pins",
             f"{free_text}: {size_text(room)} above the floor, less than the "
             f"{size_text(pins.max_deleted_bytes)} that pins may hold",
-            "free disk, or know that pins end sooner",
+            "free disk space; until then the sidecar may release pins early",
             "uploader.pins.max_deleted_bytes",
         )
     return None
@@ -200,16 +201,21 @@ def _room(facts: DoctorFacts, log_dir: LogDirFacts) -> Finding | None:
 def spool(facts: DoctorFacts) -> Iterator[Finding]:
     """Check whether the spool allows hard links; only `sidetier run` makes one to find out."""
     if not facts.host.spools:
-        yield ok("spool", "none (uploader.pins.spool): a restart finds what has a name still")
+        yield ok(
+            "spool",
+            "none (uploader.pins.spool): after a restart the sidecar finds only files that the "
+            "broker has not unlinked",
+        )
         return
     faults = [fault for log_dir in facts.host.log_dirs if (fault := _spool_fault(facts, log_dir))]
     if not faults:
-        yield ok("spool", "one on the file system of each log dir, and links are allowed")
+        yield ok("spool", "one on the file system of each log dir, and hard links are allowed")
         return
     yield problem(
         "spool",
         "; ".join(faults),
-        "one writable directory for each mount, and the broker's user (fs.protected_hardlinks)",
+        "give one writable directory for each file system, and run as the broker's user "
+        "(fs.protected_hardlinks)",
         "uploader.pins.spool",
     )
 
@@ -219,25 +225,25 @@ def _spool_fault(facts: DoctorFacts, log_dir: LogDirFacts) -> str | None:
         candidate for candidate in facts.host.spools if candidate.device == log_dir.device
     ]
     if not same_device:
-        return f"none is on the file system of {log_dir.path}"
+        return f"no spool is on the file system of {log_dir.path}"
     if not same_device[0].writable:
         return f"{same_device[0].path} cannot be written"
     return None if log_dir.may_link else f"the files of {log_dir.path} may not be linked"
 
 
 def page_cache(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check whether uploads can leave the page cache as they found it."""
+    """Check whether uploads can restore the state of the page cache."""
     if facts.config.uploader.page_cache == "leave":
-        yield ok("page cache", "left alone: uploader.page_cache is leave")
+        yield ok("page cache", "not managed: uploader.page_cache is leave")
         return
     blind = [log_dir for log_dir in facts.host.log_dirs if log_dir.cache_problem is not None]
     if not blind:
-        yield ok("page cache", "can be asked about the broker's files")
+        yield ok("page cache", "the kernel reports which pages of the broker's files are cached")
         return
     yield advice(
         "page cache",
-        f"{blind[0].path}: cannot be asked ({blind[0].cache_problem}), so an upload may leave the "
-        "broker's page cache full of what nobody reads",
+        f"{blind[0].path}: the kernel does not report cached pages ({blind[0].cache_problem}), so "
+        "uploads may fill the page cache with data that no consumer reads",
         "run as the broker's user, on Linux 6.5 or newer",
     )
 
@@ -262,7 +268,7 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
     for store in facts.stores:
         if store.error is not None:
             yield problem(
-                "store", f"{store.url}: {store.error}", "bring it back, or correct `storage`"
+                "store", f"{store.url}: {store.error}", "bring the store back, or correct `storage`"
             )
             continue
         yield ok("store", f"{store.url} answers")
@@ -274,13 +280,13 @@ def check_stores(facts: DoctorFacts) -> Iterator[Finding]:
 def _layout(facts: DoctorFacts, store: StoreFacts) -> Finding:
     layout = layout_of(facts.config)
     if store.note is None:
-        return ok("layout", f"no note yet: nothing is stored of cluster {layout.cluster}")
+        return ok("layout", f"no layout note yet: nothing is archived of cluster {layout.cluster}")
     try:
         check_note(store.note, layout, facts.host.kafka_cluster_id)
     except ConfigurationError as error:
         setting = f"storage.prefix_entropy_bits: {store.note.bits}"
         differs = max(store.note.bits, 0) != max(layout.bits, 0)
-        todo = "nothing is found, and nothing may be written, until they agree"
+        todo = "make settings and note agree: until then archives are neither found nor written"
         return problem("layout", str(error), todo, setting if differs else "cluster.name")
     return ok("layout", f"{layout.bits} entropy bits, as the note on the store says")
 
@@ -295,13 +301,13 @@ def _conditions(facts: DoctorFacts, store: StoreFacts) -> Finding:
             "use a store that honours If-None-Match and If-Match on PUT",
         )
     if not store.declares_conditions:
-        text = f"{store.url} has none: two sidecars at once are not kept apart"
-        todo = "use another store, or make sure that there is never a second sidecar"
+        text = f"{store.url} has none, so two sidecars that run at once can overwrite each other"
+        todo = "use another store, or make sure that a second sidecar never runs"
         setting = "storage.fencing: unfenced_acknowledged"
         return problem(name, text, todo, setting) if required else advice(name, text, todo)
     if store.honours_conditions:
-        return ok(name, "honoured: a write that had to be refused was refused")
-    return ok(name, "expected of this kind of store; --try-conditions tries it")
+        return ok(name, "honoured: the store refused a write that it had to refuse")
+    return ok(name, "expected of this kind of store; --try-conditions tests it")
 
 
 def _clock(store: StoreFacts) -> Iterator[Finding]:
@@ -317,36 +323,37 @@ def _clock(store: StoreFacts) -> Iterator[Finding]:
     elif abs(skew) >= _SKEW_ADVICE:
         yield advice("clock", skew_text, todo)
     else:
-        yield ok("clock", "agrees with the store's within a minute")
+        yield ok("clock", "within a minute of the store's clock")
 
 
 def check_sidecar(facts: DoctorFacts) -> Iterator[Finding]:
     """Check whether the sidecar runs, and what it reports."""
     if facts.sidecar is None:
         why = facts.problems.get("sidecar", "it was not asked")
-        yield advice("sidecar", why, "start it: what is deleted meanwhile is not held by anybody")
+        yield advice("sidecar", why, "start it: until then no sidecar holds deleted segments open")
         return
     yield _readiness(facts.sidecar)
     yield from _partitions(facts.sidecar)
 
 
-def _readiness(sidecar: SidecarFacts) -> Finding:
-    unmet = [f"{c['name']}: {c['reason']}" for c in sidecar.conditions if not c["holds"]]
+def _readiness(sidecar: SidecarState) -> Finding:
     if sidecar.ready:
-        return ok("sidecar", f"ready, {len(sidecar.partitions)} partitions")
-    return problem("sidecar", f"not ready: {'; '.join(unmet) or 'starting'}", "see its log")
+        return ok("sidecar", f"ready, {len(sidecar.rows)} partitions")
+    return problem("sidecar", f"not ready: {sidecar.unmet_conditions}", "read its log")
 
 
-def _partitions(sidecar: SidecarFacts) -> Iterator[Finding]:
-    halted = [_name(row) for row in sidecar.partitions if row["state"] == "halted"]
+def _partitions(sidecar: SidecarState) -> Iterator[Finding]:
+    halted = [_name(row) for row in sidecar.rows if row["state"] == "halted"]
     if halted:
-        yield problem("halted", f"partitions: {some(halted)}", "`sidetier status` says why")
-    late = [_name(row) for row in sidecar.partitions if _overdue(row)]
+        yield problem(
+            "halted", f"partitions: {first_names(halted)}", "see the reason in `sidetier status`"
+        )
+    late = [_name(row) for row in sidecar.rows if _overdue(row)]
     if late:
         yield problem(
             "deletion",
-            f"due at the broker before they are stored: {some(late)}",
-            "raise the topic's retention now; `sidetier status` says what they wait for",
+            f"the broker deletes segments before they are archived: {first_names(late)}",
+            "raise the topic's retention now; `sidetier status` shows what the uploads wait for",
         )
 
 
@@ -373,7 +380,7 @@ def check_topics(facts: DoctorFacts) -> Iterator[Finding]:
         yield advice(
             "topics",
             f"their settings are not known: {why}",
-            "give the broker's address, and Describe and DescribeConfigs on the topics",
+            "set the broker's address, and allow Describe and DescribeConfigs on the topics",
             "broker.bootstrap_servers: localhost:9092",
         )
         return
@@ -392,15 +399,15 @@ def refused(facts: DoctorFacts) -> Iterator[Finding]:
     if names[True]:
         yield problem(
             "native tiering",
-            f"not archived, the broker tiers them itself: {some(names[True])}",
-            "leave them out, or switch the broker's own tiering off",
+            f"not archived, because the broker tiers them itself: {first_names(names[True])}",
+            "exclude them, or switch the broker's own tiering off",
             f"topics.exclude: [{names[True][0]}]",
         )
     if names[False]:
         yield problem(
             "compacted topics",
-            f"refused, so not archived: {some(names[False])}",
-            "leave them out, or archive each segment as it closes, before compaction",
+            f"not archived, because they are compacted: {first_names(names[False])}",
+            "exclude them, or archive each segment as it closes, before compaction",
             f"topics.exclude: [{names[False][0]}], or topics.compacted: as_closed",
         )
     if not any(names.values()):
@@ -416,9 +423,9 @@ def delete_delay(facts: DoctorFacts) -> Iterator[Finding]:
     least = min(short.values())
     yield advice(
         "file.delete.delay.ms",
-        f"{age_text(least / 1000)} on {some(short)}: a sidecar that is away for longer finds "
-        "nothing of what was deleted meanwhile",
-        "make it longer than the longest restart of the sidecar; costs disk for as long",
+        f"{age_text(least / 1000)} on {first_names(short)}: a sidecar that is down for longer "
+        "finds none of the segments that were deleted meanwhile",
+        "set it above the longest restart of the sidecar; deleted segments use disk that long",
         "file.delete.delay.ms=3600000",
     )
 
@@ -444,14 +451,14 @@ def retention_by_time(facts: DoctorFacts) -> Iterator[Finding]:
         "retention.ms",
         late,
         near,
-        ("at or below the age of records that are not stored", "an hour, or four times the lag"),
+        ("at or below the age of records that are not archived", "an hour, or four times the lag"),
         "retention.ms=86400000",
     )
 
 
 def _worst(facts: DoctorFacts, topic: str, field: str) -> float:
-    rows = facts.sidecar.of_topic(topic) if facts.sidecar is not None else []
-    return max((float(row[field] or 0) for row in rows), default=0.0)
+    rows = facts.sidecar.rows if facts.sidecar is not None else ()
+    return max((float(row[field] or 0) for row in rows if row["topic"] == topic), default=0.0)
 
 
 def _retention(
@@ -461,19 +468,19 @@ def _retention(
     if late:
         yield problem(
             name,
-            f"{too_low}: {some(late)}",
-            "raise it until the sidecar has caught up: what is deleted is held by pins alone",
+            f"{too_low}: {first_names(late)}",
+            "raise it until the sidecar has caught up: only pins still hold deleted segments",
             setting,
         )
     if near:
         yield advice(
             name,
-            f"below {margin}: {some(near)}",
-            "let it outlast the worst time that store or sidecar may be away",
+            f"below {margin}: {first_names(near)}",
+            "set it above the longest time that the store or the sidecar may be down",
             setting,
         )
     if not late and not near:
-        yield ok(name, "leaves time to store")
+        yield ok(name, "leaves time to archive")
 
 
 def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
@@ -483,7 +490,7 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
         limit = number(topic.settings, "retention.bytes")
         if limit is None or limit < 0:
             continue
-        segment = segment_bytes(topic) or 0
+        segment = roll_rules(topic.settings).segment_bytes or 0
         if _worst(facts, topic.name, "unstored_bytes") >= limit:
             late.append(topic.name)
         elif limit < _FEW_SEGMENTS * segment:
@@ -492,15 +499,9 @@ def retention_by_size(facts: DoctorFacts) -> Iterator[Finding]:
         "retention.bytes",
         late,
         near,
-        ("at or below what a partition has unstored", "four segments (segment.bytes)"),
+        ("at or below the unarchived bytes of a partition", "four segments (segment.bytes)"),
         "retention.bytes=10737418240",
     )
-
-
-def segment_bytes(topic: TopicFacts) -> int | None:
-    """Return the size at which the broker closes a segment of the topic."""
-    internal = number(topic.settings, "internal.segment.bytes")
-    return internal or number(topic.settings, "segment.bytes")
 
 
 def closing(facts: DoctorFacts) -> Iterator[Finding]:
@@ -514,12 +515,13 @@ def closing(facts: DoctorFacts) -> Iterator[Finding]:
         yield ok("segment.ms", "segments close within a day")
         return
     longest = max(slow, key=lambda name: slow[name])
-    size = next(segment_bytes(topic) for topic in facts.topics if topic.name == longest)
+    settings = next(topic.settings for topic in facts.topics if topic.name == longest)
+    size = roll_rules(settings).segment_bytes
     yield advice(
         "segment.ms",
         f"where {size_text(size) or 'segment.bytes'} is not reached, records wait up to "
-        f"{age_text(slow[longest] / 1000)} before their segment closes: {some(slow)}",
-        "close segments more often: what is in an active segment is on the brokers alone",
+        f"{age_text(slow[longest] / 1000)} before their segment closes: {first_names(slow)}",
+        "close segments more often: records in the active segment are only on the brokers",
         "segment.ms=3600000",
     )
 
@@ -530,13 +532,13 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if unclean:
         yield problem(
             "unclean election",
-            f"allowed on {some(unclean)}: records that are stored may be thrown away by the "
-            "cluster, and the archive forks",
-            "forbid it",
+            f"allowed on {first_names(unclean)}: the cluster may discard archived records, and the "
+            "archive then diverges from the log",
+            "disable it",
             "unclean.leader.election.enable=false",
         )
     else:
-        yield ok("unclean election", "forbidden on every topic")
+        yield ok("unclean election", "disabled on every topic")
     weak = [
         topic.name
         for topic in facts.topics
@@ -545,19 +547,19 @@ def durability(facts: DoctorFacts) -> Iterator[Finding]:
     if weak:
         yield advice(
             "min.insync.replicas",
-            f"1 on {some(weak)}: acks=all may mean one broker's disk",
-            "ask for two",
+            f"1 on {first_names(weak)}: with acks=all a record may be on one broker's disk only",
+            "set it to 2",
             "min.insync.replicas=2",
         )
     alone = [topic.name for topic in facts.topics if topic.replicas == 1]
     if alone:
         yield advice(
             "replicas",
-            f"one only: {some(alone)}; until stored, a record is on one disk",
+            f"only one: {first_names(alone)}; until it is archived, a record is on one disk",
             "add replicas, or close segments more often",
         )
     if not weak and not alone:
-        yield ok("min.insync.replicas", "two or more, where there are replicas")
+        yield ok("min.insync.replicas", "two or more on every replicated topic")
 
 
 def _with(facts: DoctorFacts, name: str, value: str) -> list[str]:

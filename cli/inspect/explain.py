@@ -8,8 +8,10 @@ from typing import Final
 
 from sidetier.cli import exits
 from sidetier.cli.arguments import age_text, size_text
-from sidetier.cli.inspect.explain_facts import Facts, Fields
-from sidetier.cli.inspect.local import LocalSegment, Place
+from sidetier.cli.inspect.facts import RecordFacts
+from sidetier.cli.inspect.local_log import LocalSegment, Place
+from sidetier.cli.inspect.sidecar import Fields
+from sidetier.cli.output import range_text
 
 
 class Gate(StrEnum):
@@ -43,57 +45,57 @@ class Waiting:
     text: str
 
 
-def gate_of(facts: Facts) -> Waiting:
+def gate_of(facts: RecordFacts) -> Waiting:
     """Return the gate of a record that is not stored, and whose bytes exist."""
     results = (gate(facts) for gate in _GATES)
     return next((waiting for waiting in results if waiting is not None), _unclear(facts))
 
 
-def _excluded(facts: Facts) -> Waiting | None:
-    return None if facts.excluded is None else Waiting(Gate.EXCLUDED, facts.excluded)
+def _excluded(facts: RecordFacts) -> Waiting | None:
+    return None if facts.exclusion is None else Waiting(Gate.EXCLUDED, facts.exclusion.text)
 
 
-def _leader(facts: Facts) -> Waiting | None:
+def _leader(facts: RecordFacts) -> Waiting | None:
     if facts.replicas is None or facts.leads_here:
         return None
     leader = facts.replicas.leader
     if leader is None:
-        text = f"nobody leads the partition; its replicas are on brokers {_ids(facts)}"
+        text = f"the partition has no leader; its replicas are on brokers {_ids(facts)}"
         return Waiting(Gate.NO_LEADER, text)
     not_here = "" if facts.broker_id is None else f", not by broker {facts.broker_id} of this host"
     text = f"the partition is led by broker {leader}{not_here}: ask the sidecar there"
     return Waiting(Gate.OTHER_BROKER, text)
 
 
-def _ids(facts: Facts) -> str:
+def _ids(facts: RecordFacts) -> str:
     return ", ".join(map(str, facts.replicas.replicas if facts.replicas else ()))
 
 
-def _halted(facts: Facts) -> Waiting | None:
+def _halted(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row["state"] != "halted":
         return None
     reason = row["waiting_for"] or row["last_error"]
-    return Waiting(Gate.HALTED, f"the partition is halted until somebody acts: {reason}")
+    return Waiting(Gate.HALTED, f"the partition is halted until an operator acts: {reason}")
 
 
-def _moving(facts: Facts) -> Waiting | None:
+def _moving(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row["state"] != "quarantining":
         return None
-    text = f"a part of its archive is being set aside first: {row['waiting_for']}"
+    text = f"the sidecar moves a part of the archive to quarantine first: {row['waiting_for']}"
     return Waiting(Gate.QUARANTINING, text)
 
 
-def _active(facts: Facts) -> Waiting | None:
+def _active(facts: RecordFacts) -> Waiting | None:
     holder = facts.local.holder(facts.offset) if facts.local is not None else None
     if holder is None or holder.place is not Place.ACTIVE:
         return None
-    text = f"segment {holder.base_offset} is active still: {when_it_closes(facts, holder)}"
+    text = f"segment {holder.base_offset} is still active: {when_it_closes(facts, holder)}"
     return Waiting(Gate.ACTIVE_SEGMENT, text)
 
 
-def when_it_closes(facts: Facts, active: LocalSegment) -> str:
+def when_it_closes(facts: RecordFacts, active: LocalSegment) -> str:
     """Return when `segment.bytes` or `segment.ms` closes the segment; both need an append."""
     reasons = []
     if facts.roll.segment_bytes is not None:
@@ -103,7 +105,7 @@ def when_it_closes(facts: Facts, active: LocalSegment) -> str:
     if facts.roll.segment_ms is not None and first is not None:
         reasons.append(_by_time(first + facts.roll.segment_ms, facts.now_ms))
     if not reasons:
-        return "it closes by segment.bytes or segment.ms, which the broker has not told"
+        return "it closes by segment.bytes or segment.ms, which the broker did not return"
     return f"it closes {' or '.join(reasons)}"
 
 
@@ -114,64 +116,64 @@ def _by_time(due_ms: int, now_ms: int) -> str:
     return f"with the first append after {when}, in {age_text((due_ms - now_ms) / 1000)}"
 
 
-def _no_sidecar(facts: Facts) -> Waiting | None:
+def _no_sidecar(facts: RecordFacts) -> Waiting | None:
     if facts.sidecar is not None:
         return None
     why = facts.problems.get("sidecar", "it was not asked")
-    return Waiting(Gate.NO_SIDECAR, f"no sidecar tells of it: {why}")
+    return Waiting(Gate.NO_SIDECAR, f"no sidecar answers: {why}")
 
 
-def _not_followed(facts: Facts) -> Waiting | None:
+def _not_followed(facts: RecordFacts) -> Waiting | None:
     if _row(facts) is not None:
         return None
-    text = "the sidecar does not follow the partition (yet): it has not learned that it is led here"
+    text = "the sidecar does not know (yet) that this broker leads the partition"
     return Waiting(Gate.NOT_FOLLOWED, text)
 
 
-def _partition_held(facts: Facts) -> Waiting | None:
+def _partition_held(facts: RecordFacts) -> Waiting | None:
     row = _row(facts)
     if row is None or row.get("retry_at_ms") is None:
         return None
-    return _held("the partition is", row["last_error"] or row["waiting_for"], row, facts)
+    return _held("the partition", row["last_error"] or row["waiting_for"], row, facts)
 
 
-def _held(what: str, error: str, fields: Fields, facts: Facts) -> Waiting:
-    text = f"{what} held by a failure, {_next_try(fields, facts.now_ms)}: {error}"
+def _held(what: str, error: str, fields: Fields, facts: RecordFacts) -> Waiting:
+    text = f"{what} waits after an error, {_next_try(fields, facts.now_ms)}: {error}"
     return Waiting(Gate.HELD, text)
 
 
 def _next_try(fields: Fields, now_ms: int) -> str:
     left = (fields["retry_at_ms"] - now_ms) / 1000
-    return f"tried again in {age_text(left)}" if left > 0 else "tried again now"
+    return f"next attempt in {age_text(left)}" if left > 0 else "next attempt now"
 
 
-def _segment(facts: Facts) -> Waiting | None:
+def _segment(facts: RecordFacts) -> Waiting | None:
     """Return the gate by the stage of the closed segment that holds the record."""
     segment = facts.sidecar.segment_of(facts.offset) if facts.sidecar is not None else None
     if segment is None:
         return None
     base = segment["base_offset"]
     if segment.get("error") is not None:
-        return _held(f"segment {base} is", segment["error"], segment, facts)
+        return _held(f"segment {base}", segment["error"], segment, facts)
     if segment["stage"] == "uploading":
         return Waiting(Gate.UPLOADING, f"segment {base} is being uploaded")
     if segment["stage"] == "queued":
         return Waiting(Gate.QUEUED, f"segment {base} is queued for a free upload thread")
     if segment["stage"] == "stored":
-        return _watermark(facts, segment)
+        return _uploaded(facts, segment)
     return _not_begun(facts, segment)
 
 
-def _watermark(facts: Facts, segment: Fields) -> Waiting:
+def _uploaded(facts: RecordFacts, segment: Fields) -> Waiting:
     base, before = segment["base_offset"], _first_open(facts, segment)
     if before is None:
-        return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, and is committed next")
+        return Waiting(Gate.WATERMARK, f"segment {base} is uploaded, and its commit is next")
     text = f"segment {base} is uploaded; its commit waits for {_state_of(before, facts)}"
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _not_begun(facts: Facts, segment: Fields) -> Waiting | None:
-    end, mark = segment["next_offset"], facts.bounds.high_watermark
+def _not_begun(facts: RecordFacts, segment: Fields) -> Waiting | None:
+    end, mark = segment["next_offset"], facts.log_offsets.high_watermark
     if end is not None and mark is not None and mark < end:
         text = (
             f"segment {segment['base_offset']} is not committed yet: the high watermark is at "
@@ -181,15 +183,15 @@ def _not_begun(facts: Facts, segment: Fields) -> Waiting | None:
     return _behind(facts, segment)
 
 
-def _behind(facts: Facts, segment: Fields) -> Waiting | None:
+def _behind(facts: RecordFacts, segment: Fields) -> Waiting | None:
     before = _first_open(facts, segment)
     if before is None:
         return None
-    text = f"segment {segment['base_offset']} stands behind {_state_of(before, facts)}"
+    text = f"segment {segment['base_offset']} waits for {_state_of(before, facts)}"
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _first_open(facts: Facts, segment: Fields) -> Fields | None:
+def _first_open(facts: RecordFacts, segment: Fields) -> Fields | None:
     """Return the oldest segment before this one that is not uploaded."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
     earlier = (
@@ -201,15 +203,17 @@ def _first_open(facts: Facts, segment: Fields) -> Fields | None:
 _STAGES: Final = {
     "uploading": "is being uploaded",
     "queued": "is queued",
-    "closed": "has not begun",
+    "closed": "has not been started",
     "stored": "is uploaded",
 }
 
 
-def _state_of(segment: Fields, facts: Facts) -> str:
+def _state_of(segment: Fields, facts: RecordFacts) -> str:
     name = f"segment {segment['base_offset']}, which"
     if segment.get("error") is not None:
-        return f"{name} is held ({_next_try(segment, facts.now_ms)}): {segment['error']}"
+        return (
+            f"{name} waits after an error ({_next_try(segment, facts.now_ms)}): {segment['error']}"
+        )
     state = f"{name} {_STAGES.get(segment['stage'], segment['stage'])}"
     row = _row(facts)
     waiting_for = None if row is None else row["waiting_for"]
@@ -218,7 +222,7 @@ def _state_of(segment: Fields, facts: Facts) -> str:
     )
 
 
-def _too_far_behind(facts: Facts) -> Waiting | None:
+def _too_far_behind(facts: RecordFacts) -> Waiting | None:
     """Return the gate of a segment that the sidecar does not list: it lists only the oldest."""
     segments = facts.sidecar.segments if facts.sidecar is not None else ()
     row, sidecar = _row(facts), facts.sidecar
@@ -227,25 +231,25 @@ def _too_far_behind(facts: Facts) -> Waiting | None:
     if not segments or segments[-1]["base_offset"] > facts.offset:
         return None
     text = (
-        f"its segment stands behind {_state_of(segments[0], facts)}; "
-        f"{row['unstored_segments']} closed segments are not stored"
+        f"its segment waits for {_state_of(segments[0], facts)}; "
+        f"{row['unstored_segments']} closed segments are not archived"
     )
     return Waiting(Gate.EARLIER_SEGMENT, text)
 
 
-def _unclear(facts: Facts) -> Waiting:
+def _unclear(facts: RecordFacts) -> Waiting:
     row = _row(facts)
     waiting_for = None if row is None else row["waiting_for"]
     if waiting_for is None:
-        return Waiting(Gate.OTHER, "it is due: look again in a moment")
+        return Waiting(Gate.OTHER, "its upload is due: ask again in a few seconds")
     return Waiting(Gate.OTHER, f"the sidecar waits for {waiting_for}")
 
 
-def _row(facts: Facts) -> Fields | None:
+def _row(facts: RecordFacts) -> Fields | None:
     return None if facts.sidecar is None else facts.sidecar.row
 
 
-_GATES: Final[tuple[Callable[[Facts], Waiting | None], ...]] = (
+_GATES: Final[tuple[Callable[[RecordFacts], Waiting | None], ...]] = (
     _excluded,
     _leader,
     _halted,
@@ -296,7 +300,7 @@ class Answer:
     gate: Gate | None = None
 
 
-def decide(facts: Facts) -> Answer:
+def decide(facts: RecordFacts) -> Answer:
     """Return the answer.
 
     A stored record comes first, then a recorded gap, then a place that still has the bytes.
@@ -305,7 +309,7 @@ def decide(facts: Facts) -> Answer:
     return next((result for result in answers if result is not None), _unknown(facts))
 
 
-def _archive_away(facts: Facts) -> Answer | None:
+def _archive_away(facts: RecordFacts) -> Answer | None:
     """Answer if the store cannot be read.
 
     At or above the archive end that the sidecar reports, the other answers apply.
@@ -316,51 +320,51 @@ def _archive_away(facts: Facts) -> Answer | None:
     row = facts.sidecar.row if facts.sidecar is not None else None
     done = None if row is None else row["next_offset"]
     if done is None:
-        more = f"; if it is not, {gate_of(facts).text}" if _bytes_here(facts) else ""
-        text = f"whether it is stored cannot be told: {why}{more}"
+        more = f"; if it is not archived, {gate_of(facts).text}" if _bytes_here(facts) else ""
+        text = f"unknown whether it is archived: {why}{more}"
         return Answer(Kind.UNKNOWN, text, exits.FAILED)
     if facts.offset >= done:
         return None
     text = (
-        f"cannot be looked up ({why}), but the sidecar says that all below offset {done} is "
-        "stored, or a recorded gap"
+        f"the archive cannot be read ({why}); according to the sidecar, every offset below {done} "
+        "is archived, or in a recorded gap"
     )
     return Answer(Kind.UNKNOWN, text, exits.FAILED)
 
 
-def _stored(facts: Facts) -> Answer | None:
-    archive, done = facts.archive, facts.archived_to
+def _stored(facts: RecordFacts) -> Answer | None:
+    archive, done = facts.archive, facts.archived_up_to
     if archive is None or archive.holder is None or done is None or facts.offset >= done:
         return None
     if facts.offset < (archive.begins_at or 0):
         return None
     held = archive.holder
     text = (
-        f"stored in segment {held.base_offset} (offsets to {held.next_offset - 1}), below the "
-        f"archive's next offset {done}"
+        f"archived in segment {held.base_offset} (offsets "
+        f"{range_text(held.base_offset, held.next_offset)}); the partition is archived up to {done}"
     )
     return Answer(Kind.STORED, text, exits.OK)
 
 
-def _gap(facts: Facts) -> Answer | None:
+def _gap(facts: RecordFacts) -> Answer | None:
     gap = facts.archive.gap if facts.archive is not None else None
     if gap is None:
         return None
     by = "" if gap.broker_id is None else f" by broker {gap.broker_id}'s sidecar"
     text = (
-        f"gone before it was stored: the gap [{gap.start_offset}, "
-        f"{gap.end_offset}) was recorded on {time_text(gap.recorded_ms)}{by}"
+        f"deleted before it was archived: the gap {range_text(gap.start_offset, gap.end_offset)} "
+        f"was recorded on {time_text(gap.recorded_ms)}{by}"
     )
     if gap.archive_below == "unverified":
         text += (
-            f". What is archived below offset {gap.start_offset} may be of another history than "
-            "the log: an election was not seen in time to compare them"
+            f". The archive below offset {gap.start_offset} may have another history than the log, "
+            "because the sidecar did not see an election in time to compare them"
         )
     return Answer(Kind.GAP, text, exits.GONE)
 
 
-def _not_written(facts: Facts) -> Answer | None:
-    end = facts.bounds.high_watermark
+def _not_written(facts: RecordFacts) -> Answer | None:
+    end = facts.log_offsets.high_watermark
     if facts.leads_here and facts.local is not None and facts.local.end is not None:
         end = facts.local.end
         if facts.offset >= end:
@@ -372,40 +376,40 @@ def _not_written(facts: Facts) -> Answer | None:
     return Answer(Kind.NOT_WRITTEN, text, exits.GONE)
 
 
-def _below_the_watermark(facts: Facts) -> Answer | None:
+def _below_the_archive_end(facts: RecordFacts) -> Answer | None:
     """Answer if the record is not stored although it is below the archive's end or start."""
-    archive, done = facts.archive, facts.archived_to
+    archive, done = facts.archive, facts.archived_up_to
     if archive is None:
         return None
     begin = archive.begins_at
     begins_above = begin is not None and facts.offset < begin
     if begins_above and (done is not None or archive.start_offset is not None):
-        text = f"never stored: the archive begins at offset {begin}{_where_else(facts)}"
+        text = f"never archived: the archive begins at offset {begin}{_where_else(facts)}"
         return Answer(Kind.NEVER_STORED, text, _code_by_bytes(facts))
     if done is None or facts.offset >= done:
         return None
     text = (
-        f"missing: it lies below the archive's next offset {done}, but no stored segment and no "
-        f"recorded gap holds it{_where_else(facts)}"
+        f"missing: the partition is archived up to {done}, but no stored segment and no recorded "
+        f"gap has the offset{_where_else(facts)}"
     )
     return Answer(Kind.MISSING, text, _code_by_bytes(facts))
 
 
-def _waits(facts: Facts) -> Answer | None:
-    if not (_bytes_here(facts) or _on_the_leader(facts) or _above_the_watermark(facts)):
+def _waits(facts: RecordFacts) -> Answer | None:
+    if not (_bytes_here(facts) or _on_the_leader(facts) or _above_the_archive_end(facts)):
         return None
     waiting = gate_of(facts)
-    stored = "uploaded, but not committed" if _above_the_watermark(facts) else "not stored yet"
+    stored = "uploaded, but not committed" if _above_the_archive_end(facts) else "not archived yet"
     if waiting.gate is Gate.EXCLUDED:
-        stored = "not stored, and never will be"
+        stored = "never archived"
     return Answer(Kind.WAITS, f"{stored}: {waiting.text}", exits.FINDINGS, waiting.gate)
 
 
-def _above_the_watermark(facts: Facts) -> bool:
+def _above_the_archive_end(facts: RecordFacts) -> bool:
     return facts.archive is not None and facts.archive.holder is not None
 
 
-def _bytes_here(facts: Facts) -> bool:
+def _bytes_here(facts: RecordFacts) -> bool:
     """Return whether this host's disk, or a pin of the sidecar that was asked, has the record."""
     if facts.local is not None and facts.local.holder(facts.offset) is not None:
         return True
@@ -413,36 +417,38 @@ def _bytes_here(facts: Facts) -> bool:
     return sidecar is not None and sidecar.pin_of(facts.offset) is not None
 
 
-def _on_the_leader(facts: Facts) -> bool:
-    start, end = facts.bounds.start, facts.bounds.high_watermark
+def _on_the_leader(facts: RecordFacts) -> bool:
+    start, end = facts.log_offsets.start, facts.log_offsets.high_watermark
     return start is not None and end is not None and start <= facts.offset < end
 
 
-def _set_aside(facts: Facts) -> Answer | None:
+def _set_aside(facts: RecordFacts) -> Answer | None:
     if facts.archive is None or not facts.archive.set_aside:
         return None
-    text = f"set aside, out of the archive: look at {facts.archive.set_aside[0]}"
+    text = f"not in the archive, but in quarantine or retired: {facts.archive.set_aside[0]}"
     return Answer(Kind.SET_ASIDE, text, exits.FINDINGS)
 
 
-def _gone(facts: Facts) -> Answer | None:
+def _gone(facts: RecordFacts) -> Answer | None:
     """Answer only if the archive and the log's start are both known; a guess would mislead."""
-    start = facts.bounds.start
+    start = facts.log_offsets.start
     if start is None and facts.leads_here and facts.local is not None:
         start = facts.local.start
     if start is None or facts.archive is None or facts.offset >= start:
         return None
-    text = f"gone, and not stored: the log begins at offset {start} now, and no gap is recorded"
+    text = (
+        f"deleted, and not archived: the log now begins at offset {start}, and no gap is recorded"
+    )
     if facts.sidecar is None:
-        text += "; a sidecar that was not asked may hold it open still"
+        text += "; a sidecar that was not asked may still hold it open"
     return Answer(Kind.GONE, text, exits.GONE)
 
 
-def _no_such_partition(facts: Facts) -> Answer | None:
+def _no_such_partition(facts: RecordFacts) -> Answer | None:
     if facts.known_to_cluster is not False or facts.local is not None:
         return None
     if facts.archive is None or facts.archive.first_base is not None:
-        text = "the cluster has no such partition (any more)"
+        text = "the cluster does not have this partition (any more)"
         return Answer(Kind.GONE, text, exits.GONE)
     text = (
         f"there is no partition {facts.topic_partition}: neither the cluster nor the archive has it"
@@ -450,30 +456,30 @@ def _no_such_partition(facts: Facts) -> Answer | None:
     return Answer(Kind.NO_SUCH_PARTITION, text, exits.MISCONFIGURED)
 
 
-def _unknown(facts: Facts) -> Answer:
+def _unknown(facts: RecordFacts) -> Answer:
     problems = "; ".join(f"{name}: {why}" for name, why in facts.problems.items())
-    text = f"cannot be told: {problems or 'no source knows of it'}"
+    text = f"unknown: {problems or 'no source has the record'}"
     return Answer(Kind.UNKNOWN, text, exits.FAILED)
 
 
-def _where_else(facts: Facts) -> str:
+def _where_else(facts: RecordFacts) -> str:
     if _bytes_here(facts):
-        return "; its bytes are on this host still"
+        return "; this host still has its bytes"
     leader = facts.replicas.leader if facts.replicas is not None else None
     if _on_the_leader(facts) and leader is not None:
-        return f"; broker {leader} has it still"
+        return f"; broker {leader} still has it"
     return ""
 
 
-def _code_by_bytes(facts: Facts) -> int:
+def _code_by_bytes(facts: RecordFacts) -> int:
     return exits.FINDINGS if _bytes_here(facts) or _on_the_leader(facts) else exits.GONE
 
 
-_ANSWERS: Final[tuple[Callable[[Facts], Answer | None], ...]] = (
+_ANSWERS: Final[tuple[Callable[[RecordFacts], Answer | None], ...]] = (
     _archive_away,
     _stored,
     _gap,
-    _below_the_watermark,
+    _below_the_archive_end,
     _not_written,
     _waits,
     _set_aside,

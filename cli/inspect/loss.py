@@ -5,45 +5,10 @@ high watermark are not acknowledged with acks=all, and are not counted.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
-from sidetier.cli.inspect.local import LocalLog
-from sidetier.segments.offsets import Offset, TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Offsets that the broker's own sidecar holds open; `end` is None if it is not reported."""
-
-    start: Offset
-    end: Offset | None
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Facts about one partition on the broker.
-
-    Attributes:
-        next_offset: Archive end offset; None if nothing is stored, or it is not known because of
-            `archive_problem`.
-        moving: Where the archive, or its end, is being moved to; `next_offset` is then the end of
-            what stays.
-        not_archived: Why the partition is never stored.
-        pins: None if no sidecar was asked.
-        local: The log on disk, if the broker is on this host.
-    """
-
-    topic_partition: TopicPartition
-    replicas: ReplicaSet
-    bounds: LogOffsets = field(default_factory=LogOffsets)
-    next_offset: Offset | None = None
-    archive_problem: str | None = None
-    moving: str | None = None
-    not_archived: str | None = None
-    pins: tuple[Pin, ...] | None = None
-    local: LocalLog | None = None
+from sidetier.cli.inspect.facts import BrokerFacts, PartitionFacts
+from sidetier.segments.offsets import Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,59 +29,59 @@ class Risk:
         return None if self.start is None or self.end is None else self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """The broker in question, and the brokers that are up."""
-
-    broker_id: int
-    up: frozenset[int]
-
-
-def risks_of(held: Held, broker: Broker) -> tuple[Risk, ...]:
+def risks_of(partition: PartitionFacts, broker: BrokerFacts) -> tuple[Risk, ...]:
     """Return which offsets of this partition would be lost with the broker."""
-    risks = [*_only_pinned(held)]
-    if not _others_in_sync(held, broker):
-        risks += _only_logged(held, broker)
+    risks = [*_only_pinned(partition)]
+    if not _has_other_in_sync(partition, broker):
+        risks += _only_in_log(partition, broker)
     return tuple(risks)
 
 
-def _others_in_sync(held: Held, broker: Broker) -> tuple[int, ...]:
-    in_sync = held.replicas.in_sync
-    return tuple(
-        replica for replica in in_sync if replica != broker.broker_id and replica in broker.up
-    )
+def _has_other_in_sync(partition: PartitionFacts, broker: BrokerFacts) -> bool:
+    """Return whether another broker that is up has an in-sync replica."""
+    in_sync = () if partition.replicas is None else partition.replicas.in_sync
+    return any(replica != broker.broker_id and replica in broker.up for replica in in_sync)
 
 
-def _only_logged(held: Held, broker: Broker) -> Iterator[Risk]:
-    start, end = held.bounds.start, held.bounds.high_watermark
-    forked = end is not None and held.next_offset is not None and held.next_offset > end
-    if not forked and held.next_offset is not None:
-        start = held.next_offset if start is None else max(start, held.next_offset)
+def _only_in_log(partition: PartitionFacts, broker: BrokerFacts) -> Iterator[Risk]:
+    """Yield the committed offsets of the broker's log that are not archived."""
+    start, end = partition.log_offsets.start, partition.log_offsets.high_watermark
+    archived = partition.archived_up_to
+    # An archive that ends above the log may be of another history (an unclean election): its
+    # offsets need not be the records of this log, so nothing of the log counts as archived.
+    diverged = end is not None and archived is not None and archived > end
+    if not diverged and archived is not None:
+        start = archived if start is None else max(start, archived)
     if start is not None and end is not None and start >= end:
         return
-    why = f"{_why_not_stored(held, forked=forked)}; {_why_nobody_else(held, broker)}"
+    why = f"{_why_not_archived(partition, diverged=diverged)}; {_why_no_replica(partition, broker)}"
     if end is None:
-        why += "; the end of the log is not known" + _reason(held.bounds.problem)
-    yield Risk(start, end, why, _size(held, start, end))
+        problem = partition.log_offsets.problem
+        why += "; the high watermark is not known" + ("" if problem is None else f" ({problem})")
+    yield Risk(start, end, why, _size(partition, start, end))
 
 
-def _why_not_stored(held: Held, *, forked: bool) -> str:
-    if held.not_archived is not None:
-        return f"never stored: {held.not_archived}"
-    if held.archive_problem is not None:
-        return "perhaps not stored: the archive cannot be read"
-    if held.moving is not None:
-        return f"its archive is being moved to {held.moving}: it counts again when that is done"
-    if forked:
+def _why_not_archived(partition: PartitionFacts, *, diverged: bool) -> str:
+    if partition.exclusion is not None:
+        return f"never archived: {partition.exclusion.reason}"
+    if partition.archive_problem is not None:
+        return "perhaps not archived: the archive cannot be read"
+    if partition.archive_moving_to is not None:
         return (
-            f"the archive reaches {held.next_offset}, above the high watermark: perhaps another "
-            "history, look again"
+            f"its archive is being moved to {partition.archive_moving_to}, and does not count "
+            "until then"
         )
-    return "nothing of it is stored" if held.next_offset is None else "not stored yet"
+    if diverged:
+        return (
+            f"archived up to {partition.archived_up_to}, above the high watermark: the archive may "
+            "be of another history, ask again"
+        )
+    return "nothing is archived" if partition.archived_up_to is None else "not archived yet"
 
 
-def _why_nobody_else(held: Held, broker: Broker) -> str:
-    others = [replica for replica in held.replicas.replicas if replica != broker.broker_id]
+def _why_no_replica(partition: PartitionFacts, broker: BrokerFacts) -> str:
+    replicas = () if partition.replicas is None else partition.replicas.replicas
+    others = [replica for replica in replicas if replica != broker.broker_id]
     if not others:
         return "there is no other replica"
     states = (
@@ -126,33 +91,31 @@ def _why_nobody_else(held: Held, broker: Broker) -> str:
     return ", ".join(states)
 
 
-def _reason(problem: str | None) -> str:
-    return "" if problem is None else f" ({problem})"
-
-
-def _size(held: Held, start: Offset | None, end: Offset | None) -> int | None:
-    if held.local is None:
+def _size(partition: PartitionFacts, start: Offset | None, end: Offset | None) -> int | None:
+    if partition.local is None:
         return None
-    return held.local.bytes_between(start or 0, 2**63 if end is None else end)
+    return partition.local.bytes_between(start or 0, 2**63 if end is None else end)
 
 
-def _only_pinned(held: Held) -> Iterator[Risk]:
+def _only_pinned(partition: PartitionFacts) -> Iterator[Risk]:
     """Yield offsets that only pins hold: below the log start offset, above the archive end."""
-    start = held.bounds.start
-    if held.not_archived is not None or start is None:
+    start, archived = partition.log_offsets.start, partition.archived_up_to
+    if partition.exclusion is not None or start is None:
         return
-    done = held.next_offset
-    if held.pins is None:
-        if done is not None and done < start:
+    if partition.sidecar is None:
+        if archived is not None and archived < start:
             why = (
-                "deleted by the brokers before they were stored: only a sidecar may hold them "
-                "open, and the broker's was not asked (--sidecar)"
+                "deleted by the brokers before they were archived; the broker's sidecar may hold "
+                "them open, but was not asked (--sidecar)"
             )
-            yield Risk(done, start, why)
+            yield Risk(archived, start, why)
         return
-    for pin in held.pins:
-        first = pin.start if done is None else max(pin.start, done)
-        last = start if pin.end is None else min(pin.end, start)
+    for pin in partition.sidecar.pins:
+        first = pin.start_offset if archived is None else max(pin.start_offset, archived)
+        last = start if pin.end_offset is None else min(pin.end_offset, start)
         if first < last:
-            why = "deleted by the brokers before they were stored: its sidecar alone holds them"
+            why = (
+                "deleted by the brokers before they were archived; only the broker's sidecar holds "
+                "them open"
+            )
             yield Risk(first, last, why, pin.size_bytes)

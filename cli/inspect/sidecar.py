@@ -1,9 +1,10 @@
-"""HTTP client of a running sidecar."""
+"""Facts that a running sidecar reports over HTTP: its partitions, pins and readiness."""
 
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final
@@ -12,13 +13,15 @@ from urllib.parse import urlencode, urlsplit
 import click
 
 from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.telemetry.status import PinnedRange
 
 if TYPE_CHECKING:
     from sidetier.config.model import HttpConfig
 
 _TIMEOUT_SECONDS: Final = 10.0
 
-Answer = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """JSON object that the sidecar returns."""
 
 
@@ -26,13 +29,116 @@ class NoSidecarError(SidetierError):
     """No server answers at the address, or the server is not a sidecar."""
 
 
-def ask_partitions(
+@dataclass(frozen=True, slots=True)
+class SidecarPartition:
+    """A sidecar's answer about one partition.
+
+    Attributes:
+        broker_id: Broker of the sidecar.
+        row: The partition in `/api/partitions`. None if the broker does not lead the partition, and
+            none of its segments is at risk.
+        pins: Offsets of the partition that the sidecar holds open.
+    """
+
+    broker_id: int | None = None
+    row: Fields | None = None
+    pins: tuple[PinnedRange, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Fields, ...]:
+        """Oldest closed segments that are not stored."""
+        return () if self.row is None else tuple(self.row.get("segments", ()))
+
+    def segment_of(self, offset: int) -> Fields | None:
+        """Return the unstored segment that has the offset; None if the answer does not list it."""
+        return next(
+            (
+                segment
+                for segment in self.segments
+                if _contains(segment["base_offset"], segment.get("next_offset"), offset)
+            ),
+            None,
+        )
+
+    def pin_of(self, offset: int) -> PinnedRange | None:
+        """Return the pin that has the offset; None without one."""
+        return next(
+            (pin for pin in self.pins if _contains(pin.start_offset, pin.end_offset, offset)), None
+        )
+
+
+def _contains(start: int, end: int | None, offset: int) -> bool:
+    """Return whether [start, end) has the offset. Without an end, it may have any above `start`."""
+    return start <= offset and (end is None or offset < end)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarState:
+    """A sidecar's answers.
+
+    Attributes:
+        url: Address of the sidecar.
+        answer: `/api/partitions`, as it was received.
+        conditions: Conditions of `/readyz`; empty if that was not asked.
+    """
+
+    url: str
+    answer: Fields
+    conditions: tuple[Fields, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the sidecar reports that it is ready."""
+        return bool(self.answer.get("ready"))
+
+    @property
+    def unmet_conditions(self) -> str:
+        """Conditions that do not hold, with their reasons; "starting" if it reports none."""
+        unmet = [f"{c['name']}: {c['reason']}" for c in self.conditions if not c["holds"]]
+        return "; ".join(unmet) or "starting"
+
+    @property
+    def broker_id(self) -> int | None:
+        """Broker of the sidecar; None if the sidecar does not know it yet."""
+        broker_id: int | None = self.answer.get("broker_id")
+        return broker_id
+
+    @property
+    def rows(self) -> tuple[Fields, ...]:
+        """The partitions that it reports."""
+        return tuple(self.answer["partitions"])
+
+    def partition(self, tp: TopicPartition) -> SidecarPartition:
+        """Return its answer about one partition."""
+        return self.by_partition().get(tp, SidecarPartition(self.broker_id))
+
+    def by_partition(self) -> Mapping[TopicPartition, SidecarPartition]:
+        """Return its answer about each partition that it reports or pins."""
+        rows = {TopicPartition(row["topic"], row["partition"]): row for row in self.rows}
+        pins: dict[TopicPartition, list[PinnedRange]] = {}
+        for fields in self.answer.get("pins", ()):
+            tp, end = TopicPartition(fields["topic"], fields["partition"]), fields["end_offset"]
+            pin = PinnedRange(
+                tp.topic,
+                tp.partition,
+                Offset(fields["start_offset"]),
+                None if end is None else Offset(end),
+                fields["size_bytes"],
+            )
+            pins.setdefault(tp, []).append(pin)
+        return {
+            tp: SidecarPartition(self.broker_id, rows.get(tp), tuple(pins.get(tp, ())))
+            for tp in rows.keys() | pins.keys()
+        }
+
+
+def ask_sidecar(
     url: str,
     topic: str | None = None,
     timeout: float = _TIMEOUT_SECONDS,
     bearer_token: str | None = None,
-) -> Answer:
-    """Return the sidecar's `/api/partitions`, optionally of one topic only.
+) -> SidecarState:
+    """Request the sidecar's `/api/partitions`, optionally of one topic only.
 
     Raises:
         NoSidecarError: No server answers at the address, or the server is not a sidecar.
@@ -40,19 +146,18 @@ def ask_partitions(
     query = "?" + urlencode({"topic": topic}) if topic is not None else ""
     answer = _get(url, "/api/partitions" + query, timeout, bearer_token)
     if not isinstance(answer.get("partitions"), list):
-        raise NoSidecarError(f"what answers at {url} is no sidecar")
-    return answer
+        raise NoSidecarError(f"the server at {url} is not a sidecar")
+    return SidecarState(url, answer)
 
 
-def ask_readiness(
-    url: str, timeout: float = _TIMEOUT_SECONDS, bearer_token: str | None = None
-) -> Answer:
-    """Return the sidecar's `/readyz`, whether it is ready or not.
+def with_conditions(state: SidecarState, bearer_token: str | None = None) -> SidecarState:
+    """Add the conditions of `/readyz`, whether the sidecar is ready or not.
 
     Raises:
-        NoSidecarError: No server answers at the address, or the server is not a sidecar.
+        NoSidecarError: As `ask_sidecar`.
     """
-    return _get(url, "/readyz", timeout, bearer_token)
+    answer = _get(state.url, "/readyz", _TIMEOUT_SECONDS, bearer_token)
+    return replace(state, conditions=tuple(answer.get("conditions", ())))
 
 
 def checked_url(url: str) -> str:
@@ -96,7 +201,7 @@ def bearer_token_of(http: "HttpConfig") -> str | None:
     return None if http.bearer_token is None else http.bearer_token.resolve()
 
 
-def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answer:
+def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Fields:
     # Ignore the environment's proxy: the sidecar runs on this host or in this network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -115,7 +220,7 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answe
                     f"the sidecar at {url} refuses {path}: it asks for a bearer token; "
                     "give the configuration with its http.bearer_token (--config)"
                 ) from None
-        raise NoSidecarError(f"what answers at {url} is no sidecar: {path}: {error}") from None
+        raise NoSidecarError(f"the server at {url} is not a sidecar: {path}: {error}") from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoSidecarError(
@@ -124,11 +229,13 @@ def _get(url: str, path: str, timeout: float, bearer_token: str | None) -> Answe
         ) from None
 
 
-def _parsed(body: bytes, url: str) -> Answer:
+def _parsed(body: bytes, url: str) -> Fields:
     try:
         parsed = json.loads(body)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
-        raise NoSidecarError(f"what answers at {url} is no sidecar: it does not speak JSON")
+        raise NoSidecarError(
+            f"the server at {url} is not a sidecar: its answer is not a JSON object"
+        )
     return parsed

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sidetier.cli.export.session import spark_session
-from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import References
 from sidetier.mirror.copy.engine import Counts, PartitionLag, summed
@@ -72,7 +72,7 @@ def require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) 
                 raise ConfigurationError(
                     f"--{cluster}-config has the secret {name}, which --engine spark does not "
                     f"send to executors: give --{cluster} {name}=env:NAME or {name}=file:/path, "
-                    "found on the driver and on each executor"
+                    "which exists on the driver and on each executor"
                 )
 
 

@@ -117,7 +117,7 @@ _TOPICS: Final = (
         "--exclude",
         metavar="PATTERN",
         multiple=True,
-        help="Regular expression for topics that are left out; repeatable.",
+        help="Regular expression for whole names of topics to leave out; repeatable.",
     ),
     click.option(
         "--rename",
@@ -134,7 +134,8 @@ _TOPICS: Final = (
     click.option(
         "--accept-log-append-time",
         is_flag=True,
-        help="Copy into topics whose brokers replace timestamps.",
+        help="Copy also into topics whose brokers replace the timestamps "
+        "(message.timestamp.type=LogAppendTime).",
     ),
 )
 _ENGINE: Final = (
@@ -143,8 +144,8 @@ _ENGINE: Final = (
         type=click.Choice(["stop", "skip"]),
         default="stop",
         show_default=True,
-        help="What happens where the source no longer has a record: end with an error, or report "
-        "the gap and go on behind it.",
+        help="Action where the source no longer has a record: end with an error, or report the gap "
+        "and continue behind it.",
     ),
     click.option(
         "--max-rate",
@@ -160,7 +161,7 @@ _ENGINE: Final = (
         default="256MiB",
         show_default=True,
         callback=_size,
-        help="Bytes after which a transaction is committed.",
+        help="Commit a transaction after this number of bytes.",
     ),
     click.option(
         "--transaction-interval",
@@ -168,13 +169,13 @@ _ENGINE: Final = (
         default="1s",
         show_default=True,
         callback=duration,
-        help="Time after its first record after which a transaction is committed.",
+        help="Commit a transaction after this time, counted from its first record.",
     ),
     click.option("--dry-run", is_flag=True, help="Show what would be copied, and change nothing."),
     click.option(
         "--metrics-port",
         type=click.IntRange(1, 65535),
-        help="Port for Prometheus metrics.  [default: none]",
+        help="Serve Prometheus metrics on this port.  [default: none]",
     ),
 )
 
@@ -193,7 +194,7 @@ def engine_options(command: Decorated) -> Decorated:
         type=click.Choice(["local", "spark"]),
         default="local",
         show_default=True,
-        help="Where the copy runs: in this process, or as tasks of Spark, one for each partition.",
+        help="Where the copy runs: in this process, or in Spark tasks, one for each partition.",
     )
     master = click.option(
         "--master",

@@ -1,234 +1,453 @@
-"""Run an engine to its end, with signals, progress line and metrics, and return the result."""
+"""One call of `sidetier mirror`, from the configuration to the exit code.
+
+Needs the packages of the extra `mirror`.
+"""
 
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 from prometheus_client import CollectorRegistry, start_http_server
 
+from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.output import Table
-from sidetier.mirror.copy.engine import Counts, Engine, Limits
+from sidetier.cli.export.session import SUBMITTED
+from sidetier.cli.invocation import Invocation
+from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
+from sidetier.cli.mirror.options import client_references, topic_rules
+from sidetier.cli.mirror.view import CopyResult, PlanResult
+from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.stores import open_archive
+from sidetier.config.model import Config
+from sidetier.config.types import References, resolved
+from sidetier.leadership.cluster import as_texts
+from sidetier.mirror.cluster_state.kafka_admin import KafkaClusterAdmin
+from sidetier.mirror.copy.archive_source import ArchiveSource
+from sidetier.mirror.copy.engine import Copy, Counts, Engine, Limits, write_map_records
+from sidetier.mirror.copy.source import KafkaSource, OnGap
+from sidetier.mirror.copy.target import KafkaTarget
+from sidetier.mirror.copy.workers import KafkaWorkerGroup, group_kind
 from sidetier.mirror.metrics import MirrorCollector
+from sidetier.mirror.offsets.groups import ClusterGroups
 from sidetier.mirror.offsets.offset_sync import OffsetSync
-from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
-from sidetier.mirror.topics.planning import PlannedCopy
+from sidetier.mirror.offsets.stored_map import MapStore
+from sidetier.mirror.offsets.translate import OffsetMapReader
+from sidetier.mirror.partition_log import ClusterLog, wait_for_open_transactions
+from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskArchive, plan_tasks
+from sidetier.mirror.topics.acls import AclCopier
+from sidetier.mirror.topics.catalog import BrokerTopics, Catalog
+from sidetier.mirror.topics.planning import CatalogOptions, CopySettings
+from sidetier.mirror.topics.rules import (
+    Lineage,
+    MirrorNames,
+    TopicRules,
+    compiled,
+    decode_lineage,
+    was_added,
+)
+from sidetier.segments.errors import ConfigurationError, MirrorError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.telemetry.logs import configure_logs
+from sidetier.wire.cluster import Cluster
+from sidetier.wire.requests import (
+    EARLIEST,
+    LATEST,
+    CommittedOffset,
+    committed_offsets,
+    init_producer_id,
+    list_offsets,
+)
+from sidetier.wire.settings import ClientSettings
 
 _LINE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class CopyResult:
-    """Result of a copy.
+class MirrorSession:
+    """Open clients of both clusters, the archive, and the rules of a running mirror."""
 
-    Attributes:
-        counts: Counts of the engine, or of all tasks.
-        seconds: Duration of the copy.
-        refused: Topics that were left out, with the reason.
-        groups_problem: Why the consumer groups could not be set at the end; None if they are set.
-    """
+    names: MirrorNames
+    rules: TopicRules
+    catalog: Catalog
+    source: Cluster
+    target: Cluster
+    source_client: Callable[[], Cluster]
+    target_client: Callable[[], Cluster]
+    archive: ArchiveSource | None
+    archive_access: ArchiveAccess | None
+    begin: str
+    stop: threading.Event
+    config: Config | None
+    source_references: References
+    target_references: References
 
-    counts: Counts
-    seconds: float
-    refused: Mapping[str, str] = field(default_factory=dict)
-    groups_problem: str | None = None
+    def copies(self, until: Mapping[TopicPartition, Offset] | None) -> dict[TopicPartition, Copy]:
+        """Return the partitions of all workers; with `until`, only those in it."""
+        copies = self.catalog.copies()
+        return {tp: copy for tp, copy in copies.items() if until is None or tp in until}
 
-    def as_json(self) -> dict[str, object]:
-        """Return all counts and gaps."""
-        counts = self.counts
-        return {
-            "records": counts.records,
-            "bytes": counts.bytes,
-            "seconds": round(self.seconds, 3),
-            "transactions": counts.transactions,
-            "aborts": counts.aborts,
-            "dropped_records": counts.dropped_records,
-            "reencoded_batches": counts.reencoded_batches,
-            "lag_records": counts.lag_records,
-            "gaps": [
-                {
-                    "topic": gap.tp.topic,
-                    "partition": gap.tp.partition,
-                    "start": gap.start,
-                    "end": gap.end,
-                    "detail": gap.detail,
-                }
-                for gap in counts.gaps
-            ],
-            "refused_topics": dict(self.refused),
-            "groups_problem": self.groups_problem,
-        }
+    def first_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, Offset]:
+        """Return the first offsets of partitions without progress.
 
-    def as_tables(self) -> Sequence[Table]:
-        """Return gaps and refused topics, if there are any, and the totals."""
-        counts = self.counts
-        rows = [(str(gap.tp), gap.start, gap.end, gap.detail) for gap in counts.gaps]
-        footer = (
-            f"{counts.records} records, {size_text(counts.bytes)}, in {self.seconds:.1f} s; "
-            f"{counts.transactions} transactions, {counts.aborts} aborted; "
-            f"{counts.dropped_records} records of aborted source transactions left out"
-        )
-        columns = ("PARTITION", "GAP START", "GAP END", "REASON") if rows else ()
-        refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
-        groups = Table(
-            (),
-            footer=f"the groups were not set at the end: {self.groups_problem}\n"
-            "Run the same command again, or `sidetier mirror translate-offsets`",
-        )
-        return (
-            *((refused,) if self.refused else ()),
-            *((groups,) if self.groups_problem is not None else ()),
-            Table(columns, rows, footer=footer),
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """FINDINGS if records are missing on the target, or groups are not set."""
-        is_incomplete = self.counts.gaps or self.refused or self.groups_problem is not None
-        return exits.FINDINGS if is_incomplete else exits.OK
-
-
-@dataclass(frozen=True, slots=True)
-class PlanResult:
-    """What would be copied."""
-
-    planned: Sequence[PlannedCopy]
-    positions: Mapping[str, int]
-    """Number of offsets to copy of each source topic, including markers and aborted records."""
-
-    def as_json(self) -> object:
-        """Return all topics."""
-        return {
-            "dry_run": True,
-            "topics": [
-                {
-                    "source": topic.source,
-                    "target": topic.target,
-                    "partitions": topic.partitions,
-                    "exists": topic.exists,
-                    "deleted_first": topic.replaces is not None,
-                    "settings": dict(topic.settings),
-                    "offsets_to_copy": self.positions.get(topic.source),
-                    "problem": topic.problem,
-                }
-                for topic in self.planned
-            ],
-        }
-
-    def as_tables(self) -> Sequence[Table]:
-        """Return a row for each topic."""
-        rows = [
-            (
-                topic.source,
-                topic.target,
-                topic.partitions,
-                self.positions.get(topic.source),
-                topic.problem or _target_topic(topic),
-            )
-            for topic in self.planned
-        ]
-        columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
-        return (Table(columns, rows, footer=None if rows else "no topic matches"),)
-
-    @property
-    def exit_code(self) -> int:
-        """MISCONFIGURED if a topic cannot be copied."""
-        return exits.MISCONFIGURED if any(topic.problem for topic in self.planned) else exits.OK
-
-
-def _target_topic(planned: PlannedCopy) -> str:
-    if planned.replaces is not None:
-        return "would be deleted and created again: the source topic was"
-    return "exists" if planned.exists else "would be created"
-
-
-@dataclass(frozen=True, slots=True)
-class TranslateResult:
-    """Offsets of consumer groups on both clusters."""
-
-    groups: Sequence[TranslatedGroup]
-    dry_run: bool
-
-    def as_json(self) -> object:
-        """Return all groups."""
-        return {
-            "dry_run": self.dry_run,
-            "groups": [
-                {
-                    "group": group.group,
-                    "has_members": group.has_members,
-                    "partitions": [
-                        {
-                            "source_topic": row.source.topic,
-                            "target_topic": row.target.topic,
-                            "partition": row.source.partition,
-                            "source_offset": row.source_offset,
-                            "target_offset": row.target_offset,
-                            "former_target_offset": row.former_offset,
-                            "outcome": row.outcome.name.lower(),
-                            "offsets_read_again": row.repeated,
-                            "read_again_start": row.source_offset - row.repeated,
-                            "read_again_end": row.source_offset,
-                        }
-                        for row in group.partitions
-                    ],
-                }
-                for group in self.groups
-            ],
-        }
-
-    def as_tables(self) -> Sequence[Table]:
-        """Return a row for each partition of each group."""
-        rows = [
-            (
-                group.group,
-                str(row.source),
-                str(row.target),
-                row.source_offset,
-                row.target_offset,
-                _read_again(row),
-                "left alone: the group has members" if group.has_members else row.outcome.value,
-            )
-            for group in self.groups
-            for row in group.partitions
-        ]
-        columns = (
-            "GROUP",
-            "SOURCE",
-            "TARGET",
-            "SOURCE OFFSET",
-            "TARGET OFFSET",
-            "SOURCE OFFSETS READ AGAIN",
-            "ON THE TARGET",
-        )
-        note = "nothing was set: this is a dry run" if self.dry_run else None
-        footer = note if rows else "no such group has committed offsets of mirrored topics"
-        return (Table(columns if rows else (), rows, footer=footer),)
-
-    @property
-    def exit_code(self) -> int:
-        """FINDINGS if records are read again, or a group differs from its position on the
-        source.
+        With `--from end`, a partition that was added to a topic that is already copied still begins
+        at its beginning.
         """
-        is_exact = all(
-            row.repeated == 0 and row.outcome is not Outcome.AHEAD
-            for group in self.groups
-            for row in group.partitions
+        at = dict.fromkeys(partitions, EARLIEST)
+        if self.begin == "end":
+            done = committed_offsets(self.target, self.names.group, require_stable=False)
+            lineages: dict[str, list[Lineage]] = {}
+            for committed in done.values():
+                lineage = decode_lineage(committed.metadata)
+                if lineage is not None:
+                    lineages.setdefault(lineage.topic, []).append(lineage)
+            at = {
+                tp: EARLIEST if was_added(tp.partition, lineages.get(tp.topic, ())) else LATEST
+                for tp in partitions
+            }
+        listed = list_offsets(self.source, at, isolation=IsolationLevel.READ_COMMITTED)
+        first_offsets = {tp: listed_offset.offset for tp, listed_offset in listed.items()}
+        for tp in partitions:
+            view = None
+            if self.archive is not None and at[tp] != LATEST:
+                view = self.archive.view(tp, topic_id=self.catalog.source_ids.get(tp.topic))
+            if view is not None and view.start < view.end:
+                first_offsets[tp] = min(first_offsets[tp], view.start)
+        return first_offsets
+
+    def ends(self, copies: Mapping[TopicPartition, Copy]) -> dict[TopicPartition, Offset]:
+        """Return the current last stable offsets: the exclusive ends of the committed records."""
+        listed = list_offsets(
+            self.source, dict.fromkeys(copies, LATEST), isolation=IsolationLevel.READ_COMMITTED
         )
-        has_members = any(group.has_members for group in self.groups)
-        return exits.OK if is_exact and not has_members else exits.FINDINGS
+        return {tp: listed_offset.offset for tp, listed_offset in listed.items()}
+
+    def wait_until_visible(self, copies: Mapping[TopicPartition, Copy]) -> None:
+        """Wait until no other worker's open transaction hides copied records, or for a signal."""
+        targets = [copy.target for copy in copies.values()]
+        wait_for_open_transactions(self.target, targets, self.stop)
 
 
-def _read_again(row: TranslatedOffset) -> str | None:
-    if row.repeated == 0:
-        return None
-    return f"up to {row.repeated}, from {row.source_offset - row.repeated} to {row.source_offset}"
+def mirror(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> int:
+    """Copy the topics that the options select; return the exit code.
+
+    Raises:
+        ConfigurationError: A setting or a topic does not fit; nothing was copied.
+        SidetierError: A cluster or the archive cannot be read or written.
+    """
+    with _opened(call, given) as session:
+        if given["dry_run"]:
+            return _show_plan(session, output)
+        workers = KafkaWorkerGroup(
+            session.target.settings,
+            session.names.group,
+            given["worker"],
+            group_kind(session.rules),
+            session_timeout=given["session_timeout"],
+        )
+        copy = _copy_on_spark if given["engine"] == SPARK else _copy_here
+        try:
+            result = copy(session, workers, given)
+        finally:
+            workers.close()
+        emit(result, output)
+        is_left = result.counts.lag_records or result.groups_problem is not None
+        if given["engine"] == SPARK and session.stop.is_set() and is_left:
+            return exits.INTERRUPTED
+        return result.exit_code
+
+
+def _copy_here(
+    session: MirrorSession, workers: KafkaWorkerGroup, given: Mapping[str, Any]
+) -> CopyResult:
+    until = session.ends(session.catalog.copies()) if given["until_caught_up"] else None
+    source = KafkaSource(
+        session.source_client, session.archive, until=until, on_gap=OnGap(given["on_gap"])
+    )
+    exactly_once = given["delivery"] == "exactly-once"
+    transactional_id = session.names.transactional_id(given["worker"])
+    target = KafkaTarget(
+        session.target,
+        session.names.group,
+        transactional_id if exactly_once else None,
+        membership=workers.membership,
+        transaction_timeout=given["transaction_timeout"],
+        task_id=session.names.partition_transactional_id,
+    )
+    engine = Engine(
+        source,
+        target,
+        lambda: session.copies(until),
+        session.first_offsets,
+        offsets_topic=session.names.offsets_topic,
+        workers=workers,
+        limits=copy_limits(given),
+        # With an end, only partitions count that existed at the start: there is nothing to refresh.
+        refresh_seconds=None if until is not None else 30.0,
+        stop=session.stop,
+    )
+    try:
+        with _offset_sync(session, lambda: engine.copies, given) as offset_sync:
+            result = run_engine(
+                engine,
+                session.stop,
+                metrics_port=given["metrics_port"],
+                refused=lambda: session.catalog.refused,
+                offset_sync=offset_sync,
+            )
+        # An open transaction of another worker hides the records behind it from consumers with
+        # read_committed.
+        if until is not None and exactly_once:
+            session.wait_until_visible(engine.copies)
+        return result
+    finally:
+        source.close()
+
+
+def _copy_on_spark(
+    session: MirrorSession, workers: KafkaWorkerGroup, given: Mapping[str, Any]
+) -> CopyResult:
+    """Copy with Spark tasks, which commit as the driver: it is the mirror's only worker."""
+    workers.join()
+    if workers.count > 1:
+        raise ConfigurationError(
+            f"mirror {session.names.name} has other running workers ({workers.count - 1}), but "
+            "--engine spark must be the only worker: stop the other workers first, or replace a "
+            "single one by giving its --worker"
+        )
+    # An open transaction of an earlier process of this worker would block read-committed consumers,
+    # and the progress.
+    init_producer_id(
+        session.target,
+        session.names.transactional_id(given["worker"]),
+        transaction_timeout=given["transaction_timeout"],
+    )
+    copies = session.catalog.copies()
+    ends = session.ends(copies)
+    # A killed task may have left a transaction open, and a read of stable offsets would wait for
+    # it. The partition's next task aborts it, and reads the progress again.
+    done = committed_offsets(
+        session.target,
+        session.names.group,
+        [copy.target for copy in copies.values()],
+        require_stable=False,
+    )
+    starts = {tp: done[copy.target].offset for tp, copy in copies.items() if copy.target in done}
+    starts |= session.first_offsets([tp for tp in copies if tp not in starts])
+    planned = [
+        PartitionTask(entry, starts[tp], ends[tp], is_begun=entry.target in done)
+        for tp, entry in copies.items()
+    ]
+    copy = SparkCopy(
+        session.names,
+        plan_tasks(planned, {tp: committed.offset for tp, committed in done.items()}),
+        copy_limits(given),
+        session.target_references,
+        source=session.source_references,
+        archive=(
+            TaskArchive(session.config.cluster.name, session.config.storage)
+            if session.config is not None and session.archive is not None
+            else None
+        ),
+        membership=workers.membership(),
+        transaction_timeout=given["transaction_timeout"],
+    )
+    result = copy_on_spark(
+        copy,
+        given["master"] or SUBMITTED,
+        session.target,
+        session.stop,
+        planned=planned,
+        check=lambda: _require_alone(session, workers),
+    )
+    session.wait_until_visible(copies)
+    ended = threading.Event()
+    ended.set()
+    with _offset_sync(session, lambda: copies, given) as offset_sync:
+        offset_sync.run(ended, session.stop)
+    # The target topic of a copy may have been deleted and recreated while its tasks ran.
+    topics = {tp.topic for tp in copies}
+    return replace(
+        result,
+        refused={
+            entry.source: entry.problem
+            for entry in session.catalog.plan()
+            if entry.source in topics and entry.problem is not None
+        },
+        groups_problem=offset_sync.groups_problem,
+    )
+
+
+def _require_alone(session: MirrorSession, workers: KafkaWorkerGroup) -> None:
+    if workers.must_join_again():
+        raise MirrorError(
+            f"another worker of mirror {session.names.name} has started, or the target has not "
+            "received a heartbeat for --session-timeout. --engine spark must be the only worker, "
+            "so the copy was cancelled"
+        )
+
+
+@contextmanager
+def _offset_sync(
+    session: MirrorSession,
+    copies: Callable[[], Mapping[TopicPartition, Copy]],
+    given: Mapping[str, Any],
+) -> Iterator[OffsetSync]:
+    """Open the task that shortens the offset map, stores it, and sets consumer groups."""
+    patterns = [compiled(text, "--translate-groups") for text in given["group_patterns"]]
+    store, archive = None, session.archive_access
+    if archive is not None:
+        store = MapStore(archive.default_store, archive.layout, session.names.name)
+    topic = session.names.offsets_topic
+    # Separate clients: a client may be used by one thread only.
+    with (
+        session.source_client() as source,
+        session.target_client() as target,
+        closing(KafkaTarget(target, session.names.group, None)) as map_writer,
+    ):
+        yield OffsetSync(
+            lambda: {copy.source: copy.target for copy in copies().values()},
+            session.names.group,
+            OffsetMapReader(ClusterLog(target), topic, given["offset_map_runs"]),
+            ClusterGroups(source),
+            ClusterGroups(target),
+            shorten=lambda records: write_map_records(
+                map_writer, topic, records, time.time_ns() // 1_000_000
+            ),
+            store=store,
+            patterns=patterns,
+            interval=given["translate_interval"],
+        )
+
+
+@contextmanager
+def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[MirrorSession]:
+
+    names, rules = _named(given)
+    config = None
+    configure_logs("console" if sys.stderr.isatty() else "json")
+    if call.is_configured():
+        loaded = call.load()
+        configure_logs(loaded.config.log.format, loaded.config.log.level)
+        config = loaded.config
+    source_references = client_references("source", given, config)
+    target_references = client_references("target", given)
+    _require_engine(given, {"source": source_references, "target": target_references})
+    source_properties = as_texts(resolved(source_references))
+    target_properties = as_texts(resolved(target_references))
+    source_settings = ClientSettings.from_properties(source_properties)
+    target_settings = ClientSettings.from_properties(target_properties)
+    acls = None
+    if given["copy_acls"]:
+        acls = AclCopier(_admin(source_properties), _admin(target_properties))
+    stop = threading.Event()
+    with ExitStack() as stack:
+        access, archive = None, None
+        if config is not None and not given["no_archive"]:
+            access = stack.enter_context(open_archive(config, stop=stop))
+            archive = ArchiveSource(access)
+        source_cluster = stack.enter_context(Cluster(source_settings, stop=stop))
+        target_cluster = stack.enter_context(Cluster(target_settings))
+        catalog = Catalog(
+            BrokerTopics(source_cluster),
+            target_cluster,
+            rules,
+            names,
+            CatalogOptions(
+                replication_factor=given["replication_factor"] or -1,
+                accept_log_append_time=given["accept_log_append_time"],
+                accept_records=given["accept_target_records"],
+                settings=CopySettings(given["copy_settings"]),
+                raise_partitions=given["on_new_partitions"] == "add",
+                restart_recreated=given["on_recreate"] == "restart",
+            ),
+            acls,
+        )
+        yield MirrorSession(
+            names,
+            rules,
+            catalog,
+            source_cluster,
+            target_cluster,
+            lambda: Cluster(source_settings, stop=stop),
+            lambda: Cluster(target_settings, stop=stop),
+            archive,
+            access,
+            given["begin"],
+            stop,
+            config,
+            source_references,
+            target_references,
+        )
+
+
+def _require_engine(given: Mapping[str, Any], clients: Mapping[str, References]) -> None:
+    """Check the options that `--engine spark` requires.
+
+    Raises:
+        ConfigurationError: An option does not fit the engine.
+    """
+    require_engine(given, clients)
+    if given["engine"] != SPARK:
+        return
+    if not given["until_caught_up"]:
+        raise ConfigurationError(
+            "--engine spark copies up to an end: add --until-caught-up. A mirror that goes on for "
+            "ever runs with --engine local, in as many workers as it needs"
+        )
+    if given["delivery"] != "exactly-once":
+        raise ConfigurationError(
+            "--delivery at-least-once is for --engine local: of two attempts of a task, nothing "
+            "would hold the slower one back"
+        )
+
+
+def _admin(properties: Mapping[str, str]) -> KafkaClusterAdmin:
+
+    client_properties = {
+        name: value for name, value in properties.items() if name != "bootstrap.servers"
+    }
+    return KafkaClusterAdmin(properties["bootstrap.servers"], client_properties)
+
+
+def _named(given: Mapping[str, Any]) -> tuple[MirrorNames, TopicRules]:
+
+    if given["name"] is None:
+        raise ConfigurationError("--name is missing: the mirror's progress is kept under it")
+    rules = topic_rules(given["topics"], given["exclude"], given["rename"])
+    return MirrorNames(given["name"]), rules
+
+
+def _show_plan(session: MirrorSession, output: OutputFormat) -> int:
+
+    planned = session.catalog.plan()
+    done = committed_offsets(session.target, session.names.group)
+    records_left: dict[str, int] = {}
+    for topic in planned:
+        sources = [TopicPartition(topic.source, number) for number in range(topic.partitions)]
+        first, ends = session.first_offsets(sources), session.ends(dict.fromkeys(sources, None))  # type: ignore[arg-type]
+        records_left[topic.source] = sum(
+            max(ends[tp] - _start(done, TopicPartition(topic.target, tp.partition), first[tp]), 0)
+            for tp in sources
+        )
+    result = PlanResult(planned, records_left)
+    emit(result, output)
+    return result.exit_code
+
+
+def _start(
+    done: Mapping[TopicPartition, CommittedOffset], target: TopicPartition, first: int
+) -> int:
+    return done[target].offset if target in done else first
 
 
 def copy_limits(given: Mapping[str, Any]) -> Limits:

@@ -15,17 +15,17 @@ from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.folders import ArchiveFolder
 from sidetier.archive.objects.cluster_snapshots import last_definitions
 from sidetier.archive.objects.layout import read_note
-from sidetier.archive.reader import ArchiveReader
-from sidetier.cli.consume.positions import BEGINNING, END
-from sidetier.cli.consume.progress import shown
+from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
-from sidetier.cli.consume.request import Request
+from sidetier.cli.consume.request import BEGINNING, END, Request
 from sidetier.cli.export.session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
-from sidetier.cli.mirror.session import CopyResult, copy_limits, run_engine
+from sidetier.cli.mirror.session import copy_limits, run_engine
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.progress import records_shown
 from sidetier.cli.restore.folders import (
     FolderChoice,
     FolderKind,
@@ -186,7 +186,7 @@ class _Session:
     Attributes:
         archive: The live archive.
         source: The archive to restore: the live one, or folders of it.
-        every: All archived partitions.
+        all_partitions: All archived partitions.
         wanted: The partitions to restore.
         references: The target's client properties; secrets are references.
         properties: The same properties with secrets resolved.
@@ -203,7 +203,7 @@ class _Session:
     target: Cluster
     references: References
     properties: Mapping[str, str]
-    every: Sequence[TopicPartition]
+    all_partitions: Sequence[TopicPartition]
     wanted: Sequence[TopicPartition]
     folders: Mapping[TopicPartition, ArchiveFolder]
     choice: FolderChoice | None
@@ -226,42 +226,12 @@ class _Session:
             [TopicPartition(targets[tp.topic].target, tp.partition) for tp in self.wanted],
         )
         partitions = self._partitions(targets, progress)
-        problems = {topic.target: topic.problem for topic in planned if topic.problem is not None}
-        if self.choice is None or self.choice.kind is not FolderKind.RETIRED:
-            cluster_id = self.target.metadata(()).cluster_id
-            same = ((topic.target, same_topic_problem(topic, cluster_id)) for topic in planned)
-            problems |= {name: problem for name, problem in same if problem is not None}
-        for partition in partitions:
-            if partition.target in progress:
-                problem = progress_problem(
-                    partition, decode_note(progress[partition.target].metadata)
-                )
-                if problem is not None:
-                    problems.setdefault(partition.target.topic, problem)
-        stale = self._stale(
-            [partition.target for partition in partitions if partition.target not in progress]
-        )
-        for tp in stale:
-            problems.setdefault(tp.topic, offset_map_problem(self.names.offsets_topic, stale))
         existing = {topic.target for topic in planned if topic.exists}
-        problems |= target_problems(
-            [topic for topic in planned if topic.target not in problems],
-            progress,
-            topic_settings(self.target, existing, only_set=False),
-            self._sizes(
-                [
-                    partition.target
-                    for partition in partitions
-                    if partition.target.topic in existing - problems.keys()
-                ]
-            ),
-            accept_cleanup=self.given["accept_cleanup"],
-        )
         return RestorePlan(
             self.names.name,
             partitions,
             frozenset(existing),
-            problems,
+            self._problems(planned, partitions, progress),
             {
                 targets[name].target: settings_left(definition.configs, targets[name].settings)
                 for name, definition in definitions.items()
@@ -269,13 +239,51 @@ class _Session:
             },
         )
 
-    def _stale(self, fresh: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions that have no progress, but are in the offset map."""
+    def _problems(
+        self,
+        planned: Sequence[PlannedCopy],
+        partitions: Sequence[PartitionRestore],
+        progress: Mapping[TopicPartition, CommittedOffset],
+    ) -> dict[str, str]:
+        """Return, by target topic, why it cannot take the records; the first reason counts."""
+        problems = {topic.target: topic.problem for topic in planned if topic.problem is not None}
+        # A retired archive is of an earlier topic, so it may be restored into the archived cluster.
+        if self.choice is None or self.choice.kind is not FolderKind.RETIRED:
+            cluster_id = self.target.metadata(()).cluster_id
+            same = ((topic.target, same_topic_problem(topic, cluster_id)) for topic in planned)
+            problems |= {name: problem for name, problem in same if problem is not None}
+        for partition in partitions:
+            if partition.target in progress:
+                note = decode_note(progress[partition.target].metadata)
+                problem = progress_problem(partition, note)
+                if problem is not None:
+                    problems.setdefault(partition.target.topic, problem)
+        orphaned = self._mapped_without_progress(
+            [partition.target for partition in partitions if partition.target not in progress]
+        )
+        for tp in orphaned:
+            problems.setdefault(tp.topic, offset_map_problem(self.names.offsets_topic, orphaned))
+        existing = {topic.target for topic in planned if topic.exists}
+        sized = [
+            partition.target
+            for partition in partitions
+            if partition.target.topic in existing - problems.keys()
+        ]
+        return problems | target_problems(
+            [topic for topic in planned if topic.target not in problems],
+            progress,
+            topic_settings(self.target, existing, only_set=False),
+            self._sizes(sized),
+            accept_cleanup=self.given["accept_cleanup"],
+        )
+
+    def _mapped_without_progress(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return those of these partitions without progress that are in the offset map."""
         topic = self.names.offsets_topic
-        if not fresh or topic not in self.target.metadata([topic]).topics:
+        if not tps or topic not in self.target.metadata([topic]).topics:
             return []
         maps = read_offset_map(self.target, topic)
-        return [tp for tp in fresh if tp in maps]
+        return [tp for tp in tps if tp in maps]
 
     def _sizes(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the number of offsets in the log of each target partition."""
@@ -292,7 +300,7 @@ class _Session:
         by_source = {partition.source: partition for partition in plan.partitions}
         created = self._catalog(self._definitions()).copies()
         copies = {
-            tp: replace(created[tp], lineage=_noted(partition.note, created[tp]))
+            tp: replace(created[tp], lineage=_note_with_topic_ids(partition.note, created[tp]))
             for tp, partition in by_source.items()
         }
         copy = self._copy_on_spark if self.given["engine"] == SPARK else self._copy_here
@@ -385,7 +393,7 @@ class _Session:
         checked: dict[TopicPartition, CheckedCopy] = {}
         total = 2 * sum(partition.end - partition.start for partition in partitions)
         seen = 0
-        with shown(total, wanted=True) as update:
+        with records_shown(total, wanted=True) as update:
 
             def tell(records: int) -> None:
                 nonlocal seen
@@ -437,7 +445,7 @@ class _Session:
         wanted = {tp.topic for tp in self.wanted}
         topics = {
             name: archived_topic(numbers, definitions.get(name))
-            for name, numbers in _numbers(self.every).items()
+            for name, numbers in _numbers(self.all_partitions).items()
             if name in wanted
         }
         note = read_note(self.archive.default_store, self.archive.layout)
@@ -497,9 +505,9 @@ class _Session:
         begin, end = self.given["begin"] or BEGINNING, self.given["end"] or END
         known = [tp for tp in self.wanted if archive.view(tp, _VIEW_SECONDS) is not None]
         for tp in sorted(set(self.wanted) - set(known)):
-            say(f"{self.records.committed.where(tp)} has no offset.wm, and is left out")
+            say(f"{self.records.committed.where(tp)} has no offset.wm, so {tp} is left out")
         if not known:
-            raise ConfigurationError("no partition that was named has an offset.wm: see above")
+            raise ConfigurationError("none of the selected partitions has an offset.wm: see above")
         return [
             course
             for topic, numbers in sorted(_numbers(known).items())
@@ -586,11 +594,12 @@ def _folder_choice(given: Mapping[str, Any]) -> FolderChoice | None:
 def _require_archived(
     config: Config,
     given: Mapping[str, Any],
-    found: Sequence[TopicPartition],
+    wanted: Sequence[TopicPartition],
     partitions: Sequence[TopicPartition],
 ) -> None:
-    missing = [str(tp) for tp in partitions if tp not in found]
-    if found and not missing:
+    """Refuse a selection without an archived partition, and a named partition that has none."""
+    missing = [str(tp) for tp in partitions if tp not in wanted]
+    if wanted and not missing:
         return
     names = ", ".join(missing or given["topics"])
     raise ConfigurationError(
@@ -599,7 +608,7 @@ def _require_archived(
     )
 
 
-def _noted(note: RestoreNote, created: Copy) -> str:
-    """Return the note that is kept beside the progress, with the ids of the created topics."""
+def _note_with_topic_ids(note: RestoreNote, created: Copy) -> str:
+    """Return the note that the progress is committed with, with the ids of the created topics."""
     lineage = decode_lineage(created.lineage)
     return (note if lineage is None else replace(note, lineage=lineage)).encoded()

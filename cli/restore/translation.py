@@ -9,9 +9,9 @@ from typing import Any
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.archive.objects.cluster_snapshots import newest_first
-from sidetier.cli.archive_listing import first_of
+from sidetier.cli.arguments import first_of
 from sidetier.cli.consume.reading import say
-from sidetier.cli.mirror.session import TranslateResult
+from sidetier.cli.mirror.view import TranslateResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.cli.restore.session import target_properties
 from sidetier.cli.stores import open_archive, require_directory

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidetier.cli import exits
-from sidetier.cli.mirror.session import CopyResult
-from sidetier.cli.output import Cell, Table
+from sidetier.cli.mirror.view import CopyResult
+from sidetier.cli.output import Cell, Table, range_text
 from sidetier.mirror.restore.copy_check import CheckedCopy
 from sidetier.mirror.restore.plan import PartitionRestore
 from sidetier.segments.offsets import TopicPartition
@@ -128,9 +128,9 @@ class RestoreResult:
         (sums,) = self.copied.as_tables()
         tables = [Table((*_COLUMNS, "VERIFIED"), rows, footer=footer), sums]
         if self.stopped:
-            tables.append(Table((), footer="stopped; the same command goes on from here"))
+            tables.append(Table((), footer="stopped; run the same command again to continue"))
         elif not any(partition.offsets_left for partition in self.plan.partitions):
-            tables.append(Table((), footer="everything was restored before"))
+            tables.append(Table((), footer="everything had been restored before"))
         return tables
 
     def _outcome(self, target: TopicPartition) -> str:
@@ -140,15 +140,14 @@ class RestoreResult:
         return "; ".join(checked.problems) or f"{checked.records} records are equal"
 
 
-_COLUMNS = ("SOURCE", "TARGET", "START", "END", "ARCHIVE END")
+_COLUMNS = ("SOURCE", "TARGET", "OFFSETS", "ARCHIVED UP TO")
 
 
 def _cells(partition: PartitionRestore) -> tuple[Cell, ...]:
     return (
         str(partition.source),
         str(partition.target),
-        partition.start,
-        partition.end,
+        range_text(partition.start, partition.end),
         partition.archive_end,
     )
 

@@ -1,1 +1,1 @@
-"""Restore drills: restore a sample of the archive on a throw-away broker, and compare it."""
+"""Restore drills: restore a sample of the archive on a temporary broker, and compare it."""

@@ -162,10 +162,10 @@ def differences_from_archive(
     Args:
         plan: The restored part of the partition.
         expected: The digests of the archive, by isolation level.
-        restored: The throw-away broker.
+        restored: The temporary broker.
 
     Raises:
-        LeadershipUnavailableError: The throw-away broker does not answer.
+        LeadershipUnavailableError: The temporary broker does not answer.
     """
     problems = []
     for level, digest in expected.items():
@@ -199,14 +199,14 @@ def compare_with_live(
     """Compare restored records with those that the live brokers still have, segment by segment.
 
     Records of aborted transactions are compared too. A transaction that is open at the end of the
-    sample is decided on the live brokers and aborted on the throw-away broker; its records are
+    sample is decided on the live brokers and aborted on the temporary broker; its records are
     equal.
 
     If retention deletes records during the comparison, the remaining records are compared again.
 
     Args:
         plan: The restored part of the partition.
-        restored: The throw-away broker, or the archive that was restored.
+        restored: The temporary broker, or the archive that was restored.
         live: The live brokers.
         log_start: Returns the log start offset on the live brokers.
         name: Name of `restored` in the reported differences.

@@ -98,7 +98,9 @@ def test_explain_follows_a_record_from_the_active_segment_to_the_store(
 
             told = ask(sidecar, "can-i-lose", 1, environment=store.environment)
             [risks] = [part["at_risk"] for part in told["partitions"] if part["topic"] == topic]
-            pinned = [risk for risk in risks if "its sidecar alone holds them" in risk["why"]]
+            pinned = [
+                risk for risk in risks if "only the broker's sidecar holds them" in risk["why"]
+            ]
             assert pinned[0]["start_offset"] <= end
             assert pinned[0]["end_offset"] == watermark_offsets(bootstrap, topic)[0]
 
@@ -147,7 +149,7 @@ def test_a_broker_can_be_lost_when_another_or_the_archive_has_all_of_it(
             told = lose()
             assert told["ranges"] == {(alone, ends[alone], 110), (topic, ends[topic], 110)}
             [risks] = [part["at_risk"] for part in told["partitions"] if part["topic"] == topic]
-            assert risks[0]["why"] == f"not stored yet; broker {two} is down"
+            assert risks[0]["why"] == f"not archived yet; broker {two} is down"
         finally:
             pair.start_broker(two)
         wait_until(lambda: lose()["ranges"] == {(alone, ends[alone], 110)}, 60, "broker 2 in sync")
@@ -175,12 +177,18 @@ def test_doctor_reads_the_real_settings(
         assert sidecar.stop() == 0
     found = {one["check"]: (one["level"], one["found"]) for one in told["findings"]}
     assert told["code"] == 3
-    assert found["compacted topics"] == ("problem", f"refused, so not archived: {risky}")
+    assert found["compacted topics"] == (
+        "problem",
+        f"not archived, because they are compacted: {risky}",
+    )
     assert found["unclean election"][0] == "problem"
     assert risky in found["unclean election"][1]
     assert found["file.delete.delay.ms"][0] == "advice"
-    assert found["file.delete.delay.ms"][1].startswith(f"1 min on {risky}: a sidecar that is away")
+    assert found["file.delete.delay.ms"][1].startswith(f"1 min on {risky}: a sidecar that is down")
     assert found["segment.ms"][1].endswith(f"their segment closes: {risky}")
-    assert found["conditional writes"][1] == "honoured: a write that had to be refused was refused"
+    assert (
+        found["conditional writes"][1]
+        == "honoured: the store refused a write that it had to refuse"
+    )
     for check in ("log dirs", "store", "layout", "clock"):
         assert found[check][0] == "ok", found[check]

@@ -14,7 +14,7 @@ class FakeCluster:
 
     brokers: Mapping[int, str] = field(default_factory=lambda: {1: "one:9092", 2: "two:9092"})
     partitions: dict[TopicPartition, ReplicaSet] = field(default_factory=dict)
-    known_bounds: dict[TopicPartition, LogOffsets] = field(default_factory=dict)
+    known_offsets: dict[TopicPartition, LogOffsets] = field(default_factory=dict)
     settings: dict[str, Settings] = field(default_factory=dict)
     away: bool = False
     asked: list[str] = field(default_factory=list)
@@ -24,15 +24,17 @@ class FakeCluster:
     ) -> None:
         """Add a partition with these replicas, all in sync; the first one leads."""
         self.partitions[tp] = ReplicaSet(replicas[0], replicas, replicas)
-        self.known_bounds[tp] = LogOffsets(Offset(start), Offset(high_watermark))
+        self.known_offsets[tp] = LogOffsets(Offset(start), Offset(high_watermark))
 
     def map(self) -> ClusterMap:
         self._ask("map")
         return ClusterMap("K", 1, self.brokers, dict(self.partitions))
 
-    def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogOffsets]:
-        self._ask("bounds")
-        return {tp: self.known_bounds[tp] for tp in partitions}
+    def log_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, LogOffsets]:
+        self._ask("log_offsets")
+        return {tp: self.known_offsets[tp] for tp in partitions}
 
     def topic_settings(self, topics: Iterable[str]) -> Mapping[str, Settings]:
         self._ask("topic_settings")
@@ -45,4 +47,4 @@ class FakeCluster:
     def _ask(self, what: str) -> None:
         self.asked.append(what)
         if self.away:
-            raise LeadershipUnavailableError("one:9092 tells no metadata: no answer")
+            raise LeadershipUnavailableError("one:9092 returns no metadata: no answer")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.harness.chart import CHART, NAMESPACE, RELEASE, run_helm, template
+from tests.harness.chart import CHART, RELEASE, run_helm, template
 from tests.harness.kube_api import kube_api
 from tests.harness.sidecar import merged
+from tests.integration.pipeline.test_bad_days import NAMESPACE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

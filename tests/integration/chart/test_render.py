@@ -19,7 +19,6 @@ from tests.harness import operator_kinds
 from tests.harness.chart import (
     CHART,
     CI_VALUES,
-    NAMESPACE,
     RELEASE,
     ROOT,
     Manifest,
@@ -34,6 +33,7 @@ from tests.harness.chart import (
 )
 from tests.harness.kube_api import DRY_RUN, kube_api
 from tests.harness.parsed import parse as parse_command
+from tests.integration.pipeline.test_bad_days import NAMESPACE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

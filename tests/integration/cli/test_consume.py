@@ -139,4 +139,4 @@ def test_kafka_and_the_store_as_one_log(
     assert some == list(range(50, 299))
     away = consume(config, store.environment, *line, "--bootstrap", "127.0.0.1:1")
     assert away.returncode == 1
-    assert "127.0.0.1:1 tells no metadata" in away.stderr
+    assert "127.0.0.1:1 returns no metadata" in away.stderr

@@ -109,13 +109,13 @@ def test_a_sample_comes_back_and_a_damaged_segment_is_named(
 
     def recorded() -> tuple[bool, int | None, int]:
         file = root / "_sidetier" / "test" / "drill.json"
-        result = decode_drill(file.read_bytes(), str(file))
-        return result.succeeded, result.last_successful_ms, result.finished_ms
+        found = decode_drill(file.read_bytes(), str(file))
+        return found.succeeded, found.last_successful_ms, found.finished_ms
 
     everything = ("drill", "--topic", topic, "--segments", "100", "--directory", str(tmp_path))
-    code, result = sidetier(*everything)
-    assert code == 0, result
-    zero, one = result["partitions"]
+    code, told = sidetier(*everything)
+    assert code == 0, told
+    zero, one = told["partitions"]
     assert [zero["partition"], one["partition"]] == [0, 1]
     assert min(len(zero["segments"]), len(one["segments"])) > 2
     assert zero["live"] == f"0-{zero['end']} equal"
@@ -125,9 +125,9 @@ def test_a_sample_comes_back_and_a_damaged_segment_is_named(
 
     damaged = one["segments"][1]
     damage(root / damaged)
-    code, result = sidetier(*everything, "--partition", "1")
-    assert code == 3, result
-    (broken,) = result["partitions"]
+    code, told = sidetier(*everything, "--partition", "1")
+    assert code == 3, told
+    (broken,) = told["partitions"]
     (problem,) = broken["problems"]
     assert damaged in problem
     assert recorded()[:2] == (False, last_success)
@@ -139,7 +139,7 @@ def drill_topics(servers: str) -> set[str]:
     return {name for name in listed if name.startswith("sidetier-drill-")}
 
 
-def test_a_given_cluster_gets_the_sample_and_keeps_nothing(
+def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
     archived: Archived, kraft39: KraftCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = kraft39.bootstrap_servers
@@ -170,12 +170,12 @@ def test_a_given_cluster_gets_the_sample_and_keeps_nothing(
     assert producer.flush(30) == 0
     try:
         code = run(archived.command(*drill))
-        result, errors = capsys.readouterr()
-        assert code == 0, result + errors
-        assert f"topic {foreign} is called as that of a drill" in errors
+        told, errors = capsys.readouterr()
+        assert code == 0, told + errors
+        assert f"topic {foreign} has the name of a drill's topic" in errors
         assert drill_topics(servers) == {foreign} | left_over  # too young
 
-        zero, one = json.loads(result)["partitions"]
+        zero, one = json.loads(told)["partitions"]
         assert zero["live"] == f"0-{zero['end']} equal"
         assert 0 < zero["records"] < zero["end"], "of committed transactions"
         assert one["records"] == one["end"]
@@ -184,9 +184,9 @@ def test_a_given_cluster_gets_the_sample_and_keeps_nothing(
 
         damage(archived.root / one["segments"][1])
         code = run(archived.command(*drill, "--left-over-age", "0s"))
-        result, errors = capsys.readouterr()
-        assert code == 3, result + errors
-        zero, one = json.loads(result)["partitions"]
+        told, errors = capsys.readouterr()
+        assert code == 3, told + errors
+        zero, one = json.loads(told)["partitions"]
         assert (zero["problems"], len(one["problems"])) == ([], 1)
         assert one["problems"][0].startswith(f"{archived.topic}-1: cannot be restored: the batch")
         assert drill_topics(servers) == {foreign}

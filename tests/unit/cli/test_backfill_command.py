@@ -245,7 +245,7 @@ def test_sigterm_ends_it_in_good_order(cli: CommandLine, orders: PartitionLog) -
     code = cli.run("backfill")
     stopper.join()
     assert code == 130, cli.err
-    assert cli.lines()[-1] == "interrupted: run it again, and it goes on where it ended"
+    assert cli.lines()[-1] == "interrupted: run the same command again to continue"
     assert len(stored_values(cli, "orders-0")) < 80
     cli.configure({"uploader": {"max_bytes_per_second": None}})
     assert cli.run("backfill") == 0

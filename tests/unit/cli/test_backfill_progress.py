@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from sidetier.cli.backfill.job import Amount, Lines, progress_line, shown
+from sidetier.cli.progress import Amount, Lines, progress_line, shown
 from tests.harness.terminal import Terminal
 
 

@@ -95,7 +95,7 @@ def test_a_part(cli: CommandLine, options: list[str], first: int, end: int) -> N
         (["--to", "9999999999999999999"], "beyond any offset"),
         (["--follow", "--to", "3"], "--follow has no end"),
         (["--limit", "0"], "--limit"),
-        (["--delimiter", r"\q"], "behind a backslash"),
+        (["--delimiter", r"\q"], "after a backslash"),
         (["--mode", "KAFKA_PREFERRED"], "give the cluster's address by --bootstrap"),
     ],
 )
@@ -152,8 +152,8 @@ def test_counting(cli: CommandLine, orders: MadeArchive) -> None:
     }
     assert cli.run("consume", "orders", "--count") == 0
     head, row, footer = cli.lines()
-    assert head.split() == ["PARTITION", "FROM", "NEXT", "OFFSET", "RECORDS"]
-    assert (row.split(), footer) == (["0", "0", "40", "40"], "40 records of orders")
+    assert head.split() == ["PARTITION", "OFFSETS", "RECORDS"]
+    assert (row.split(), footer) == (["0", "[0,", "40)", "40"], "40 records of orders")
 
 
 def test_a_gap_ends_it_or_is_stepped_over_with_a_word(

@@ -12,14 +12,21 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from sidetier.archive.errors import DamagedArchiveError
 from sidetier.archive.missing_offsets import GapReason
 from sidetier.archive.reader.results import Failed, Gap, ReachedEnd, Records, Taken
-from sidetier.cli.consume.escapes import unescaped
 from sidetier.cli.consume.formats import as_text, writer_of
-from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind, offset_of, parse_place
-from sidetier.cli.consume.progress import shown
-from sidetier.cli.consume.reading import Reading, plan
-from sidetier.cli.consume.request import RecordFormat, Request
-from sidetier.cli.consume.source import Source
+from sidetier.cli.consume.reading import Reading, Source, plan
+from sidetier.cli.consume.request import (
+    BEGINNING,
+    END,
+    Place,
+    PlaceKind,
+    RecordFormat,
+    Request,
+    offset_of,
+    parse_place,
+    unescaped,
+)
 from sidetier.cli.consume.tiered_source import TieredSource
+from sidetier.cli.progress import records_shown
 from sidetier.segments.errors import (
     ArchiveError,
     LeadershipUnavailableError,
@@ -233,7 +240,7 @@ def test_escapes(text: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["\\", r"\x1", r"\xgg", r"\u0041"])
 def test_escapes_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="behind a backslash"):
+    with pytest.raises(ValueError, match="after a backslash"):
         unescaped(text)
 
 
@@ -245,7 +252,7 @@ def test_bytes_that_are_no_text_are_not_lost() -> None:
 def test_progress_is_for_terminals() -> None:
     stream, terminal = io.StringIO(), Terminal()
     for target in (stream, terminal):
-        with shown(10, wanted=True, stream=target) as update:
+        with records_shown(10, wanted=True, stream=target) as update:
             update(5, 5)
     assert stream.getvalue() == ""
     assert "5 records" in terminal.getvalue()
@@ -289,9 +296,9 @@ def test_a_cluster_that_is_away_is_said(
 
     for name in ("get_watermark_offsets", "list_topics", "offsets_for_times"):
         monkeypatch.setattr(type(source._consumer), name, away)
-    with pytest.raises(LeadershipUnavailableError, match="cannot be told: away"):
+    with pytest.raises(LeadershipUnavailableError, match="are not known: away"):
         source.bounds(TP)
-    with pytest.raises(LeadershipUnavailableError, match="nowhere:1 tells no metadata"):
+    with pytest.raises(LeadershipUnavailableError, match="nowhere:1 returns no metadata"):
         source.partitions()
-    with pytest.raises(LeadershipUnavailableError, match="cannot be told"):
+    with pytest.raises(LeadershipUnavailableError, match="are not known"):
         source.offset_for_time(TP, 5)

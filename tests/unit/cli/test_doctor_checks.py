@@ -15,17 +15,12 @@ from sidetier.cli.inspect.doctor import (
     check_sidecar,
     check_stores,
     check_topics,
-    some,
+    first_names,
 )
-from sidetier.cli.inspect.doctor_facts import (
-    DoctorFacts,
-    HostFacts,
-    LogDirFacts,
-    SidecarFacts,
-    SpoolFacts,
-    StoreFacts,
-    TopicFacts,
-)
+from sidetier.cli.inspect.facts import DoctorFacts, TopicFacts
+from sidetier.cli.inspect.host import HostFacts, LogDirFacts, SpoolFacts
+from sidetier.cli.inspect.sidecar import SidecarState
+from sidetier.cli.inspect.store import StoreFacts
 from sidetier.config.model import Config
 from sidetier.segments.offsets import TopicPartition
 
@@ -65,6 +60,10 @@ def row(**fields: object) -> dict[str, object]:
     return {**known, **ages, **fields}
 
 
+def sidecar(*rows: dict[str, object]) -> SidecarState:
+    return SidecarState("http://here", {"ready": True, "partitions": list(rows)})
+
+
 SOUND = DoctorFacts(
     config(),
     HostFacts(100_000, 100_000, 128, 20, (DISK,), kafka_cluster_id="K"),
@@ -72,7 +71,7 @@ SOUND = DoctorFacts(
     topics_known=True,
     broker_settings={"log.dirs": "/kafka"},
     stores=(StoreFacts("s3://bucket", note=LayoutNote(5, "K"), skew_seconds=1.0),),
-    sidecar=SidecarFacts("http://here", ready=True, partitions=(row(),)),
+    sidecar=sidecar(row()),
     partitions=(TopicPartition("orders", 0),),
 )
 
@@ -87,8 +86,7 @@ def faults(facts: DoctorFacts) -> list[tuple[str, str]]:
 
 
 def with_topic(*topics: TopicFacts, **row_fields: object) -> DoctorFacts:
-    sidecar = SidecarFacts("http://here", ready=True, partitions=(row(**row_fields),))
-    return replace(SOUND, topics=topics, sidecar=sidecar)
+    return replace(SOUND, topics=topics, sidecar=sidecar(row(**row_fields)))
 
 
 def with_host(**changes: object) -> DoctorFacts:
@@ -108,7 +106,12 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
     ("facts", "level", "check", "words"),
     [
         (with_topic(topic(remote_storage_enable="true")), "problem", "native tiering", "orders"),
-        (with_topic(topic(cleanup_policy="compact")), "problem", "compacted topics", "refused"),
+        (
+            with_topic(topic(cleanup_policy="compact")),
+            "problem",
+            "compacted topics",
+            "they are compacted: orders",
+        ),
         (
             with_topic(topic(file_delete_delay_ms="60000")),
             "advice",
@@ -119,7 +122,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=7200.0),
             "problem",
             "retention.ms",
-            "not stored: orders",
+            "not archived: orders",
         ),
         (
             with_topic(topic(retention_ms="7200000"), oldest_unstored_age_seconds=1900.0),
@@ -132,7 +135,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(retention_bytes=str(10 * GIB)), unstored_bytes=10 * GIB),
             "problem",
             "retention.bytes",
-            "unstored: orders",
+            "bytes of a partition: orders",
         ),
         (
             with_topic(topic(retention_bytes=str(3 * GIB))),
@@ -150,10 +153,10 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(unclean_leader_election_enable="true")),
             "problem",
             "unclean election",
-            "the archive forks",
+            "diverges from the log",
         ),
         (with_topic(topic(min_insync_replicas="1")), "advice", "min.insync.replicas", "orders"),
-        (with_topic(topic(replicas=1)), "advice", "replicas", "one only: orders"),
+        (with_topic(topic(replicas=1)), "advice", "replicas", "only one: orders"),
         (
             replace(SOUND, topics_known=False, problems={"cluster": "no answer"}),
             "advice",
@@ -171,10 +174,15 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             replace(SOUND, broker_settings={"log.dirs": "/kafka,/more"}),
             "problem",
             "log dirs",
-            "others too: /more",
+            "lacks /more",
         ),
         (with_host(max_open_files=20_000), "advice", "open files", "20000 at most"),
-        (with_host(max_open_files=514), "problem", "open files", "not one closed segment"),
+        (
+            with_host(max_open_files=514),
+            "problem",
+            "open files",
+            "too few to hold one closed segment",
+        ),
         (with_host(max_watches=20), "advice", "inotify", "max_user_watches is 20, and 21"),
         (with_host(max_instances=2), "advice", "inotify", "max_user_instances is 2, and 3"),
         (
@@ -199,13 +207,13 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_host(log_dirs=(replace(DISK, cache_problem="not permitted"),)),
             "advice",
             "page cache",
-            "cannot be asked (not permitted)",
+            "does not report cached pages (not permitted)",
         ),
         (
             with_host(spools=(SpoolFacts("/spool", None),)),
             "problem",
             "spool",
-            "none is on the file",
+            "no spool is on the file",
         ),
         (
             with_host(spools=(SpoolFacts("/spool", 7, writable=False),)),
@@ -230,8 +238,10 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
         (
             replace(
                 SOUND,
-                sidecar=SidecarFacts(
-                    "u", ready=False, conditions=({"name": "a", "holds": False, "reason": "b"},)
+                sidecar=SidecarState(
+                    "u",
+                    {"ready": False, "partitions": []},
+                    ({"name": "a", "holds": False, "reason": "b"},),
                 ),
             ),
             "problem",
@@ -243,7 +253,7 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
             with_topic(topic(), seconds_until_local_deletion=-3.0),
             "problem",
             "deletion",
-            "before they are stored: orders-0",
+            "before they are archived: orders-0",
         ),
     ],
 )
@@ -298,11 +308,11 @@ def test_the_worst_comes_first_and_decides() -> None:
     assert summary.footer.startswith("1 problem, 1 to consider, ")
     assert table.rows[1][2] == (
         "where 1.1 GB is not reached, records wait up to 7 d 0 h before their segment closes: "
-        "orders\n-> close segments more often: what is in an active segment is on the brokers "
-        "alone\n   segment.ms=3600000"
+        "orders\n-> close segments more often: records in the active segment are only on the "
+        "brokers\n   segment.ms=3600000"
     )
 
 
 def test_of_many_names_a_few_are_told() -> None:
-    assert some(["b", "a"]) == "a, b"
-    assert some("fedcba") == "a, b, c, d and 2 more"
+    assert first_names(["b", "a"]) == "a, b"
+    assert first_names("fedcba") == "a, b, c, d and 2 more"

@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broker 1 leads orders-0, alone."""
     fake = FakeCluster()
     fake.add(TopicPartition("orders", 0), 1, start=0, high_watermark=45)
-    for module in ("inspect.cluster", "inspect.explain_facts"):
+    for module in ("inspect.cluster", "inspect.facts"):
         monkeypatch.setattr(f"sidetier.cli.{module}.open_cluster", lambda *_: fake)
 
 

@@ -10,9 +10,11 @@ from sidetier.cli.archive_listing import ArchiveEnd
 from sidetier.cli.inspect.archive import ArchivedOffset, RecordedGap, StoredHolder
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
 from sidetier.cli.inspect.explain import Gate, Kind, decide
-from sidetier.cli.inspect.explain_facts import Facts, RollRules, SidecarView
-from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.facts import Exclusion, RecordFacts, RollRules
+from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.telemetry.status import PinnedRange
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("orders", 3)
@@ -26,7 +28,7 @@ def on_disk(base: int, end: int | None, place: Place = Place.CLOSED) -> LocalSeg
 LOG = LocalLog(
     "/d",
     (
-        on_disk(0, 50, Place.STAGED),
+        on_disk(0, 50, Place.MARKED_FOR_DELETION),
         on_disk(50, 100),
         on_disk(100, 200),
         on_disk(200, 260, Place.ACTIVE),
@@ -52,7 +54,7 @@ def segment(base: int, end: int, stage: str = "closed", **more: Any) -> dict[str
     return {"base_offset": base, "next_offset": end, "stage": stage, **known, **more}
 
 
-def sidecar(*segments: dict[str, object], **more: object) -> SidecarView:
+def sidecar(*segments: dict[str, object], **more: object) -> SidecarPartition:
     row = {
         "state": "waiting",
         "next_offset": 100,
@@ -62,33 +64,35 @@ def sidecar(*segments: dict[str, object], **more: object) -> SidecarView:
         "segments": list(segments),
         "retry_at_ms": None,
     }
-    return SidecarView(1, {**row, **more})
+    return SidecarPartition(1, {**row, **more})
 
 
-FACTS = Facts(
+FACTS = RecordFacts(
     TP,
-    Offset(120),
-    NOW,
+    offset=Offset(120),
+    now_ms=NOW,
     broker_id=1,
     local=LOG,
     sidecar=sidecar(segment(100, 200)),
     archive=archive(),
     replicas=ReplicaSet(1, (1, 2), (1, 2)),
     known_to_cluster=True,
-    bounds=LogOffsets(Offset(50), Offset(260)),
+    log_offsets=LogOffsets(Offset(50), Offset(260)),
     roll=RollRules(segment_bytes=4000, segment_ms=3_600_000),
 )
 
 
-def facts(offset: int = 120, **changes: object) -> Facts:
-    return replace(FACTS, offset=Offset(offset), **changes)  # type: ignore[arg-type]
+def facts(offset: int = 120, **changes: Any) -> RecordFacts:  # noqa: ANN401 -- fields
+    changed = replace(FACTS, offset=Offset(offset), **changes)
+    end = None if changed.archive is None else changed.archive.watermark.next_offset
+    return replace(changed, archived_up_to=end)
 
 
 def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
     answer = decide(facts(60, archive=archive(holder=holder(50, 100))))
     assert (answer.kind, answer.code) == (Kind.STORED, 0)
-    assert "segment 50 (offsets to 99)" in answer.text
-    assert "next offset 100" in answer.text
+    assert "segment 50 (offsets [50, 100))" in answer.text
+    assert "archived up to 100" in answer.text
 
 
 def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
@@ -106,12 +110,12 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
     answer = decide(facts(60, archive=archive(gap=gap)))
     assert (answer.kind, answer.code) == (Kind.GAP, 4)
     assert answer.text == (
-        "gone before it was stored: the gap [40, 70) was recorded on "
+        "deleted before it was archived: the gap [40, 70) was recorded on "
         "2020-09-13 12:26:40 UTC by broker 7's sidecar"
     )
     unverified = replace(gap, archive_below="unverified")
     answer = decide(facts(60, archive=archive(gap=unverified)))
-    assert "archived below offset 40 may be of another history" in answer.text
+    assert "archive below offset 40 may have another history" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             {"archive": archive(None, start_offset=Offset(90))},
             Kind.NEVER_STORED,
             3,
-            "begins at offset 90; its bytes are on this host still",
+            "begins at offset 90; this host still has its bytes",
         ),
         (
             30,
@@ -139,7 +143,13 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             "begins at offset 40",
         ),
         (60, {}, Kind.MISSING, 3, "no stored segment and no recorded gap"),
-        (60, {"local": None, "replicas": None, "bounds": LogOffsets()}, Kind.MISSING, 4, "missing"),
+        (
+            60,
+            {"local": None, "replicas": None, "log_offsets": LogOffsets()},
+            Kind.MISSING,
+            4,
+            "missing",
+        ),
         (260, {}, Kind.NOT_WRITTEN, 4, "the log ends at offset 260"),
         (
             260,
@@ -153,21 +163,21 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
             {"archive": archive(None), "local": None, "sidecar": sidecar()},
             Kind.GONE,
             4,
-            "the log begins at offset 50 now, and no gap is recorded",
+            "the log now begins at offset 50, and no gap is recorded",
         ),
         (
             30,
             {"archive": archive(None), "local": None, "sidecar": None},
             Kind.GONE,
             4,
-            "a sidecar that was not asked may hold it open still",
+            "a sidecar that was not asked may still hold it open",
         ),
         (
             30,
             {"archive": archive(None, set_aside=("_sidetier/x",)), "local": None},
             Kind.SET_ASIDE,
             3,
-            "look at _sidetier/x",
+            "in quarantine or retired: _sidetier/x",
         ),
         (
             5,
@@ -176,7 +186,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "replicas": None,
                 "known_to_cluster": False,
-                "bounds": LogOffsets(),
+                "log_offsets": LogOffsets(),
                 "sidecar": None,
             },
             Kind.NO_SUCH_PARTITION,
@@ -189,7 +199,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
                 "archive": archive(None),
                 "local": None,
                 "replicas": None,
-                "bounds": LogOffsets(),
+                "log_offsets": LogOffsets(),
                 "problems": {"cluster": "no answer"},
             },
             Kind.UNKNOWN,
@@ -213,7 +223,12 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
 @pytest.mark.parametrize(
     ("offset", "changes", "gate", "words"),
     [
-        (120, {"excluded": "topic orders is compacted"}, Gate.EXCLUDED, "and never will be: topic"),
+        (
+            120,
+            {"exclusion": Exclusion("compacted", "topic orders is compacted")},
+            Gate.EXCLUDED,
+            "never archived: topic",
+        ),
         (120, {"replicas": ELSEWHERE}, Gate.OTHER_BROKER, "led by broker 2, not by broker 1"),
         (
             120,
@@ -226,7 +241,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(state="halted", waiting_for="offsets [1, 6) are gone")},
             Gate.HALTED,
-            "halted until somebody acts: offsets [1, 6) are gone",
+            "halted until an operator acts: offsets [1, 6) are gone",
         ),
         (
             210,
@@ -240,20 +255,25 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             Gate.ACTIVE_SEGMENT,
             "it closes with the next append (segment.ms has passed)",
         ),
-        (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker has not told"),
+        (210, {"roll": RollRules()}, Gate.ACTIVE_SEGMENT, "which the broker did not return"),
         (120, {"sidecar": None, "problems": {"sidecar": "refused"}}, Gate.NO_SIDECAR, "refused"),
-        (120, {"sidecar": SidecarView(1)}, Gate.NOT_FOLLOWED, "does not follow the partition"),
+        (
+            120,
+            {"sidecar": SidecarPartition(1)},
+            Gate.NOT_FOLLOWED,
+            "does not know (yet) that this broker leads",
+        ),
         (
             120,
             {"sidecar": sidecar(segment(100, 200), last_error="no answer", retry_at_ms=NOW - 5)},
             Gate.HELD,
-            "the partition is held by a failure, tried again now: no answer",
+            "the partition waits after an error, next attempt now: no answer",
         ),
         (
             120,
             {"sidecar": sidecar(segment(100, 200, **ERROR))},
             Gate.HELD,
-            "segment 100 is held by a failure, tried again in 30 s: put x: 403",
+            "segment 100 waits after an error, next attempt in 30 s: put x: 403",
         ),
         (120, {"sidecar": sidecar(segment(100, 200, "uploading"))}, Gate.UPLOADING, "segment 100"),
         (120, {"sidecar": sidecar(segment(100, 200, "queued"))}, Gate.QUEUED, "upload thread"),
@@ -261,17 +281,17 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(segment(100, 200, "stored"))},
             Gate.WATERMARK,
-            "is committed next",
+            "its commit is next",
         ),
         (
             120,
             {"sidecar": sidecar(segment(50, 100, **ERROR), segment(100, 200, "stored"))},
             Gate.EARLIER_SEGMENT,
-            "waits for segment 50, which is held (tried again in 30 s): put x: 403",
+            "waits for segment 50, which waits after an error (next attempt in 30 s): put x: 403",
         ),
         (
             120,
-            {"bounds": LogOffsets(Offset(0), Offset(150))},
+            {"log_offsets": LogOffsets(Offset(0), Offset(150))},
             Gate.HIGH_WATERMARK,
             "the high watermark is at 150, and must reach 200",
         ),
@@ -279,19 +299,19 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             120,
             {"sidecar": sidecar(segment(50, 100, "uploading"), segment(100, 200))},
             Gate.EARLIER_SEGMENT,
-            "segment 100 stands behind segment 50, which is being uploaded",
+            "segment 100 waits for segment 50, which is being uploaded",
         ),
         (
             120,
             {"sidecar": sidecar(segment(0, 50), segment(50, 100), unstored_segments=90)},
             Gate.EARLIER_SEGMENT,
-            "behind segment 0, which has not begun; 90 closed segments are not stored",
+            "waits for segment 0, which has not been started; 90 closed segments are not archived",
         ),
         (
             120,
             {"sidecar": sidecar(segment(50, 100), segment(100, 200), waiting_for="the broker")},
             Gate.EARLIER_SEGMENT,
-            "behind segment 50, which has not begun: the broker",
+            "waits for segment 50, which has not been started: the broker",
         ),
         (
             120,
@@ -299,7 +319,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
             Gate.OTHER,
             "the sidecar waits for a source that answers",
         ),
-        (120, {"sidecar": sidecar()}, Gate.OTHER, "it is due: look again"),
+        (120, {"sidecar": sidecar()}, Gate.OTHER, "its upload is due: ask again"),
     ],
 )
 def test_what_waits_names_its_gate(
@@ -311,20 +331,22 @@ def test_what_waits_names_its_gate(
 
 
 def test_a_pin_alone_is_enough_to_wait() -> None:
-    pin = {"start_offset": 100, "end_offset": 200}
+    pin = PinnedRange("orders", 3, Offset(100), Offset(200), 1000)
     gone = replace(sidecar(segment(100, 200)), pins=(pin,))
-    answer = decide(facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=gone))
+    answer = decide(
+        facts(local=None, log_offsets=LogOffsets(Offset(220), Offset(260)), sidecar=gone)
+    )
     assert answer.kind is Kind.WAITS
     unpinned = replace(gone, pins=())
     answer = decide(
-        facts(local=None, bounds=LogOffsets(Offset(220), Offset(260)), sidecar=unpinned)
+        facts(local=None, log_offsets=LogOffsets(Offset(220), Offset(260)), sidecar=unpinned)
     )
     assert answer.kind is Kind.GONE
 
 
 def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
     above = archive(holder=holder(100, 200))
-    answer = decide(facts(archive=above, local=None, bounds=LogOffsets()))
+    answer = decide(facts(archive=above, local=None, log_offsets=LogOffsets()))
     assert (answer.kind, answer.code) == (Kind.WAITS, 3)
     assert answer.text.startswith("uploaded, but not committed: ")
 
@@ -332,10 +354,22 @@ def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
 @pytest.mark.parametrize(
     ("offset", "changes", "kind", "code", "words"),
     [
-        (120, {}, Kind.WAITS, 3, "not stored yet"),
-        (60, {}, Kind.UNKNOWN, 1, "says that all below offset 100 is stored, or a recorded gap"),
-        (120, {"sidecar": None}, Kind.UNKNOWN, 1, "cannot be told: timed out; if it is not"),
-        (120, {"sidecar": None, "local": None}, Kind.UNKNOWN, 1, "cannot be told: timed out"),
+        (120, {}, Kind.WAITS, 3, "not archived yet"),
+        (60, {}, Kind.UNKNOWN, 1, "every offset below 100 is archived, or in a recorded gap"),
+        (
+            120,
+            {"sidecar": None},
+            Kind.UNKNOWN,
+            1,
+            "unknown whether it is archived: timed out; if it is not",
+        ),
+        (
+            120,
+            {"sidecar": None, "local": None},
+            Kind.UNKNOWN,
+            1,
+            "unknown whether it is archived: timed out",
+        ),
     ],
 )
 def test_without_the_store_the_sidecar_s_next_offset_has_to_do(

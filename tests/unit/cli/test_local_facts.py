@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.inspect.local import LocalLog, Place, local_log
+from sidetier.cli.inspect.local_log import LocalLog, Place, local_log
 from tests.harness.log_dir import START_MS, LogDir, PartitionLog
 
 
@@ -30,7 +30,7 @@ def test_where_each_offset_lies(log: PartitionLog) -> None:
     found = look(log)
     places = [(one.base_offset, one.next_offset, one.place) for one in found.segments]
     assert places == [
-        (0, 10, Place.STAGED),
+        (0, 10, Place.MARKED_FOR_DELETION),
         (10, 20, Place.CLOSED),
         (20, 30, Place.CLOSED),
         (30, 37, Place.ACTIVE),

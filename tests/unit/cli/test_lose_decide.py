@@ -6,105 +6,121 @@ import pytest
 
 from sidetier.cli.commands.can_i_lose import LoseResult
 from sidetier.cli.inspect.cluster import LogOffsets, ReplicaSet
-from sidetier.cli.inspect.local import LocalLog, LocalSegment, Place
-from sidetier.cli.inspect.loss import Broker, Held, Pin, risks_of
+from sidetier.cli.inspect.facts import BrokerFacts, Exclusion, PartitionFacts
+from sidetier.cli.inspect.local_log import LocalLog, LocalSegment, Place
+from sidetier.cli.inspect.loss import risks_of
+from sidetier.cli.inspect.sidecar import SidecarPartition
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
+from sidetier.telemetry.status import PinnedRange
 
-BROKER = Broker(1, frozenset({1, 2, 3}))
-SAFE = Held(
+BROKER = BrokerFacts(1, frozenset({1, 2, 3}), ())
+COMPACTED = Exclusion("compacted", "topic t is compacted")
+SAFE = PartitionFacts(
     TopicPartition("t", 0),
     ReplicaSet(1, (1, 2), (1, 2)),
     LogOffsets(Offset(100), Offset(300)),
-    next_offset=Offset(200),
-    pins=(),
+    archived_up_to=Offset(200),
+    sidecar=SidecarPartition(1),
 )
 ALONE = replace(SAFE, replicas=ReplicaSet(1, (1,), (1,)))
 
 
-def ranges(held: Held, broker: Broker = BROKER) -> list[tuple[int | None, int | None]]:
-    return [(risk.start, risk.end) for risk in risks_of(held, broker)]
+def result_of(*partitions: PartitionFacts, notes: tuple[str, ...] = ()) -> LoseResult:
+    return LoseResult.of(replace(BROKER, partitions=partitions, notes=notes))
+
+
+def ranges(
+    partition: PartitionFacts, broker: BrokerFacts = BROKER
+) -> list[tuple[int | None, int | None]]:
+    return [(risk.start, risk.end) for risk in risks_of(partition, broker)]
 
 
 @pytest.mark.parametrize(
-    ("held", "expected"),
+    ("partition", "expected"),
     [
         (SAFE, []),
         (replace(SAFE, replicas=ReplicaSet(2, (1, 2), (1, 2))), []),
         (replace(SAFE, replicas=ReplicaSet(2, (1, 2), (2,))), []),
-        (replace(SAFE, next_offset=None), []),
-        (replace(SAFE, bounds=LogOffsets(problem="no answer")), []),
+        (replace(SAFE, archived_up_to=None), []),
+        (replace(SAFE, log_offsets=LogOffsets(problem="no answer")), []),
         (ALONE, [(200, 300)]),
-        (replace(ALONE, next_offset=Offset(300)), []),
-        (replace(ALONE, next_offset=None), [(100, 300)]),
-        (replace(ALONE, next_offset=Offset(50)), [(100, 300)]),
-        (replace(ALONE, next_offset=Offset(301)), [(100, 300)]),
-        (replace(ALONE, bounds=LogOffsets(Offset(300), Offset(300)), next_offset=None), []),
-        (replace(ALONE, bounds=LogOffsets()), [(200, None)]),
-        (replace(ALONE, bounds=LogOffsets(), next_offset=None), [(None, None)]),
+        (replace(ALONE, archived_up_to=Offset(300)), []),
+        (replace(ALONE, archived_up_to=None), [(100, 300)]),
+        (replace(ALONE, archived_up_to=Offset(50)), [(100, 300)]),
+        (replace(ALONE, archived_up_to=Offset(301)), [(100, 300)]),
+        (replace(ALONE, log_offsets=LogOffsets(Offset(300), Offset(300)), archived_up_to=None), []),
+        (replace(ALONE, log_offsets=LogOffsets()), [(200, None)]),
+        (replace(ALONE, log_offsets=LogOffsets(), archived_up_to=None), [(None, None)]),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 2), (1,))), [(200, 300)]),
         (replace(SAFE, replicas=ReplicaSet(None, (1, 9), (9,))), [(200, 300)]),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 9), (1, 9))), [(200, 300)]),
     ],
 )
 def test_what_only_this_broker_s_log_holds(
-    held: Held, expected: list[tuple[int | None, int | None]]
+    partition: PartitionFacts, expected: list[tuple[int | None, int | None]]
 ) -> None:
-    assert ranges(held) == expected
+    assert ranges(partition) == expected
 
 
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("partition", "words"),
     [
-        (ALONE, "not stored yet; there is no other replica"),
-        (replace(ALONE, next_offset=None), "nothing of it is stored"),
-        (replace(ALONE, not_archived="compacted", next_offset=None), "never stored: compacted"),
-        (replace(ALONE, archive_problem="403"), "perhaps not stored: the archive cannot be read"),
-        (replace(ALONE, next_offset=Offset(301)), "reaches 301, above the high watermark"),
+        (ALONE, "not archived yet; there is no other replica"),
+        (replace(ALONE, archived_up_to=None), "nothing is archived"),
+        (replace(ALONE, exclusion=COMPACTED, archived_up_to=None), "never archived: compacted"),
+        (replace(ALONE, archive_problem="403"), "perhaps not archived: the archive cannot be read"),
+        (
+            replace(ALONE, archived_up_to=Offset(301)),
+            "archived up to 301, above the high watermark",
+        ),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 2), (1,))), "broker 2 is not in sync"),
         (replace(SAFE, replicas=ReplicaSet(1, (1, 9), (1,))), "broker 9 is down"),
         (
-            replace(ALONE, bounds=LogOffsets(problem="nobody leads")),
-            "the end of the log is not known (nobody leads)",
+            replace(ALONE, log_offsets=LogOffsets(problem="no leader")),
+            "the high watermark is not known (no leader)",
         ),
     ],
 )
-def test_it_says_why(held: Held, words: str) -> None:
-    [risk] = risks_of(held, BROKER)
+def test_it_says_why(partition: PartitionFacts, words: str) -> None:
+    [risk] = risks_of(partition, BROKER)
     assert words in risk.why
 
 
-PINS = (
-    Pin(Offset(0), Offset(60), 600),
-    Pin(Offset(80), None, 200),
-    Pin(Offset(150), Offset(200), 9),
+PINS = SidecarPartition(
+    1,
+    pins=(
+        PinnedRange("t", 0, Offset(0), Offset(60), 600),
+        PinnedRange("t", 0, Offset(80), None, 200),
+        PinnedRange("t", 0, Offset(150), Offset(200), 9),
+    ),
 )
 
 
 @pytest.mark.parametrize(
-    ("held", "expected"),
+    ("partition", "expected"),
     [
-        (replace(SAFE, next_offset=Offset(20), pins=PINS), [(20, 60), (80, 100)]),
-        (replace(SAFE, next_offset=None, pins=PINS), [(0, 60), (80, 100)]),
-        (replace(SAFE, next_offset=Offset(90), pins=PINS), [(90, 100)]),
-        (replace(SAFE, next_offset=Offset(100), pins=PINS), []),
-        (replace(SAFE, next_offset=Offset(20), pins=()), []),
-        (replace(SAFE, next_offset=Offset(20), pins=None), [(20, 100)]),
-        (replace(SAFE, next_offset=None, pins=None), []),
-        (replace(SAFE, next_offset=None, not_archived="compacted", pins=PINS), []),
+        (replace(SAFE, archived_up_to=Offset(20), sidecar=PINS), [(20, 60), (80, 100)]),
+        (replace(SAFE, archived_up_to=None, sidecar=PINS), [(0, 60), (80, 100)]),
+        (replace(SAFE, archived_up_to=Offset(90), sidecar=PINS), [(90, 100)]),
+        (replace(SAFE, archived_up_to=Offset(100), sidecar=PINS), []),
+        (replace(SAFE, archived_up_to=Offset(20), sidecar=SidecarPartition(1)), []),
+        (replace(SAFE, archived_up_to=Offset(20), sidecar=None), [(20, 100)]),
+        (replace(SAFE, archived_up_to=None, sidecar=None), []),
+        (replace(SAFE, archived_up_to=None, exclusion=COMPACTED, sidecar=PINS), []),
     ],
 )
 def test_what_brokers_have_deleted_and_only_pins_hold(
-    held: Held, expected: list[tuple[int, int]]
+    partition: PartitionFacts, expected: list[tuple[int, int]]
 ) -> None:
-    assert ranges(held) == expected
+    assert ranges(partition) == expected
 
 
 def test_the_verdict_is_yes_when_nothing_is_at_risk() -> None:
-    result = LoseResult.of(BROKER, [SAFE, replace(SAFE, next_offset=None)], ())
+    result = result_of(SAFE, replace(SAFE, archived_up_to=None))
     assert result.can_be_lost
     assert result.verdict() == (
-        "yes: broker 1 and its disk can be lost: all that it holds of 2 partitions is stored, or "
-        "on another in-sync replica"
+        "yes: broker 1 and its disk can be lost: every committed record of its 2 partitions is "
+        "archived, or on another in-sync replica"
     )
 
 
@@ -115,28 +131,28 @@ def test_the_verdict_counts_records_and_bytes() -> None:
     ]
     local = replace(ALONE, local=LocalLog("/d", tuple(segments)))
     other = TopicPartition("t", 1)
-    pinned = replace(SAFE, topic_partition=other, next_offset=Offset(20), pins=PINS)
-    result = LoseResult.of(BROKER, [SAFE, local, pinned], ())
+    pinned = replace(SAFE, topic_partition=other, archived_up_to=Offset(20), sidecar=PINS)
+    result = result_of(SAFE, local, pinned)
     assert not result.can_be_lost
     assert result.records == 100 + 40 + 20
     assert result.size_bytes == 2000 + 600 + 200
     assert result.verdict() == (
-        "no: with broker 1 and its disk 160 records (in segments of 2.8 kB) would be lost, of 2 of "
-        "the 3 partitions on it"
+        "no: with broker 1 and its disk, 160 records (in segments of 2.8 kB) in 2 of its 3 "
+        "partitions would be lost"
     )
-    unknown = LoseResult.of(BROKER, [replace(ALONE, bounds=LogOffsets())], ())
-    assert "at least 0 records would be lost" in unknown.verdict()
+    unknown = result_of(replace(ALONE, log_offsets=LogOffsets()))
+    assert "at least 0 records in 1 of its 1" in unknown.verdict()
 
 
 def test_notes_tell_what_is_never_stored_and_what_is_short_of_replicas() -> None:
-    excluded = replace(SAFE, not_archived="left out by `topics`", next_offset=None)
+    excluded = replace(SAFE, exclusion=COMPACTED, archived_up_to=None)
     short = replace(SAFE, replicas=ReplicaSet(1, (1, 2, 3), (1, 2)))
-    unread = replace(SAFE, archive_problem="503", next_offset=None)
-    result = LoseResult.of(BROKER, [excluded, short, unread], ("said before",))
+    unread = replace(SAFE, archive_problem="503", archived_up_to=None)
+    result = result_of(excluded, short, unread, notes=("said before",))
     text = [table.footer for table in result.as_tables()]
     assert text[1:] == [
         "said before",
-        "never stored, so only as safe as their replicas: t",
+        "never archived, so only as safe as their replicas: t",
         "the archive could not be read: 503",
         "1 of its partitions are under-replicated",
     ]

@@ -11,7 +11,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sidetier.cli.mirror import on_spark
-from sidetier.cli.mirror.session import CopyResult, run_engine
+from sidetier.cli.mirror.session import run_engine
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.mirror.copy.engine import Copy, Counts, Limits
 from sidetier.mirror.spark_copy import PartitionTask, SparkCopy, TaskOutcome
 from sidetier.mirror.topics.rules import MirrorNames

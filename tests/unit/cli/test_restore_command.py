@@ -9,7 +9,7 @@ import pytest
 from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
 from sidetier.cli.export.session import spark_session
 from sidetier.cli.mirror.on_spark import verdict
-from sidetier.cli.mirror.session import CopyResult
+from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.restore.translation import group_offsets
 from sidetier.cli.restore.view import RestorePlan, RestoreResult
 from sidetier.mirror.copy.engine import Counts

@@ -4,9 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from sidetier.cli.consume.positions import BEGINNING, END, Place, PlaceKind
 from sidetier.cli.consume.reading import plan
-from sidetier.cli.consume.request import Request
+from sidetier.cli.consume.request import BEGINNING, END, Place, PlaceKind, Request
 from sidetier.cli.restore.session import ArchiveRanges
 from sidetier.mirror.copy.archive_source import ArchiveSource
 from sidetier.mirror.restore.copy_check import ArchivedRecords

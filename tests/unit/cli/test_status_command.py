@@ -126,7 +126,7 @@ def test_an_acknowledged_gap_is_no_finding_any_more(
     status.show(acknowledged, of_an_earlier_life, aside)
     assert run(["status", "--url", url]) == 3
     shown = lines(capsys)
-    assert "orders-4: 5 records were gone before they were stored" in shown
+    assert "orders-4: 5 records were deleted before they were archived" in shown
     assert "orders-5: 2 quarantines are not acknowledged" in shown
 
 
@@ -141,7 +141,7 @@ def test_records_of_active_segments_are_told_as_not_archived(
     assert "9,635 rec, 1.2 MB, 6 min" in row
     assert summary.endswith("2 with all closed segments archived")
     assert alone == (
-        "not archived: 19,270 records (2.4 MB of segments) are on the brokers alone, "
+        "not archived: 19,270 records (2.4 MB of segments) are only on the brokers, "
         "the oldest for 6 min"
     )
 
@@ -165,11 +165,11 @@ def test_what_wants_an_operator_comes_first(
     assert problems == [
         "pay-9: last error: stop",
         "orders-2: another try after: put x: 403",
-        "orders-3: 17 records were gone before they were stored",
+        "orders-3: 17 records were deleted before they were archived",
     ]
     assert summary == (
         "broker 3 of prod-a leads 5 partitions: 1 halted, 1 held by errors, 1 with a gap, "
-        "1 behind, 1 with all closed segments archived; 6 segments, 6.0 MB to store, "
+        "1 behind, 1 with all closed segments archived; 6 segments, 6.0 MB to upload, "
         "the oldest since 1 min"
     )
 
@@ -184,7 +184,7 @@ def test_what_is_being_set_aside_is_told_apart_from_what_is_halted(
         ["pay-9", "halted"],
         ["pay-4", "quarantining"],
     ]
-    assert "1 halted, 1 being set aside" in summary
+    assert "1 halted, 1 being moved to quarantine" in summary
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,10 @@ def test_many_partitions_show_what_there_is_to_tell(
     assert run(["status", "--url", url]) == 0
     shown = lines(capsys)
     assert [line.split()[0] for line in shown[:2]] == ["PARTITION", "orders-1"]
-    assert shown[2] == f"{MOST_ROWS} more have nothing to tell (--all shows them)"
+    assert (
+        shown[2]
+        == f"{MOST_ROWS} more partitions have no unarchived closed segment (--all shows them)"
+    )
     assert run(["status", "--url", url, "--all"]) == 0
     assert len(lines(capsys)) == MOST_ROWS + 3
 
@@ -283,7 +286,7 @@ def test_many_problems_are_not_all_told(
     assert run(["status", "--url", url]) == 3
     shown = lines(capsys)
     assert shown[13:-2] == [
-        f"orders-{n}: 17 records were gone before they were stored" for n in range(10)
+        f"orders-{n}: 17 records were deleted before they were archived" for n in range(10)
     ]
     assert shown[-2] == "and 2 more: --output json has them all"
 

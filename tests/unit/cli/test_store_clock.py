@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from sidetier.cli.inspect.doctor_facts import skew, skew_of
+from sidetier.cli.inspect.store import skew, skew_of
 from sidetier.storage.settings import S3Settings, StorageEndpoint
 
 

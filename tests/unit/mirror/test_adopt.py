@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.cli.commands.mirror_adopt import require_stopped
+from sidetier.cli.mirror.adopt import require_stopped
 from sidetier.mirror.adopt import (
     CommittedAs,
     Verdict,

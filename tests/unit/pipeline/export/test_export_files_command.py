@@ -147,7 +147,7 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
         (["--tail", "wait"], "give --bootstrap"),
         (["--topics-dir", "../x"], "--topics-dir"),
         (["--rotate-interval", "5 parsecs"], "must be a duration"),
-        (["--delimiter", r"\q"], "behind a backslash"),
+        (["--delimiter", r"\q"], "after a backslash"),
     ):
         export(cli, *options, code=2)
         assert reason in cli.err, options

@@ -21,7 +21,7 @@ class Place(StrEnum):
     """State of a segment on the broker."""
 
     CLOSED = "closed"
-    STAGED = "staged"
+    MARKED_FOR_DELETION = "staged"
     """Renamed to `.deleted`; the broker unlinks it after `file.delete.delay.ms`."""
     ACTIVE = "active"
 
@@ -73,7 +73,9 @@ class LocalLog:
     @property
     def start(self) -> Offset | None:
         """Lowest base offset of a segment that is not marked for deletion."""
-        live = (segment for segment in self.segments if segment.place is not Place.STAGED)
+        live = (
+            segment for segment in self.segments if segment.place is not Place.MARKED_FOR_DELETION
+        )
         return next((Offset(segment.base_offset) for segment in live), None)
 
     @property
@@ -86,7 +88,10 @@ class LocalLog:
         holders = [segment for segment in self.segments if segment.holds(offset)]
         return max(
             holders,
-            key=lambda segment: (segment.place is not Place.STAGED, segment.base_offset),
+            key=lambda segment: (
+                segment.place is not Place.MARKED_FOR_DELETION,
+                segment.base_offset,
+            ),
             default=None,
         )
 
@@ -141,14 +146,14 @@ def read_log(directory: str, tp: TopicPartition) -> LocalLog:
 
 
 def _closed_place(*, marked_for_deletion: bool) -> Place:
-    return Place.STAGED if marked_for_deletion else Place.CLOSED
+    return Place.MARKED_FOR_DELETION if marked_for_deletion else Place.CLOSED
 
 
 def _segment(
     directory: str, base: BaseOffset, end: int | None, place: Place
 ) -> LocalSegment | None:
     """Return the segment; None if the broker has deleted or renamed the file meanwhile."""
-    name = segment_file_name(base, FileKind.LOG, deleted=place is Place.STAGED)
+    name = segment_file_name(base, FileKind.LOG, deleted=place is Place.MARKED_FOR_DELETION)
     path = Path(directory, name)
     try:
         status = path.stat()

@@ -1,0 +1,157 @@
+"""Steps of `sidetier hydrate` that need no extra: prepare the topics, and place the segments.
+
+`place` runs beside a stopped broker, on a host that may have only the base packages.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from sidetier.cli import exits
+from sidetier.cli.hydrate.view import DestinationsResult, PlacedResult, PreparedResult
+from sidetier.cli.output import OutputFormat, emit
+from sidetier.cli.progress import Amount, shown
+from sidetier.cli.signals import handled_signals
+from sidetier.cli.stores import open_archive
+from sidetier.config.model import Config
+from sidetier.config.units import parse_size
+from sidetier.leadership.cluster import admin_client, as_texts
+from sidetier.mirror.hydrate import log_dir, topics
+from sidetier.mirror.hydrate.place import Journal, PlaceSettings, StoppedError, place
+from sidetier.mirror.hydrate.plan import HydratePlan, read_plan, with_prepared, write_plan
+from sidetier.mirror.hydrate.topics import TopicAdmin
+from sidetier.segments.errors import ConfigurationError
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.sending.throttle import Throttle
+
+CONNECTIONS = 32
+"""Connections to the store."""
+
+
+def prepare_topics(
+    config: Config, plan_file: Path, bootstrap: str | None, output: OutputFormat, *, dry_run: bool
+) -> None:
+    """Create the planned topics on the new cluster, and write their ids into the plan."""
+    plan = read_plan(plan_file)
+    admin = topic_admin(config, bootstrap)
+    if dry_run:
+        existing = admin.described(plan.topics)
+        emit(PreparedResult(plan, sorted(topics.to_create(plan, existing)), dry_run=True), output)
+        return
+    cluster_id, prepared = topics.prepare(plan, admin)
+    plan = with_prepared(plan, cluster_id, prepared)
+    write_plan(plan_file, plan)
+    emit(PreparedResult(plan, sorted(prepared), dry_run=False), output)
+
+
+def place_partitions(  # noqa: PLR0913 -- one parameter for each option
+    config: Config,
+    plan_file: Path,
+    log_dirs: Sequence[Path],
+    output: OutputFormat,
+    *,
+    parallel: int,
+    max_rate: str | None,
+    dry_run: bool,
+) -> int:
+    """Place this broker's partitions into its log dirs; return the exit code.
+
+    Raises:
+        ConfigurationError: A log dir is in use, or belongs to another cluster.
+        SidetierError: The archive cannot be read.
+    """
+    plan = read_plan(plan_file)
+    paths = tuple(log_dirs) or tuple(config.log_dirs)
+    if not paths:
+        raise ConfigurationError("no log dir is known: set log_dirs, or give --log-dir")
+    rate = _rate(max_rate)
+    # The broker's own lock: the broker cannot start while its directories are replaced.
+    with log_dir.locked_log_dirs(paths) as locked:
+        journals = {entry.path: Journal(entry.path, plan.plan_id) for entry in locked}
+        pending = {path: journal.switching for path, journal in journals.items()}
+        destinations = log_dir.destinations(plan, locked, pending)
+        if dry_run:
+            emit(DestinationsResult(destinations, journals), output)
+            return exits.OK
+        return _place(config, plan, destinations, journals, output, parallel=parallel, rate=rate)
+
+
+def _rate(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(parse_size(text))
+    except ValueError as error:
+        raise ConfigurationError(f"--max-rate: {error}") from None
+
+
+def _place(  # noqa: PLR0913 -- the plan, both sides of it, and two options
+    config: Config,
+    plan: HydratePlan,
+    destinations: Sequence[log_dir.Destination],
+    journals: dict[Path, Journal],
+    output: OutputFormat,
+    *,
+    parallel: int,
+    rate: float | None,
+) -> int:
+    todo = [
+        entry.plan
+        for entry in destinations
+        if str(entry.plan.topic_partition) not in journals[entry.log_dir.path].placed
+    ]
+    total = Amount(sum(len(entry.segments) for entry in todo), sum(entry.size for entry in todo))
+    stop = threading.Event()
+    with (
+        open_archive(config, connections=CONNECTIONS) as archive,
+        shown(total) as progress,
+        handled_signals(stop.set),
+    ):
+        throttle = Throttle(rate, SYSTEM_CLOCK.monotonic, stop.wait)
+        amounts = _Amounts(progress.update)
+        settings = PlaceSettings(parallel, throttle.acquire, amounts.add, stop=stop)
+        try:
+            placed = place(plan, archive, destinations, journals, settings)
+        except StoppedError:
+            click.echo("sidetier: stopped; run the same command again to continue", err=True)
+            return exits.INTERRUPTED
+    emit(PlacedResult(placed), output)
+    return exits.FAILED if any(entry.problem for entry in placed) else exits.OK
+
+
+class _Amounts:
+    """Sum of bytes and segments, reported after each addition; safe for several threads."""
+
+    def __init__(self, tell: Callable[[Amount, int], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._segments = self._size = 0
+
+    def add(self, size: int, segments: int) -> None:
+        """Add `size` bytes and this number of segments."""
+        with self._lock:
+            self._size += size
+            self._segments += segments
+            self._tell(Amount(self._segments, self._size), 0)
+
+
+def cluster_properties(
+    config: Config, bootstrap: str | None
+) -> dict[str, str | int | float | bool]:
+    """Return the client properties of the new cluster."""
+    properties = config.broker.client_properties()
+    if bootstrap is not None:
+        properties["bootstrap.servers"] = bootstrap
+    if "bootstrap.servers" not in properties:
+        raise ConfigurationError(
+            "broker.bootstrap_servers is not set: give the new cluster's address by "
+            "--bootstrap-server"
+        )
+    return dict(properties)
+
+
+def topic_admin(config: Config, bootstrap: str | None) -> TopicAdmin:
+    """Return a client of the new cluster that creates and describes topics."""
+    properties = as_texts(cluster_properties(config, bootstrap))
+    servers = properties.pop("bootstrap.servers")
+    return TopicAdmin(admin_client(servers, properties, {"log_level": 0}))

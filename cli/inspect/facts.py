@@ -1,0 +1,590 @@
+"""Facts about partitions, records and this host's broker, gathered from every source.
+
+The sources are this host's disk (`local_log`, `host`), the sidecar (`sidecar`), the stores
+(`archive`, `store`) and the brokers (`cluster`). `explain`, `can-i-lose` and `doctor` gather their
+facts here, and then decide with the pure functions of the modules `explain`, `loss` and `doctor`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.quarantine import read_pending_plan
+from sidetier.cli.archive_listing import NO_WATERMARK, ArchiveEnd, read_archive_end
+from sidetier.cli.inspect.archive import ArchivedOffset, ArchivedPartition
+from sidetier.cli.inspect.cluster import (
+    Cluster,
+    ClusterMap,
+    LogOffsets,
+    ReplicaSet,
+    Settings,
+    number,
+    open_cluster,
+)
+from sidetier.cli.inspect.host import HostFacts, host_facts
+from sidetier.cli.inspect.local_log import LocalLog, local_log, read_log
+from sidetier.cli.inspect.sidecar import (
+    NoSidecarError,
+    SidecarPartition,
+    SidecarState,
+    ask_sidecar,
+    bearer_token_of,
+    url_of,
+    with_conditions,
+)
+from sidetier.cli.inspect.store import StoreFacts, store_facts
+from sidetier.cli.stores import EveryStore, layout_of, open_every_store, with_short_timeouts
+from sidetier.config.model import Config
+from sidetier.config.startup import LocalMachine, check_machine
+from sidetier.leadership.cluster import topic_config
+from sidetier.segments.errors import (
+    ArchiveError,
+    ConfigurationError,
+    LeadershipError,
+    SidetierError,
+    StorageError,
+)
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.segments.properties import MetaProperties
+from sidetier.storage.port import RemoteStorage
+from sidetier.uploader.clock import SYSTEM_CLOCK
+from sidetier.uploader.gates.topic_rules import refusal_of
+from sidetier.uploader.watching.disk import find_partitions
+
+_AT_ONCE: Final = 16
+"""Maximum number of concurrent requests to the stores."""
+_SIDECAR_SECONDS: Final = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Why a topic is never archived: in a few words, and in a sentence that names the settings."""
+
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """Facts about one partition.
+
+    Attributes:
+        replicas: None if the cluster has not answered, or has no such partition.
+        exclusion: Why the partition is never archived.
+        local: The log on this host's disk; None if it is not there, or was not read.
+        sidecar: None if no sidecar has answered.
+        archived_up_to: Archive end offset (exclusive); None if nothing is archived, or if it is not
+            known because of `archive_problem`.
+        archive_moving_to: Prefix to which the archive, or its end, is being moved.
+            `archived_up_to` is then the end of the part that stays.
+    """
+
+    topic_partition: TopicPartition
+    replicas: ReplicaSet | None = None
+    log_offsets: LogOffsets = field(default_factory=LogOffsets)
+    exclusion: Exclusion | None = None
+    local: LocalLog | None = None
+    sidecar: SidecarPartition | None = None
+    archived_up_to: Offset | None = None
+    archive_problem: str | None = None
+    archive_moving_to: str | None = None
+
+
+def exclusion_of(topic: str, config: Config, settings: Settings | None) -> Exclusion | None:
+    """Return why a topic is never archived; None if it is, or if the settings would decide.
+
+    Args:
+        topic: Name of the topic.
+        config: The sidecar's configuration.
+        settings: The topic's configuration; None if the brokers have not returned it.
+    """
+    if not config.topics.selects(topic):
+        text = f"topic {topic} is left out by the settings below `topics`"
+        return Exclusion("left out by `topics`", text)
+    topic_settings = topic_config(settings or {})
+    text_or_none = refusal_of(
+        topic, topic_settings, refuse_compacted=config.topics.compacted == "refuse"
+    )
+    if text_or_none is None:
+        return None
+    reason = "tiered by the broker itself" if topic_settings.native_tiering else "compacted"
+    return Exclusion(reason, text_or_none)
+
+
+def _local_identity(config: Config) -> MetaProperties | None:
+    """Return the broker and cluster of this host's log dirs; None if no log dir has them."""
+    return check_machine(config, LocalMachine()).identity
+
+
+# One record, for `explain`.
+
+
+@dataclass(frozen=True, slots=True)
+class RollRules:
+    """Limits at which the broker closes a segment of the topic, in bytes and in ms."""
+
+    segment_bytes: int | None = None
+    segment_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFacts(PartitionFacts):
+    """Facts about one offset of a partition at `now_ms` (ms since 1970).
+
+    Attributes:
+        broker_id: This host's broker.
+        archive: What the store has about the offset; None if it does not answer.
+        known_to_cluster: False if the cluster has answered and has no such partition.
+        problems: By source, why it does not answer.
+    """
+
+    offset: Offset
+    now_ms: int
+    broker_id: int | None = None
+    archive: ArchivedOffset | None = None
+    known_to_cluster: bool | None = None
+    roll: RollRules = field(default_factory=RollRules)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def leads_here(self) -> bool:
+        """Whether this host's broker leads the partition, as far as is known."""
+        if self.replicas is None:
+            row = self.sidecar.row if self.sidecar is not None else None
+            return row is not None and row.get("role", "leader") == "leader"
+        return self.replicas.leader is not None and self.replicas.leader == self.broker_id
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuestion:
+    """A record, and the addresses to ask; for None the configuration's address is used."""
+
+    config: Config
+    topic_partition: TopicPartition
+    offset: Offset
+    sidecar_url: str | None = None
+    bootstrap_servers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterAnswer:
+    replicas: ReplicaSet | None
+    log_offsets: LogOffsets
+    settings: Settings | None
+
+
+def gather_record(question: RecordQuestion) -> RecordFacts:
+    """Ask all sources about one record in parallel. A source that fails is noted in `problems`."""
+    config, tp = question.config, question.topic_partition
+    # Each source has its own timeout: in parallel, the slowest one limits the wait, not their sum.
+    with ThreadPoolExecutor(4, thread_name_prefix="explain") as pool:
+        disk = pool.submit(_log_on_disk, question)
+        sidecar = pool.submit(_sidecar_partition, question)
+        archive = pool.submit(_archived_offset, question)
+        cluster = pool.submit(_cluster_answer, question)
+    asked: dict[str, Future[Any]] = {
+        "disk": disk,
+        "sidecar": sidecar,
+        "archive": archive,
+        "cluster": cluster,
+    }
+    problems = {name: str(why) for name, future in asked.items() if (why := _failure(future))}
+    archived, says, brokers = _answer(archive), _answer(sidecar), _answer(cluster)
+    identity = _local_identity(config)
+    broker_id = None if says is None else says.broker_id
+    # The Metadata request has succeeded, but the partition's leader did not return its offsets.
+    if brokers is not None and brokers.log_offsets.problem is not None:
+        problems["cluster"] = brokers.log_offsets.problem
+    settings = None if brokers is None else brokers.settings
+    return RecordFacts(
+        tp,
+        offset=question.offset,
+        now_ms=int(SYSTEM_CLOCK.wall() * 1000),
+        broker_id=broker_id if identity is None else identity.broker_id,
+        local=_answer(disk),
+        sidecar=says,
+        archive=archived,
+        archived_up_to=None if archived is None else archived.watermark.next_offset,
+        exclusion=exclusion_of(tp.topic, config, settings),
+        replicas=None if brokers is None else brokers.replicas,
+        known_to_cluster=None if brokers is None else brokers.replicas is not None,
+        log_offsets=LogOffsets() if brokers is None else brokers.log_offsets,
+        roll=roll_rules(settings or {}),
+        problems=problems,
+    )
+
+
+def _failure(asked: Future[Any]) -> BaseException | None:
+    """Return why a source has failed; raise an error that is a bug."""
+    error = asked.exception()
+    if error is not None and not isinstance(error, SidetierError | OSError):
+        raise error
+    return error
+
+
+def _answer(asked: Future[T]) -> T | None:
+    return None if asked.exception() is not None else asked.result()
+
+
+def roll_rules(settings: Settings) -> RollRules:
+    """Return when segments close, by a topic's settings."""
+    # `internal.segment.bytes` exists since Kafka 4.0, for segments below 1 MiB.
+    size = number(settings, "internal.segment.bytes") or number(settings, "segment.bytes")
+    return RollRules(size, number(settings, "segment.ms"))
+
+
+def _log_on_disk(question: RecordQuestion) -> LocalLog | None:
+    log_dirs = question.config.log_dirs
+    if not any(path.is_dir() for path in log_dirs):
+        raise NotADirectoryError(f"{', '.join(map(str, log_dirs))}: not on this host")
+    return local_log(map(str, log_dirs), question.topic_partition)
+
+
+def _sidecar_partition(question: RecordQuestion) -> SidecarPartition:
+    tp, http = question.topic_partition, question.config.http
+    url = question.sidecar_url or url_of(http)
+    return ask_sidecar(url, tp.topic, _SIDECAR_SECONDS, bearer_token_of(http)).partition(tp)
+
+
+def _archived_offset(question: RecordQuestion) -> ArchivedOffset:
+    config, tp = with_short_timeouts(question.config), question.topic_partition
+    with open_every_store(config) as stores:
+        url = config.storage.target(tp.topic).url
+        place = ArchivedPartition(stores.of_topic(tp.topic), layout_of(config), tp, url)
+        return place.about(question.offset)
+
+
+def _cluster_answer(question: RecordQuestion) -> _ClusterAnswer:
+    tp = question.topic_partition
+    cluster = open_cluster(question.config, question.bootstrap_servers)
+    if cluster is None:
+        raise LeadershipError("broker.bootstrap_servers is not set")
+    replicas = cluster.map().partitions.get(tp)
+    if replicas is None:
+        return _ClusterAnswer(None, LogOffsets(problem=f"there is no partition {tp}"), None)
+    log_offsets = LogOffsets() if replicas.leader is None else cluster.log_offsets([tp])[tp]
+    return _ClusterAnswer(replicas, log_offsets, _topic_settings(cluster, [tp.topic]).get(tp.topic))
+
+
+def _topic_settings(cluster: Cluster, topics: Collection[str]) -> Mapping[str, Settings]:
+    """Return the topics' configurations; empty if the cluster refuses, because names still help."""
+    with suppress(LeadershipError):  # DescribeConfigs may not be authorized
+        return cluster.topic_settings(topics)
+    return {}
+
+
+# Every partition of one broker, for `can-i-lose`.
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerQuestion:
+    """A broker, and the URL of its sidecar if that is not on this host."""
+
+    config: Config
+    broker_id: int
+    sidecar_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """Every partition with a replica on a broker.
+
+    Attributes:
+        up: Ids of the brokers that are up.
+        notes: Notes for the output, such as a sidecar that does not answer.
+    """
+
+    broker_id: int
+    up: frozenset[int]
+    partitions: tuple[PartitionFacts, ...]
+    notes: tuple[str, ...] = ()
+
+
+def gather_broker(question: BrokerQuestion, cluster: Cluster) -> BrokerFacts:
+    """Ask cluster, stores and sidecar about every partition on a broker.
+
+    Raises:
+        ConfigurationError: There is no such broker, or the sidecar belongs to another one.
+        LeadershipUnavailableError: No broker answers.
+    """
+    broker_id, config = question.broker_id, question.config
+    cluster_map = cluster.map()
+    tps = cluster_map.with_replica_on(broker_id)
+    _check_broker(broker_id, cluster_map, tps)
+    topics = sorted({tp.topic for tp in tps})
+    settings = _topic_settings(cluster, topics)
+    exclusions = {topic: exclusion_of(topic, config, settings.get(topic)) for topic in topics}
+    partitions = [
+        PartitionFacts(tp, cluster_map.partitions[tp], exclusion=exclusions[tp.topic]) for tp in tps
+    ]
+    # The archive first: a high watermark that is read later is not below the archive end.
+    partitions = _with_archives(partitions, config)
+    partitions = _with_log_offsets(partitions, cluster, cluster_map)
+    partitions, note = _with_sidecar(partitions, question)
+    is_up = broker_id in cluster_map.brokers
+    down = () if is_up else (f"broker {broker_id} is not up now",)
+    return BrokerFacts(broker_id, frozenset(cluster_map.brokers), tuple(partitions), (*down, *note))
+
+
+def with_local_logs(
+    facts: BrokerFacts, config: Config, wanted: Collection[TopicPartition]
+) -> BrokerFacts:
+    """Add the local logs of the wanted partitions, if the broker is the one of this host.
+
+    Reading them opens the active segments, so ask only for partitions whose sizes are shown.
+    """
+    if not wanted or not _is_local(config, facts.broker_id):
+        return facts
+    directories = find_partitions(map(str, config.log_dirs), lambda _: True).directories
+    partitions = tuple(
+        replace(partition, local=read_log(directories[tp], tp))
+        if (tp := partition.topic_partition) in wanted and tp in directories
+        else partition
+        for partition in facts.partitions
+    )
+    return replace(facts, partitions=partitions)
+
+
+def _check_broker(broker_id: int, known: ClusterMap, tps: Collection[TopicPartition]) -> None:
+    if broker_id not in known.brokers and not tps:
+        up = ", ".join(map(str, sorted(known.brokers)))
+        raise ConfigurationError(
+            f"there is no broker {broker_id}: brokers {up} are up, and no partition has a replica "
+            f"on a broker {broker_id}"
+        )
+
+
+def _with_archives(partitions: list[PartitionFacts], config: Config) -> list[PartitionFacts]:
+    try:
+        with open_every_store(with_short_timeouts(config)) as stores:
+            return _read_archives(partitions, config, stores)
+    except ConfigurationError as error:  # such as a missing directory
+        return [_unread(partition, str(error)) for partition in partitions]
+
+
+def _read_archives(
+    partitions: list[PartitionFacts], config: Config, stores: EveryStore
+) -> list[PartitionFacts]:
+    """Read the `offset.wm` of each partition whose store answers."""
+    layout = layout_of(config)
+    # One look at each store: a store that is away would cost a timeout for each of its partitions.
+    problems: dict[int, str | None] = {}
+    for store in stores.by_endpoint.values():
+        try:
+            note = read_note(store, layout)
+            if note is not None:
+                check_note(note, layout, None)
+            problems[id(store)] = None
+        except SidetierError as error:
+            problems[id(store)] = str(error)
+
+    def read(partition: PartitionFacts) -> PartitionFacts:
+        tp = partition.topic_partition
+        store = stores.of_topic(tp.topic)
+        problem = problems[id(store)]
+        if problem is not None:
+            return _unread(partition, problem)
+        if partition.exclusion is not None:
+            return partition
+        try:
+            return _with_archive_end(partition, read_archive_end(store, layout, tp), store)
+        except (ArchiveError, StorageError) as error:
+            return _unread(partition, str(error))
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="watermark") as pool:
+        return list(pool.map(read, partitions))
+
+
+def _unread(partition: PartitionFacts, problem: str) -> PartitionFacts:
+    """Note the problem, unless the partition is never archived: then it does not matter."""
+    return (
+        partition
+        if partition.exclusion is not None
+        else replace(partition, archive_problem=problem)
+    )
+
+
+def _with_archive_end(
+    partition: PartitionFacts, end: ArchiveEnd, store: RemoteStorage
+) -> PartitionFacts:
+    problem = None if end.problem == NO_WATERMARK else end.problem
+    pending = end.watermark.pending if end.watermark is not None else None
+    if pending is None:
+        return replace(partition, archived_up_to=end.next_offset, archive_problem=problem)
+    staying = _staying_end(store, end, pending)
+    return replace(partition, archived_up_to=staying, archive_moving_to=pending)
+
+
+def _staying_end(store: RemoteStorage, end: ArchiveEnd, pending: str) -> Offset | None:
+    """Return the archive end after a pending move; None if nothing stays.
+
+    `offset.wm` may still have its end from before the quarantine, above the part that is moved. A
+    retired archive belongs to an earlier topic of this name: nothing of it stays.
+    """
+    plan = read_pending_plan(store, pending)
+    if plan.whole or end.next_offset is None:
+        return None
+    return min(end.next_offset, plan.moved_to[1])
+
+
+def _with_log_offsets(
+    partitions: list[PartitionFacts], cluster: Cluster, cluster_map: ClusterMap
+) -> list[PartitionFacts]:
+    """Add log offsets of the partitions whose leader is up; the others cannot be asked."""
+    led = [
+        partition.topic_partition
+        for partition in partitions
+        if partition.replicas is not None and partition.replicas.leader in cluster_map.brokers
+    ]
+    offsets = cluster.log_offsets(led) if led else {}
+    unknown = LogOffsets(problem="the partition has no leader")
+    return [
+        replace(partition, log_offsets=offsets.get(partition.topic_partition, unknown))
+        for partition in partitions
+    ]
+
+
+def _with_sidecar(
+    partitions: list[PartitionFacts], question: BrokerQuestion
+) -> tuple[list[PartitionFacts], tuple[str, ...]]:
+    """Add the answers of the broker's sidecar; return a note if it does not answer."""
+    config, broker_id = question.config, question.broker_id
+    url = question.sidecar_url
+    # With port 0 the system has chosen the port, so only --sidecar can name it.
+    if url is None and config.http.port != 0 and _is_local(config, broker_id):
+        url = url_of(config.http)
+    if url is None:
+        note = f"broker {broker_id}'s sidecar was not asked: give its address by --sidecar"
+        return partitions, (note,)
+    try:
+        state = ask_sidecar(url, bearer_token=bearer_token_of(config.http))
+    except NoSidecarError as error:
+        return partitions, (str(error),)
+    # Pins of another broker's sidecar would count as pins of this broker, and hide a loss.
+    if state.broker_id != broker_id:
+        raise ConfigurationError(
+            f"--sidecar {url} is the sidecar of broker {state.broker_id}, not of broker {broker_id}"
+        )
+    answers, nothing = state.by_partition(), SidecarPartition(broker_id)
+    return [
+        replace(partition, sidecar=answers.get(partition.topic_partition, nothing))
+        for partition in partitions
+    ], ()
+
+
+def _is_local(config: Config, broker_id: int) -> bool:
+    """Return whether the broker is the one of this host's log dirs."""
+    identity = _local_identity(config)
+    return identity is not None and identity.broker_id == broker_id
+
+
+# This host's broker, its topics, stores and sidecar, for `doctor`.
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A selected topic with partitions in the log dirs; `replicas` is the smallest replica count of
+    its partitions.
+    """
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+    replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFacts:
+    """Facts about this host's broker and its surroundings.
+
+    Attributes:
+        topics_known: Whether the brokers have returned the topics' configurations.
+        broker_settings: Configuration of this host's broker.
+        partitions: Selected partitions in the log dirs.
+        problems: By source, why it does not answer.
+    """
+
+    config: Config
+    host: HostFacts = field(default_factory=HostFacts)
+    topics: tuple[TopicFacts, ...] = ()
+    topics_known: bool = False
+    broker_settings: Settings = field(default_factory=dict)
+    stores: tuple[StoreFacts, ...] = ()
+    sidecar: SidecarState | None = None
+    partitions: tuple[TopicPartition, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather_host(
+    config: Config, sidecar_url: str | None = None, *, try_conditions: bool = False
+) -> DoctorFacts:
+    """Read this host, and ask stores, brokers and sidecar. `problems` has the sources that failed.
+
+    Args:
+        config: The sidecar's configuration.
+        sidecar_url: Address of the sidecar; None for the configured one.
+        try_conditions: See `store_facts`.
+    """
+    machine = check_machine(config, LocalMachine())
+    on_disk = find_partitions(map(str, config.log_dirs), config.topics.selects)
+    log_dir_problems = [problem.message for problem in (*machine.problems, *machine.warnings)]
+    log_dir_problems += on_disk.refused.values()
+    problems: dict[str, str] = {}
+    stores: list[StoreFacts] = []
+    try:
+        stores.extend(store_facts(config, try_conditions=try_conditions))
+    except SidetierError as error:  # such as a missing directory or driver
+        problems["store"] = str(error)
+        stores.append(StoreFacts(config.storage.url, error=str(error)))
+    facts = DoctorFacts(
+        config,
+        host_facts(config, machine.identity, log_dir_problems),
+        stores=tuple(stores),
+        partitions=tuple(sorted(on_disk.directories)),
+    )
+    facts = _with_cluster(facts, machine.identity, problems)
+    sidecar = None
+    try:
+        url, token = sidecar_url or url_of(config.http), bearer_token_of(config.http)
+        sidecar = with_conditions(ask_sidecar(url, bearer_token=token), token)
+    except SidetierError as error:
+        problems["sidecar"] = str(error)
+    return replace(facts, sidecar=sidecar, problems=problems)
+
+
+def _with_cluster(
+    facts: DoctorFacts, identity: MetaProperties | None, problems: dict[str, str]
+) -> DoctorFacts:
+    try:
+        cluster = open_cluster(facts.config)
+        if cluster is None:
+            return facts
+        cluster_map = cluster.map()
+        names = sorted({tp.topic for tp in facts.partitions})
+        settings = cluster.topic_settings(names)
+        broker = {} if identity is None else cluster.broker_settings(identity.broker_id)
+    except SidetierError as error:
+        problems["cluster"] = str(error)
+        return facts
+    topics = tuple(
+        TopicFacts(name, settings[name], _fewest_replicas(name, cluster_map))
+        for name in names
+        if name in settings
+    )
+    if names and not topics:
+        problems["cluster"] = "the broker does not return their configuration (DescribeConfigs)"
+    return replace(
+        facts, topics=topics, topics_known=bool(topics) or not names, broker_settings=broker
+    )
+
+
+def _fewest_replicas(topic: str, cluster_map: ClusterMap) -> int | None:
+    counts: Iterable[int] = (
+        len(replica_set.replicas)
+        for tp, replica_set in cluster_map.partitions.items()
+        if tp.topic == topic
+    )
+    return min(counts, default=None)

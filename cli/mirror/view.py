@@ -1,0 +1,220 @@
+"""Output of `sidetier mirror`: the plan, the result of a copy, and offsets of consumer groups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidetier.cli import exits
+from sidetier.cli.arguments import size_text
+from sidetier.cli.output import Table, range_text
+from sidetier.mirror.copy.engine import Counts
+from sidetier.mirror.offsets.translate import Outcome, TranslatedGroup, TranslatedOffset
+from sidetier.mirror.topics.planning import PlannedCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """Result of a copy.
+
+    Attributes:
+        counts: Counts of the engine, or of all tasks.
+        seconds: Duration of the copy.
+        refused: Topics that were left out, with the reason.
+        groups_problem: Why the consumer groups could not be set at the end; None if they are set.
+    """
+
+    counts: Counts
+    seconds: float
+    refused: Mapping[str, str] = field(default_factory=dict)
+    groups_problem: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return all counts and gaps."""
+        counts = self.counts
+        return {
+            "records": counts.records,
+            "bytes": counts.bytes,
+            "seconds": round(self.seconds, 3),
+            "transactions": counts.transactions,
+            "aborts": counts.aborts,
+            "dropped_records": counts.dropped_records,
+            "reencoded_batches": counts.reencoded_batches,
+            "lag_records": counts.lag_records,
+            "gaps": [
+                {
+                    "topic": gap.tp.topic,
+                    "partition": gap.tp.partition,
+                    "start": gap.start,
+                    "end": gap.end,
+                    "detail": gap.detail,
+                }
+                for gap in counts.gaps
+            ],
+            "refused_topics": dict(self.refused),
+            "groups_problem": self.groups_problem,
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return gaps and refused topics, if there are any, and the totals."""
+        counts = self.counts
+        rows = [(str(gap.tp), range_text(gap.start, gap.end), gap.detail) for gap in counts.gaps]
+        footer = (
+            f"{counts.records} records, {size_text(counts.bytes)}, in {self.seconds:.1f} s; "
+            f"{counts.transactions} transactions, {counts.aborts} aborted; "
+            f"{counts.dropped_records} records of aborted source transactions left out"
+        )
+        columns = ("PARTITION", "GAP", "REASON") if rows else ()
+        refused = Table(("TOPIC", "NOT COPIED BECAUSE"), tuple(self.refused.items()))
+        groups = Table(
+            (),
+            footer=f"the consumer groups could not be set at the end: {self.groups_problem}\n"
+            "Run the same command again, or `sidetier mirror translate-offsets`",
+        )
+        return (
+            *((refused,) if self.refused else ()),
+            *((groups,) if self.groups_problem is not None else ()),
+            Table(columns, rows, footer=footer),
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if records are missing on the target, or groups are not set."""
+        is_incomplete = self.counts.gaps or self.refused or self.groups_problem is not None
+        return exits.FINDINGS if is_incomplete else exits.OK
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What would be copied."""
+
+    planned: Sequence[PlannedCopy]
+    positions: Mapping[str, int]
+    """Number of offsets to copy of each source topic, including markers and aborted records."""
+
+    def as_json(self) -> object:
+        """Return all topics."""
+        return {
+            "dry_run": True,
+            "topics": [
+                {
+                    "source": topic.source,
+                    "target": topic.target,
+                    "partitions": topic.partitions,
+                    "exists": topic.exists,
+                    "deleted_first": topic.replaces is not None,
+                    "settings": dict(topic.settings),
+                    "offsets_to_copy": self.positions.get(topic.source),
+                    "problem": topic.problem,
+                }
+                for topic in self.planned
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each topic."""
+        rows = [
+            (
+                topic.source,
+                topic.target,
+                topic.partitions,
+                self.positions.get(topic.source),
+                topic.problem or _target_topic(topic),
+            )
+            for topic in self.planned
+        ]
+        columns = ("SOURCE", "TARGET", "PARTITIONS", "OFFSETS TO COPY", "TARGET TOPIC")
+        return (Table(columns, rows, footer=None if rows else "no topic matches"),)
+
+    @property
+    def exit_code(self) -> int:
+        """MISCONFIGURED if a topic cannot be copied."""
+        return exits.MISCONFIGURED if any(topic.problem for topic in self.planned) else exits.OK
+
+
+def _target_topic(planned: PlannedCopy) -> str:
+    if planned.replaces is not None:
+        return "would be deleted and created again: the source topic was"
+    return "exists" if planned.exists else "would be created"
+
+
+@dataclass(frozen=True, slots=True)
+class TranslateResult:
+    """Offsets of consumer groups on both clusters."""
+
+    groups: Sequence[TranslatedGroup]
+    dry_run: bool
+
+    def as_json(self) -> object:
+        """Return all groups."""
+        return {
+            "dry_run": self.dry_run,
+            "groups": [
+                {
+                    "group": group.group,
+                    "has_members": group.has_members,
+                    "partitions": [
+                        {
+                            "source_topic": row.source.topic,
+                            "target_topic": row.target.topic,
+                            "partition": row.source.partition,
+                            "source_offset": row.source_offset,
+                            "target_offset": row.target_offset,
+                            "former_target_offset": row.former_offset,
+                            "outcome": row.outcome.name.lower(),
+                            "offsets_read_again": row.repeated,
+                            "read_again_start": row.source_offset - row.repeated,
+                            "read_again_end": row.source_offset,
+                        }
+                        for row in group.partitions
+                    ],
+                }
+                for group in self.groups
+            ],
+        }
+
+    def as_tables(self) -> Sequence[Table]:
+        """Return a row for each partition of each group."""
+        rows = [
+            (
+                group.group,
+                str(row.source),
+                str(row.target),
+                row.source_offset,
+                row.target_offset,
+                _read_again(row),
+                "left alone: the group has members" if group.has_members else row.outcome.value,
+            )
+            for group in self.groups
+            for row in group.partitions
+        ]
+        columns = (
+            "GROUP",
+            "SOURCE",
+            "TARGET",
+            "SOURCE OFFSET",
+            "TARGET OFFSET",
+            "SOURCE OFFSETS READ AGAIN",
+            "ON THE TARGET",
+        )
+        note = "nothing was set: this is a dry run" if self.dry_run else None
+        footer = note if rows else "no such group has committed offsets of mirrored topics"
+        return (Table(columns if rows else (), rows, footer=footer),)
+
+    @property
+    def exit_code(self) -> int:
+        """FINDINGS if records are read again, or a group differs from its position on the
+        source.
+        """
+        is_exact = all(
+            row.repeated == 0 and row.outcome is not Outcome.AHEAD
+            for group in self.groups
+            for row in group.partitions
+        )
+        has_members = any(group.has_members for group in self.groups)
+        return exits.OK if is_exact and not has_members else exits.FINDINGS
+
+
+def _read_again(row: TranslatedOffset) -> str | None:
+    if row.repeated == 0:
+        return None
+    again = range_text(row.source_offset - row.repeated, row.source_offset)
+    return f"up to {row.repeated}, in {again}"

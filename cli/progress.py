@@ -1,0 +1,150 @@
+"""Progress on standard error: a bar on a terminal, else a line every few seconds."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final, Protocol, TextIO
+
+from sidetier.cli.arguments import age_text, size_text
+
+_LINE_SECONDS: Final = 5.0
+_ENOUGH_SECONDS: Final = 1.0
+"""Time before which a rate is meaningless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Number of segments, and their size in bytes."""
+
+    segments: int = 0
+    size: int = 0
+
+
+class Progress(Protocol):
+    """Shows how much is done."""
+
+    def update(self, done: Amount, held: int) -> None:
+        """Show the progress.
+
+        Args:
+            done: Due segments below the archive ends.
+            held: Number of partitions that wait after an error.
+        """
+        ...
+
+
+@contextmanager
+def shown(total: Amount, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Yield a progress display that writes to `stream`; None means standard error."""
+    target = stream if stream is not None else sys.stderr
+    if not target.isatty():
+        yield Lines(total, target)
+        return
+    with _bar(total, target) as progress:
+        yield progress
+
+
+@dataclass(slots=True)
+class Lines:
+    """Writes a line every five seconds, and at once when more partitions fail or all is done."""
+
+    total: Amount
+    stream: TextIO
+    started: float = field(default_factory=monotonic)
+    last: float = float("-inf")
+    held: int = 0
+
+    def update(self, done: Amount, held: int) -> None:
+        """See `Progress`."""
+        now = monotonic()
+        is_news = held > self.held or done == self.total
+        if now - self.last < _LINE_SECONDS and not is_news:
+            return
+        self.last, self.held = now, held
+        line = progress_line(done, self.total, now - self.started)
+        self.stream.write(f"{line}{held_text(held)}\n")
+        self.stream.flush()
+
+
+def progress_line(done: Amount, total: Amount, seconds: float) -> str:
+    """Return the share that is done, the rate, and the remaining time."""
+    share = 100 * done.size // total.size if total.size else 100
+    text = f"{share}%: {done.segments} of {total.segments} segments, "
+    text += f"{size_text(done.size)} of {size_text(total.size)}"
+    if seconds < _ENOUGH_SECONDS or not done.size:
+        return text
+    rate = done.size / seconds
+    return f"{text}, {size_text(int(rate))}/s, {age_text((total.size - done.size) / rate)} left"
+
+
+def held_text(held: int) -> str:
+    """Return a note about partitions that wait after an error; empty if there are none."""
+    return f", {held} held by an error, tried again" if held else ""
+
+
+@contextmanager
+def _bar(total: Amount, target: TextIO) -> Iterator[Progress]:
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import Progress as RichProgress  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.fields[segments]} of {task.fields[of]} segments{task.fields[held]}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(file=target)) as drawn:
+        task = drawn.add_task("", total=total.size, segments=0, of=total.segments, held="")
+
+        class _Bar:
+            def update(self, done: Amount, held: int) -> None:
+                held_note = f", {held} held" if held else ""
+                drawn.update(task, completed=done.size, segments=done.segments, held=held_note)
+
+        yield _Bar()
+
+
+Update = Callable[[int, int], None]
+"""Called with the number of offsets that were passed, and of records that were read."""
+
+
+@contextmanager
+def records_shown(
+    total: int | None, *, wanted: bool, stream: TextIO | None = None
+) -> Iterator[Update]:
+    """Show a bar on standard error; nothing if it is not a terminal, or the bar is not `wanted`.
+
+    `total` is the number of offsets to read; None if there is no end.
+    """
+    target = stream if stream is not None else sys.stderr
+    if not wanted or not target.isatty():
+        yield lambda _done, _records: None
+        return
+    from rich.console import Console  # noqa: PLC0415 -- only needed on a terminal
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.fields[records]} records"),
+        BarColumn(),
+        TaskProgressColumn(show_speed=False),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=target), transient=True) as drawn:
+        task = drawn.add_task("", total=total, records=0)
+        yield lambda done, records: drawn.update(task, completed=done, records=records)
