@@ -257,7 +257,7 @@ def _copy_on_spark(
     mirror: "_Mirror", workers: "KafkaWorkerGroup", given: Mapping[str, Any]
 ) -> "CopyResult":
     """Copy with Spark tasks, which commit as the driver: it is the mirror's only worker."""
-    from sidetier.cli.export.session import SUBMITTED  # noqa: PLC0415
+    from sidetier.cli.export.spark_session import SUBMITTED  # noqa: PLC0415
     from sidetier.cli.mirror.on_spark import copy_on_spark  # noqa: PLC0415
     from sidetier.cli.mirror.session import copy_limits  # noqa: PLC0415
     from sidetier.mirror.spark_copy import (  # noqa: PLC0415

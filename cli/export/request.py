@@ -1,26 +1,38 @@
-"""Build a request from the options of the command line."""
+"""Requests of the export commands, built from the options of the command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from sidetier.cli.consume.positions import Place as Written
 from sidetier.cli.consume.positions import PlaceKind, parse_place
-from sidetier.cli.export.kafka_options import by_reference, kafka_properties
+from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.secrets import is_secret_property
-from sidetier.pipeline.export.files.options import FilesOptions, ValueOptions
-from sidetier.pipeline.export.files.source import Asked, Place
-from sidetier.pipeline.export.files.values.registry import (
+from sidetier.pipeline.export.run import Terms
+from sidetier.pipeline.export.sinks.files.options import AS_BYTES, FilesOptions, ValueOptions
+from sidetier.pipeline.export.sinks.tables.run import TableTerms
+from sidetier.pipeline.export.source import Place, RequestedRange
+from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
     SchemaRegistry,
 )
-from sidetier.pipeline.planning.limits import Edge
+from sidetier.pipeline.planning.limits import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    Edge,
+    Limit,
+)
+from sidetier.pipeline.planning.offsets_json import parse_numbers
+from sidetier.pipeline.planning.request import ReadRequest
+from sidetier.pipeline.planning.selection import Topics
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,8 @@ class FilesRequest:
 
     Attributes:
         into: URL of the output; None if `into_config` has it.
-        asked: Range to export; None to continue where the last run ended.
+        terms: Size of a commit, and other settings of a run.
+        requested: Range to export; None to continue where the last run ended.
         follow: Seconds between runs; None to end when everything is exported.
         tail: What to do about records that only the brokers have.
         kafka: librdkafka properties to read the tail with; secrets are references.
@@ -39,7 +52,6 @@ class FilesRequest:
         max_batch_bytes: Maximum decompressed size of one stored batch.
         workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
         abandon_plan: Whether to discard the plans of earlier runs first.
-        transaction_timeout: Seconds after which an open transaction counts as hanging.
         metrics_file: File that gets the metrics after each run.
     """
 
@@ -47,23 +59,20 @@ class FilesRequest:
     into: str | None
     into_config: Path | None
     options: FilesOptions
-    asked: Asked | None = None
+    terms: Terms = field(default_factory=Terms)
+    requested: RequestedRange | None = None
     follow: float | None = None
     tail: str = "stop"
     bootstrap: str | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)
     registry: RegistryConfig | None = None
     patience: float = 3600.0
-    chunk: int | None = None
-    chunk_bytes: int | None = None
     accept_changes: bool = False
-    reread: bool = False
     dry_run: bool = False
     master: str | None = None
     workers: int = 2
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
     abandon_plan: bool = False
-    transaction_timeout: float = 900.0
     metrics_file: Path | None = None
 
 
@@ -83,7 +92,9 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     begin, end = given["begin"], given["end"]
     given_range = None
     if begin is not None or end is not None:
-        given_range = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
+        given_range = RequestedRange(
+            _place(begin or "beginning", "--from"), _place(end or "end", "--to")
+        )
     if given_range is not None:
         _check_given_range(given)
     if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
@@ -95,23 +106,25 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
         into=given["into"],
         into_config=given["into_config"],
         options=_options(topics[0], given),
-        asked=given_range,
+        terms=Terms(
+            most_offsets=given["chunk"],
+            most_bytes=given["chunk_bytes"],
+            reread=given["on_truncation"] == "reread",
+            transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
+        ),
+        requested=given_range,
         follow=given["interval"] if given["follow"] else None,
         tail=given["tail"],
         bootstrap=given["bootstrap"],
         kafka=kafka_properties(given),
         registry=registry_config(given),
         patience=given["tail_timeout"],
-        chunk=given["chunk"],
-        chunk_bytes=given["chunk_bytes"],
         accept_changes=given["accept_changes"],
-        reread=given["on_truncation"] == "reread",
         dry_run=given["dry_run"],
         master=given["master"],
         workers=given["workers"],
         max_batch_bytes=given["max_batch_bytes"],
         abandon_plan=given["abandon_plan"],
-        transaction_timeout=given["transaction_timeout"],
         metrics_file=given["metrics_file"],
     )
 
@@ -292,3 +305,111 @@ def _text(path: Path) -> str:
     if len(text) > _LARGEST_SCHEMA:
         raise ConfigurationError(f"{path}: is larger than any schema, {len(text)} characters")
     return text
+
+
+_TABLE_EDGES: Final = {edge.value: edge for edge in Edge}
+
+
+@dataclass(frozen=True, slots=True)
+class TableRequest:
+    """One call.
+
+    Attributes:
+        read: Records to read of the exported partitions.
+        terms: Isolation, commit size, timeouts and other settings of a run.
+        values, flat, null_values: How values become columns.
+        keys: How keys become a column.
+        registry: How to reach the schema registry.
+        dead_letters: URL for records whose value does not fit the schema.
+        follow: Seconds between runs; None for one run.
+        tail: What to do about records that only the brokers have.
+        kafka: Properties of Kafka's Java client, with which Spark reads the tail.
+        patience: Maximum wait for the tail, in seconds.
+        spark_conf: Settings of the Spark session.
+        max_batch_bytes: Maximum decompressed size of one stored batch.
+    """
+
+    topics: tuple[str, ...]
+    read: ReadRequest
+    terms: TableTerms
+    values: ValueOptions
+    keys: ValueOptions = AS_BYTES
+    registry: RegistryConfig | None = None
+    flat: bool = False
+    null_values: Literal["keep", "skip"] = "keep"
+    dead_letters: str | None = None
+    follow: float | None = None
+    tail: str = "stop"
+    bootstrap: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+    patience: float = 3600.0
+    dry_run: bool = False
+    master: str = "local[*]"
+    spark_conf: Mapping[str, str] | None = None
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    metrics_file: Path | None = None
+
+    @property
+    def follows_registry(self) -> bool:
+        """Whether keys or values have the newest schema of a registry's subject."""
+        return any(options.subject is not None for options in (self.values, self.keys))
+
+
+def table_request(
+    topics: tuple[str, ...], given: Mapping[str, Any], terms: TableTerms, interval: float
+) -> TableRequest:
+    """Return the request; `terms` and `interval` are the defaults of the table's format.
+
+    Raises:
+        ConfigurationError: Options contradict one another, or one is invalid.
+    """
+    require_one_subject(topics, given)
+    isolation = IsolationLevel(given["isolation"])
+    starting = given["starting_offsets"]
+    return TableRequest(
+        topics=tuple(dict.fromkeys(topics)),
+        read=ReadRequest(
+            Topics(tuple(dict.fromkeys(topics))),
+            starting=_limit(starting or "earliest", "--starting-offsets"),
+            ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
+            isolation=isolation,
+            fail_on_data_loss=given["on_data_loss"] == "error",
+            include_headers=True,
+        ),
+        terms=TableTerms(
+            isolation=isolation,
+            most_offsets=given["chunk"],
+            most_bytes=given["chunk_bytes"],
+            timeout=given["timeout"] or terms.timeout,
+            allow_empty=terms.allow_empty,
+            anew=starting is not None,
+            reread=given["on_truncation"] == "reread",
+            whole_state_every=given["whole_state_every"] or terms.whole_state_every,
+            transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
+        ),
+        values=schema_options("value", topics[0], given),
+        keys=schema_options("key", topics[0], given),
+        registry=registry_config(given),
+        flat=given["flat"],
+        null_values=given["null_values"],
+        dead_letters=given["dead_letters"],
+        follow=(given["interval"] or interval) if given["follow"] else None,
+        tail=given["tail"],
+        bootstrap=given["bootstrap"],
+        kafka=java_kafka_properties(given),
+        patience=given["tail_timeout"],
+        dry_run=given["dry_run"],
+        metrics_file=given["metrics_file"],
+        master=given["master"],
+        spark_conf=given["spark_conf"],
+        max_batch_bytes=given["max_batch_bytes"],
+    )
+
+
+def _limit(text: str, option: str) -> Limit:
+    if text in _TABLE_EDGES:
+        return _TABLE_EDGES[text]
+    offsets = parse_numbers(text, option)
+    if min(offsets.values(), default=0) < min(EARLIEST_OFFSET, LATEST_OFFSET):
+        raise ConfigurationError(f"{option}: an offset is below {EARLIEST_OFFSET}")
+    return AtOffsets(offsets)

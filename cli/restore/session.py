@@ -21,7 +21,7 @@ from sidetier.cli.consume.progress import shown
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import Request
-from sidetier.cli.export.session import SUBMITTED
+from sidetier.cli.export.spark_session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
 from sidetier.cli.mirror.session import CopyResult, copy_limits, run_engine

@@ -6,17 +6,27 @@
     ├── MisfitError             a record does not fit the schema, partitioner or format
     ├── NewerSchemaError        a record has a newer schema than the rows of a table
     ├── ReadingsDifferError     the same offsets were read twice, with different records
+    ├── BrokerReadError         retry = True: the broker is away, or has deleted the records
+    ├── NotCommittedError       retry = True: the write to a table failed; readers see no change
+    │   ├── CommitTimedOutError     the write took longer than its time limit
+    │   └── RefusedRowsError        retry = False: the rows do not fit the table
+    ├── StrayCommitError        the write to a table succeeded, but the table has other offsets
     ├── ConfigurationError
-    │   └── OtherExportError        the output was written with other settings
+    │   ├── OtherExportError        the output was written with other settings
+    │   └── MissingJarsError        Spark does not know the table's format
     └── ArchiveError
         ├── OtherTopicError         the topic was deleted and recreated with the same name
         ├── LogTruncatedError       the brokers have discarded records that were exported
         ├── BehindError             the readable log ends below what was exported
+        │   └── BrokerBehindError       archive and broker both end there: it is another log
+        ├── StillOnBrokerError      retry = True: a run ends above the present archive end
+        ├── LostProgressError       the table has commits, but the offsets are not in them
+        ├── BrokenProgressError     two commits of a table do not follow each other
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
         │   └── ForeignFileError        a file with one of our names that no export has written
         └── MalformedObjectError
-            └── NewerStateError         a later version of Sidetier has written the manifest
+            └── NewerStateError         a later version of Sidetier has written the state
 """
 
 from collections.abc import Sequence
@@ -98,6 +108,24 @@ class BehindError(ArchiveError):
         self.fact = fact
 
 
+class BrokerBehindError(BehindError):
+    """The broker's log ends below what was archived or exported: it is another log."""
+
+
+class StillOnBrokerError(ArchiveError):
+    """A run that was begun with `--tail kafka` is resumed without it, before its end is
+    archived.
+    """
+
+    retry = True
+
+
+class BrokerReadError(SidetierError):
+    """Records could not be read from the broker. The next run may find them in the archive."""
+
+    retry = True
+
+
 class OtherWriterError(ArchiveConflictError):
     """Another export works on the same output, and was the first to commit or to claim it."""
 
@@ -126,3 +154,35 @@ def refuse_later(version: int, known: int, what: str, where: str) -> None:
             f"{where}: version {version} of {what}, {known} is known here: use the version of "
             "Sidetier that wrote it, or a later one"
         )
+
+
+class MissingJarsError(ConfigurationError):
+    """Spark does not know the table's format. The message names the coordinates of the jar."""
+
+
+class LostProgressError(ArchiveError):
+    """The commit with the offsets is not in the table's history any more, or there was none."""
+
+
+class BrokenProgressError(ArchiveError):
+    """A commit does not start where the one before it ended: two writers were at work."""
+
+
+class NotCommittedError(SidetierError):
+    """The write failed. Readers of the table see what they saw before."""
+
+    retry = True
+
+
+class CommitTimedOutError(NotCommittedError):
+    """The write took longer than `coordinator.writestatus.timeout` and was cancelled."""
+
+
+class RefusedRowsError(NotCommittedError):
+    """The table has other columns or types than the rows."""
+
+    retry = False
+
+
+class StrayCommitError(SidetierError):
+    """After a commit, the table's last commit is another one."""

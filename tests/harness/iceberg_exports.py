@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from sidetier.cli.export.iceberg_session import SESSION
+from sidetier.cli.export.table_session import ICEBERG_SESSION
 from sidetier.sandbox.jars import Distribution
 from tests.harness import table_jobs
 from tests.harness.s3 import S3Bucket
@@ -62,7 +62,7 @@ class IcebergExport:
         self.table = table
         self.archive = GrowingArchive(root / "archive", directories).create()
         self.catalog = catalog
-        self.victims = Drivers(SPARK_4, root / "4.0", {**SESSION, **catalog}, *jars)
+        self.victims = Drivers(SPARK_4, root / "4.0", {**ICEBERG_SESSION, **catalog}, *jars)
         self.survivor = survivor
         self.introduce(survivor)
 

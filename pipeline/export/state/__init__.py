@@ -1,1 +1,1 @@
-"""The state of an export: a manifest that is replaced with conditional puts."""
+"""State of an export: what it has reached, and the two places that store it."""

@@ -1,15 +1,31 @@
-"""The manifest of an export: the next offset of each Kafka partition, and the run under way."""
+"""The manifest: the state of an export to files, one object that is replaced with conditional puts.
+
+It has the next offset of each Kafka partition, and the plan that is being carried out. A job
+replaces only the version that it has read.
+"""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
+from uuid import uuid4
 
 from pydantic import Field, ValidationError
 
 from sidetier.config.base import Part
-from sidetier.pipeline.export.epoch_history import Rows
-from sidetier.pipeline.export.errors import refuse_later
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.segments.errors import MalformedObjectError
+from sidetier.pipeline.export.epoch_history import Rows, epoch_history_of
+from sidetier.pipeline.export.errors import OtherWriterError, refuse_later
+from sidetier.pipeline.export.sinks.files.names import STATE_DIRECTORY, topic_prefix
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.state.exported import Exported, Tail
+from sidetier.segments.errors import (
+    MalformedObjectError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+)
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.port import Condition, IfAbsent, IfMatch, RemoteStorage
 
 VERSION: Final = 1
 MOST_FILES: Final = 10_000
@@ -139,6 +155,32 @@ class Manifest(Part):
     schemas: dict[int, SchemaIds] = Field(default_factory=dict)
     nonce: str
 
+    @property
+    def exported(self) -> Exported:
+        """The state of the export after its last commit."""
+        tail = Tail(
+            offsets_of(self.topic, self.tail),
+            {} if self.topic_id is None else {self.topic: self.topic_id},
+            {
+                TopicPartition(self.topic, partition): epoch_history_of(rows)
+                for partition, rows in self.epochs.items()
+            },
+        )
+        return Exported(offsets_of(self.topic, self.next_offsets), tail)
+
+
+def offsets_of(topic: str, by_partition: Mapping[int, int]) -> dict[TopicPartition, Offset]:
+    """Return offsets of a topic by topic partition."""
+    return {TopicPartition(topic, item): Offset(offset) for item, offset in by_partition.items()}
+
+
+def ranges_of(topic: str, spans: Mapping[int, Span]) -> dict[TopicPartition, OffsetRange]:
+    """Return spans of a topic as offset ranges by topic partition."""
+    return {
+        TopicPartition(topic, partition): OffsetRange(Offset(span.first), Offset(span.until))
+        for partition, span in spans.items()
+    }
+
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes that are stored: indented JSON."""
@@ -167,3 +209,80 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         raise MalformedObjectError(f"{where}: {place}: {first['msg']}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedObjectError(f"{where}: is no manifest: {error}") from None
+
+
+MANIFEST_NAME: Final = "manifest.json"
+
+
+def manifest_key(topics_dir: str, topic: str) -> str:
+    """Return the key of the manifest of a topic's export."""
+    return f"{topic_prefix(topics_dir, topic)}{STATE_DIRECTORY}/{MANIFEST_NAME}"
+
+
+def new_nonce() -> str:
+    """Return a new random nonce."""
+    return uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A manifest as it was read or written, and its object's ETag; None if there is no object."""
+
+    manifest: Manifest
+    etag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """Reader and writer of one manifest.
+
+    Each write is atomic: a kill leaves the manifest as it was before the write or after it.
+    """
+
+    store: RemoteStorage
+    key: str
+    url: str
+    """URL of the store, for errors."""
+    nonce: Callable[[], str] = new_nonce
+
+    @property
+    def where(self) -> str:
+        """URL of the manifest, for errors."""
+        return f"{self.url}/{self.key}"
+
+    def load(self, cluster: str, topic: str, asked: str | None) -> Held:
+        """Read the manifest; return an empty one for this export if none is stored.
+
+        Raises:
+            NewerStateError, MalformedObjectError: see `decode_manifest`.
+            StorageError: see `RemoteStorage.get_object`.
+        """
+        try:
+            stored = self.store.get_object(self.key)
+        except ObjectNotFoundError:
+            empty = Manifest(cluster=cluster, topic=topic, asked=asked, nonce=self.nonce())
+            return Held(empty, None)
+        return Held(decode_manifest(stored.data, self.where), stored.head.etag)
+
+    def replace(self, held: Held, manifest: Manifest) -> Held:
+        """Write `manifest` with a condition: the stored object is still the one in `held`.
+
+        Raises:
+            OtherWriterError: another job has changed the manifest.
+            StorageError: see `RemoteStorage.put_object`. The write may have succeeded.
+        """
+        condition: Condition = IfAbsent() if held.etag is None else IfMatch(held.etag)
+        try:
+            etag = self.store.put_object(
+                self.key, BytesBody(encode_manifest(manifest)), condition=condition
+            )
+        except PreconditionFailedError:
+            # An earlier attempt may have succeeded although its answer was lost: compare nonces.
+            now = self.load(manifest.cluster, manifest.topic, manifest.asked)
+            if now.etag is not None and now.manifest.nonce == manifest.nonce:
+                return now
+            raise OtherWriterError(
+                f"{self.where}: another export has written its state since this one began; "
+                "nothing of this run is part of the output: run it again once the other has ended"
+            ) from None
+        return Held(manifest, etag)

@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.reading.kafka_messages import UnreadableHeadersError, records_of
 from sidetier.config.cluster import BrokerConfig
+from sidetier.pipeline.export.errors import BrokerReadError
 from sidetier.pipeline.export.tail.brokers import client_settings
-from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import BrokerRange
 from sidetier.segments.errors import ConfigurationError

@@ -9,41 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.pipeline.export.errors import BehindError, OtherTopicError
+from sidetier.pipeline.export.errors import BrokerBehindError, OtherTopicError
 from sidetier.pipeline.planning.log_offsets import LogOffsets
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.split import Missing
-from sidetier.segments.errors import ArchiveError, SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
-
-# Errors of reading from the brokers.
-#
-#
-#     SidetierError
-#     ├── ArchiveError
-#     │   ├── BehindError
-#     │   │   └── BrokerBehindError   the broker's log ends below what was archived or exported
-#     │   └── StillOnBrokerError      retry = True: a run ends above the present archive end
-#     └── BrokerReadError             retry = True: the broker is away, or has deleted the records
-
-
-class BrokerBehindError(BehindError):
-    """The broker's log ends below what was archived or exported: it is another log."""
-
-
-class StillOnBrokerError(ArchiveError):
-    """A run that was begun with `--tail kafka` is resumed without it, before its end is
-    archived.
-    """
-
-    retry = True
-
-
-class BrokerReadError(SidetierError):
-    """Records could not be read from the broker. The next run may find them in the archive."""
-
-    retry = True
-
 
 GONE: Final = (
     "the broker has deleted them, and they are not archived; a sidecar that still holds them will "

@@ -30,7 +30,7 @@ class TopicLogs:
 
     Attributes:
         broker: connection to the cluster.
-        said: receives a message if an export must wait for the archive.
+        say: receives a message if an export must wait for the archive.
         logs: the logs of the last `look`.
         topic_ids: topic ids that the brokers gave then.
         waiting: partitions whose export must wait for the archive, and the offsets to wait for.
@@ -41,7 +41,7 @@ class TopicLogs:
     broker: BrokerConfig
     topics: tuple[str, ...]
     ask: AskBrokers = broker_topic
-    said: Callable[[str], None] = field(default=lambda _text: None)
+    say: Callable[[str], None] = field(default=lambda _text: None)
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class TopicLogs:
             self.waiting.pop(tp, None)
         elif self.waiting.get(tp) != log.undecided:
             self.waiting[tp] = span = log.undecided
-            self.said(
+            self.say(
                 f"{tp}: offsets {span} are archived, in a transaction "
                 "whose end is not, and the broker has deleted them: they and what follows are "
                 "exported once it is"
@@ -167,7 +167,7 @@ class TopicLogs:
         if on_brokers is None and no_archive is not None:
             raise no_archive
         if on_brokers is None:
-            self.said(f"{topic}: the brokers have no topic of this name: only the archive is read")
+            self.say(f"{topic}: the brokers have no topic of this name: only the archive is read")
         return self._joined(topic, stored, on_brokers, refused)
 
     def _stored(

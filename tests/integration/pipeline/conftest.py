@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.hudi_session import SESSION as HUDI
-from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
+from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
+from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
 from sidetier.sandbox.java import Java
 from sidetier.sandbox.s3server import S3Server
 from sidetier.sandbox.spark_jars import (

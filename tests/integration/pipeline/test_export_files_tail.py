@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from sidetier.cli.export.tail import broker_ends
+from sidetier.cli.export.session import broker_ends
 from sidetier.cli.main import run
 from sidetier.config.cluster import BrokerConfig
 from sidetier.sandbox.kafka import KraftCluster

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.hudi_session import SESSION
-from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.cli.export.table_session import HUDI_SESSION
+from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.sandbox.spark_jars import HUDI_3_5
 from sidetier.storage.local import LocalStorage
 from tests.harness import table_jobs
@@ -55,7 +55,7 @@ class Export:
     def __init__(self, root: Path, survivor: SparkDriver) -> None:
         self.root = root
         self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
-        self.victims = Drivers(SPARK_35, root / "driver", SESSION, HUDI_3_5)
+        self.victims = Drivers(SPARK_35, root / "driver", HUDI_SESSION, HUDI_3_5)
         self.survivor = survivor
 
     def command(self, table: str = "orders", *more: str) -> list[str]:

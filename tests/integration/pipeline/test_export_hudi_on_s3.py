@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sidetier.cli.export.hudi_session import SESSION
-from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.cli.export.table_session import HUDI_SESSION
+from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.sandbox.processes import ManagedProcess
 from sidetier.sandbox.s3server import S3Server
 from sidetier.sandbox.spark_jars import HUDI_3_5, S3A_3_3
@@ -52,7 +52,7 @@ class Export:
         }
         settings = {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
         self.victims = Drivers(
-            SPARK_35, lake.root / "driver", SESSION | settings, HUDI_3_5, S3A_3_3
+            SPARK_35, lake.root / "driver", HUDI_SESSION | settings, HUDI_3_5, S3A_3_3
         )
         self.survivor = survivor
         survivor.call(table_jobs.set_hadoop, settings=hadoop)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sidetier.cli.export.hudi_session import SESSION as HUDI
-from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
+from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
+from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
 from sidetier.sandbox.jars import Distribution
 from sidetier.sandbox.s3server import S3Server
 from sidetier.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0

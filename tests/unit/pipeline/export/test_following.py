@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.cli.export import files_session
-from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.files.ports import Done, Task
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine
+from sidetier.pipeline.export.sinks.files.tasks import Done, Task
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
@@ -167,7 +167,7 @@ def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
     steps = (lambda: set_aside(orders, ID), nothing, nothing)
     stop = between(*steps, lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread" if reread else "error", code=not reread)
-    told = f"exported up to offset 40, and its archive ends at {FORK}, of the same topic"
+    told = f"exported up to offset 40, but the archive ends at {FORK}, of the same topic"
     assert cli.err.count(told) == 1
     if reread:
         assert values(cli) == present()
@@ -183,7 +183,7 @@ def test_an_archive_that_ends_lower_and_may_be_of_another_topic_ends_it(
     stop = between(lambda: set_aside(orders), nothing, nothing)
     export(cli, "--follow", code=1)
     assert len(stop.left) == 1
-    assert "the topic was created anew, or its archive set aside" in cli.err
+    assert "the topic was deleted and created again, or its archive was moved away" in cli.err
 
 
 def test_a_topic_that_was_made_anew_ends_it(

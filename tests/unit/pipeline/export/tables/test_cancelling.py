@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sidetier.pipeline.export.tables.cancelling import given_up_after
+from sidetier.pipeline.export.sinks.tables.cancelling import given_up_after
 from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
