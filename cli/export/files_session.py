@@ -35,10 +35,10 @@ from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
 from sidetier.pipeline.export.held_back import HeldBack
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine, SparkEngine
+from sidetier.pipeline.export.sinks.files.manifest import ManifestFile, manifest_key
 from sidetier.pipeline.export.sinks.files.run import FilesRun, RunResult, files_read
-from sidetier.pipeline.export.sinks.files.tasks import Engine, Places, require_fencing
+from sidetier.pipeline.export.sinks.files.tasks import Connections, Engine, require_fencing
 from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
-from sidetier.pipeline.export.state.manifest import ManifestFile, manifest_key
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
@@ -125,7 +125,7 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
     broker = config.broker
     if request.tail == "kafka":
         broker = read_by(broker, request.bootstrap, request.kafka)
-    places = Places(config.cluster.name, config.storage, target, broker, request.registry)
+    places = Connections(config.cluster.name, config.storage, target, broker, request.registry)
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
@@ -140,7 +140,7 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
 @contextmanager
 def _engine(
     request: FilesRequest,
-    places: Places,
+    places: Connections,
     archive: ArchiveAccess,
     store: RemoteStorage,
     counter: Counter,
@@ -180,7 +180,7 @@ class FilesSession:
 
     config: Config
     request: FilesRequest
-    places: Places
+    places: Connections
     planners: Mapping[str, Planner]
     store: RemoteStorage
     engine: Engine
@@ -210,12 +210,12 @@ class FilesSession:
 
     def _planned(self, topic: str) -> _Planned:
         files_run = self._files_run(topic)
-        standing = files_run.standing()
-        run = files_run.plan_next(standing)
-        held_back = files_run.held_back(standing, standing.state.next_offsets)
+        remaining = files_run.remaining()
+        run = files_run.plan_next(remaining)
+        held_back = files_run.held_back(remaining, remaining.state.next_offsets)
         plan = None if run is None else files_run.plan(run, refuse=False)
         self._note_waiting(topic, files_run.source)
-        return _Planned(plan, held_back, standing.resumes)
+        return _Planned(plan, held_back, remaining.resumes)
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal, which takes effect between two runs."""
@@ -276,9 +276,9 @@ class FilesSession:
         files_run = self._files_run(topic)
 
         def export() -> None:
-            standing = files_run.commit_all(stop.is_set)
-            if standing is not None:
-                held_back = files_run.held_back(standing, standing.state.next_offsets)
+            remaining = files_run.commit_all(stop.is_set)
+            if remaining is not None:
+                held_back = files_run.held_back(remaining, remaining.state.next_offsets)
                 with self.guard:
                     self.result.hold_back(topic, held_back)
                 self.reporter.report(held_back, topic)

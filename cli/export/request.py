@@ -7,15 +7,15 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from sidetier.cli.consume.positions import Place as Written
 from sidetier.cli.consume.positions import PlaceKind, parse_place
 from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.secrets import is_secret_property
 from sidetier.pipeline.export.run import Terms
-from sidetier.pipeline.export.sinks.files.options import AS_BYTES, FilesOptions, ValueOptions
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.run import TableTerms
-from sidetier.pipeline.export.source import Place, RequestedRange
+from sidetier.pipeline.export.source import RangeBound, RequestedRange
+from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
@@ -93,7 +93,7 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     given_range = None
     if begin is not None or end is not None:
         given_range = RequestedRange(
-            _place(begin or "beginning", "--from"), _place(end or "end", "--to")
+            _bound(begin or "beginning", "--from"), _bound(end or "end", "--to")
         )
     if given_range is not None:
         _check_given_range(given)
@@ -149,21 +149,17 @@ def _check_given_range(given: Mapping[str, Any]) -> None:
         )
 
 
-def _place(text: str, option: str) -> Place:
+def _bound(text: str, option: str) -> RangeBound:
     try:
-        written = parse_place(text)
+        place = parse_place(text)
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}") from None
-    if written.kind in _EDGES:
-        return Place(edge=_EDGES[written.kind])
-    return _within(written, text, option)
-
-
-def _within(written: Written, text: str, option: str) -> Place:
-    if written.kind is PlaceKind.TIME:
-        return Place(time_ms=written.number)
-    if written.kind is PlaceKind.OFFSET:
-        return Place(offset=written.number)
+    if place.kind in _EDGES:
+        return RangeBound(edge=_EDGES[place.kind])
+    if place.kind is PlaceKind.TIME:
+        return RangeBound(time_ms=place.number)
+    if place.kind is PlaceKind.OFFSET:
+        return RangeBound(offset=place.number)
     raise ConfigurationError(
         f"{option} {text}: an end that moves names no range; give an offset or a time"
     )

@@ -26,7 +26,7 @@ from sidetier.config.yaml_file import read_config_text, yaml_layer
 from sidetier.pipeline.export.held_back import Cause, HeldBack
 from sidetier.pipeline.export.run import should_retry
 from sidetier.pipeline.export.source import Source, TailedSource
-from sidetier.pipeline.export.state.exported import Offsets
+from sidetier.pipeline.export.state import Offsets
 from sidetier.pipeline.export.tail.brokers import broker_topic
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import ConfigurationError, SidetierError

@@ -37,6 +37,7 @@ from sidetier.config.properties_file import parse_properties
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.run import Chunk, run_at_interval
 from sidetier.pipeline.export.sinks.files.tasks import require_fencing
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.frames import (
     COLUMNS,
@@ -58,8 +59,7 @@ from sidetier.pipeline.export.sinks.tables.lease import Lease, LeaseTimes, Proce
 from sidetier.pipeline.export.sinks.tables.run import Table, TableRun, TableTerms
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar, jar_of
 from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
-from sidetier.pipeline.export.state.commit_metadata import Progress
-from sidetier.pipeline.export.state.exported import Offsets
+from sidetier.pipeline.export.state import Offsets
 from sidetier.pipeline.export.tail.java_properties import java_properties
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
@@ -161,10 +161,12 @@ class TableSession:
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would export; return the exit code."""
         run = self._table_run()
-        standing = run.standing()
-        new = {tp: span for tp, span in standing.left.items() if span.start < span.end}
+        remaining = run.remaining()
+        new = {tp: span for tp, span in remaining.ranges.items() if span.start < span.end}
         plan = self.source.plan(new)
-        held_back = run.held_back(standing, {tp: span.end for tp, span in standing.left.items()})
+        held_back = run.held_back(
+            remaining, {tp: span.end for tp, span in remaining.ranges.items()}
+        )
         self.reporter.report(held_back)
         emit(DryRun(run.output, (plan,) if new else (), held_back=held_back), output)
         findings = bool(plan.missing) or any(partition.is_finding for partition in held_back)

@@ -84,13 +84,13 @@ class LogTruncatedError(ArchiveError):
     nothing.
     """
 
-    def __init__(self, found: Sequence[Truncated], way_on: str) -> None:
+    def __init__(self, found: Sequence[Truncated], remedy: str) -> None:
         shown = "; ".join(str(truncated_range) for truncated_range in found[:_MOST_SHOWN])
         more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
         super().__init__(
             "the brokers have thrown away records that were exported already (an unclean leader "
             f"election), and have others in their place now: {shown}{more}. Nothing was written. "
-            f"{way_on}"
+            f"{remedy}"
         )
 
 
@@ -99,11 +99,11 @@ class BehindError(ArchiveError):
 
     Args:
         fact: both offsets, in words. It begins the message.
-        way_on: the possible causes and what to do. It ends the message.
+        remedy: the possible causes and what to do. It ends the message.
     """
 
-    def __init__(self, tp: TopicPartition, fact: str, way_on: str) -> None:
-        super().__init__(f"{fact}: {way_on}")
+    def __init__(self, tp: TopicPartition, fact: str, remedy: str) -> None:
+        super().__init__(f"{fact}: {remedy}")
         self.tp = tp
         self.fact = fact
 

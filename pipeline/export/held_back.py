@@ -117,7 +117,7 @@ def waiting_for_transactions(
             tail.first,
             f"{tp}: offsets [{tail.first}, {tail.until}) wait for a transaction: "
             + _opened(tp, tail, since or "")
-            + (_way_on(tp, tail.first) if is_hung else ""),
+            + (_remedy(tp, tail.first) if is_hung else ""),
             is_hung,
             tail.until - tail.first,
             age,
@@ -149,7 +149,7 @@ def _since(began_ms: int, age_s: float) -> str:
     return f", at {at} ({ago} ago)"
 
 
-def _way_on(tp: TopicPartition, first: Offset) -> str:
+def _remedy(tp: TopicPartition, first: Offset) -> str:
     return (
         ". If it hangs, abort it: kafka-transactions.sh --bootstrap-server HOST:PORT abort "
         f"--topic {tp.topic} --partition {tp.partition} --start-offset {first}"

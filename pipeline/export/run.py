@@ -1,6 +1,6 @@
 """The loop of every export, and the steps that do not depend on what it writes to.
 
-1. Read the state of the last commit (`standing`).
+1. Read the state of the last commit (`remaining`).
 2. Compare the exported leader epochs with the log: were exported records discarded (`discarded`)?
 3. Find the ranges that are left to export (`left_after`).
 4. Plan the next commit: about as many offsets or bytes as the settings allow (`plan_next`).
@@ -34,7 +34,7 @@ from sidetier.pipeline.export.held_back import (
     waiting_for_transactions,
 )
 from sidetier.pipeline.export.source import Source
-from sidetier.pipeline.export.state.exported import Exported, Offsets, Ranges
+from sidetier.pipeline.export.state import Exported, Offsets, Ranges
 from sidetier.pipeline.export.tail.logs import require_same_topic
 from sidetier.pipeline.planning.limits import limited_ends
 from sidetier.pipeline.planning.planner import Planner
@@ -109,27 +109,27 @@ def chunk_of(left: Ranges, taken: Ranges) -> Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where an export stands between two commits.
+class Remaining:
+    """The state of an export between two commits, and what is left to export.
 
     Attributes:
         state: the state to continue from. Next offsets are lower than the stored ones where
             discarded records are exported again.
-        left: ranges that are left to export, for each partition; some may be empty.
+        ranges: what is left to export of each partition; a range may be empty.
         behind: partitions that are left out because their log ends below their next offset.
     """
 
     state: Exported
-    left: Ranges
+    ranges: Ranges
     behind: tuple[HeldBack, ...]
 
 
-StandingT = TypeVar("StandingT", bound=Standing)
+RemainingT = TypeVar("RemainingT", bound=Remaining)
 PlanT = TypeVar("PlanT")
 
 
 @dataclass(frozen=True, slots=True)
-class ExportRun(ABC, Generic[StandingT, PlanT]):
+class ExportRun(ABC, Generic[RemainingT, PlanT]):
     """Exports what can be read now, commit after commit.
 
     Attributes:
@@ -146,7 +146,7 @@ class ExportRun(ABC, Generic[StandingT, PlanT]):
         """Name of the output, for errors."""
 
     @abstractmethod
-    def standing(self) -> StandingT:
+    def remaining(self) -> RemainingT:
         """Read the state, compare it with the log, and find what is left. Writes nothing.
 
         Raises:
@@ -156,35 +156,41 @@ class ExportRun(ABC, Generic[StandingT, PlanT]):
         """
 
     @abstractmethod
-    def plan_next(self, standing: StandingT) -> PlanT | None:
+    def plan_next(self, remaining: RemainingT) -> PlanT | None:
         """Return what the next commit exports; None if nothing is left. Writes nothing."""
 
     @abstractmethod
-    def commit(self, standing: StandingT, plan: PlanT) -> StandingT:
-        """Export a plan up to its commit, and return the standing after it.
+    def commit(self, remaining: RemainingT, plan: PlanT) -> RemainingT | None:
+        """Export a plan up to its commit.
 
         An error, or a kill at any moment, leaves the whole commit or nothing that readers see.
+
+        Returns:
+            What is left after the commit; None if the state is to be read again.
         """
 
-    def commit_all(self, stop: Callable[[], bool] = lambda: False) -> StandingT | None:
-        """Export until nothing is left; return the last standing, or None if `stop` returned True.
+    def commit_all(self, stop: Callable[[], bool] = lambda: False) -> RemainingT | None:
+        """Export until nothing is left; return what is held back then, or None if `stop` returned
+        True.
 
         `stop` is called before each commit.
         """
-        standing = self.standing()
+        remaining: RemainingT | None = None
         while not stop():
-            plan = self.plan_next(standing)
+            if remaining is None:
+                remaining = self.remaining()
+            plan = self.plan_next(remaining)
             if plan is None:
-                return standing
-            standing = self.commit(standing, plan)
+                return remaining
+            remaining = self.commit(remaining, plan)
         return None
 
-    def discarded(self, state: Exported, way_on: str) -> tuple[Truncated, ...]:
+    def discarded(self, state: Exported, remedy: str) -> tuple[Truncated, ...]:
         """Return the exported ranges that the brokers have discarded since.
 
         Args:
             state: the state of the export.
-            way_on: what a user can do about it, for the error.
+            remedy: what a user can do about it, for the error.
 
         Raises:
             LogTruncatedError: there are some, and `terms.reread` is False.
@@ -194,7 +200,7 @@ class ExportRun(ABC, Generic[StandingT, PlanT]):
         if gone:
             self.require_same_topics(state, state.next_offsets)
             if not self.terms.reread:
-                raise LogTruncatedError(gone, way_on)
+                raise LogTruncatedError(gone, remedy)
         return gone
 
     def left_after(self, state: Exported) -> tuple[Ranges, tuple[HeldBack, ...]]:
@@ -227,12 +233,12 @@ class ExportRun(ABC, Generic[StandingT, PlanT]):
             return chunk
         return chunk_of(left, self.source.within(chunk.ranges, self.terms.most_bytes))
 
-    def held_back(self, standing: StandingT, reached: Offsets) -> tuple[HeldBack, ...]:
+    def held_back(self, remaining: RemainingT, reached: Offsets) -> tuple[HeldBack, ...]:
         """Return the partitions that cannot be exported beyond `reached` now."""
         waiting = waiting_for_transactions(
             self.source.undecided(reached), self.terms.now_ms(), self.terms.transaction_timeout_ms
         )
-        return (*standing.behind, *waiting)
+        return (*remaining.behind, *waiting)
 
 
 def require_same_topics(known: Mapping[str, str], present: Mapping[str, str], output: str) -> None:

@@ -20,7 +20,7 @@ from sidetier.pipeline.export.epoch_history import (
     find_truncated,
 )
 from sidetier.pipeline.export.errors import BehindError, BrokerBehindError, StillOnBrokerError
-from sidetier.pipeline.export.state.exported import Offsets, Ranges, Tail
+from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.export.tail.logs import Divided, Log, missing_of
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import (
@@ -142,7 +142,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RangeBound:
     """One end of a requested range: an edge of the log, an offset for all partitions, or a time in
     ms.
     """
@@ -170,8 +170,8 @@ class Place:
 class RequestedRange:
     """A range that is exported once, the same for every partition. `until` is exclusive."""
 
-    first: Place
-    until: Place
+    first: RangeBound
+    until: RangeBound
 
     def __str__(self) -> str:
         """The text that a manifest stores."""
@@ -377,7 +377,7 @@ class ArchiveSource:
 class TailedSource:
     """A `Source` of archive and brokers.
 
-    One call of `TopicLogs.look` determines the ranges and where their records are read.
+    One call of `TopicLogs.read` determines the ranges and where their records are read.
     """
 
     archived: ArchiveSource
@@ -404,11 +404,11 @@ class TailedSource:
             ConfigurationError: the requested offsets do not name exactly the partitions that are
                 read.
             BrokerBehindError: archive and broker both end below a next offset.
-            SidetierError: see `TopicLogs.look`.
+            SidetierError: see `TopicLogs.read`.
         """
         del tail  # the brokers' own offsets show how far their logs go
         request = self.archived.request
-        logs = self.logs.look(request.isolation, behind)
+        logs = self.logs.read(request.isolation, behind)
         starting = Edge.EARLIEST if next_offsets else request.starting
         wanted = limited(logs, starting, request.ending)
         ranges = {}

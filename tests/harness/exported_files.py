@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine
-from sidetier.pipeline.export.sinks.files.names import parse_file_name
-from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.sinks.files.run import FilesRun, files_read
-from sidetier.pipeline.export.source import ArchiveSource, RequestedRange
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.sinks.files.manifest import (
     Manifest,
     ManifestFile,
     decode_manifest,
     manifest_key,
 )
+from sidetier.pipeline.export.sinks.files.names import parse_file_name
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.run import FilesRun, files_read
+from sidetier.pipeline.export.source import ArchiveSource, RequestedRange
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.isolation import IsolationLevel

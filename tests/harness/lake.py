@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from sidetier.cli.export import submit
-from sidetier.pipeline.export.state.manifest import MANIFEST_NAME
+from sidetier.pipeline.export.sinks.files.manifest import MANIFEST_NAME
 from sidetier.sandbox.processes import Command, ManagedProcess
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
 from sidetier.pipeline.export.epoch_history import epoch_history_of
-from sidetier.pipeline.export.sinks.files.options import ValueOptions
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, following
 from sidetier.pipeline.export.sinks.tables.frames import (
     Frames,
     KafkaSource,
@@ -31,8 +31,8 @@ from sidetier.pipeline.export.sinks.tables.iceberg import (
 )
 from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.pipeline.export.sinks.tables.run import Table
-from sidetier.pipeline.export.state.commit_metadata import Progress, following
-from sidetier.pipeline.export.state.exported import Tail
+from sidetier.pipeline.export.state import Tail
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.pipeline.planning.split import BrokerRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

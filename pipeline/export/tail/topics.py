@@ -31,7 +31,7 @@ class TopicLogs:
     Attributes:
         broker: connection to the cluster.
         say: receives a message if an export must wait for the archive.
-        logs: the logs of the last `look`.
+        logs: the logs of the last `read`.
         topic_ids: topic ids that the brokers gave then.
         waiting: partitions whose export must wait for the archive, and the offsets to wait for.
         ask_timestamps: returns the timestamps, in ms, of records at offsets on the brokers.
@@ -47,7 +47,7 @@ class TopicLogs:
     waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     ask_timestamps: AskTimestamps = record_timestamps
 
-    def look(
+    def read(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
     ) -> Mapping[TopicPartition, Log]:
         """Read the present logs of all partitions, the archive's first.
@@ -68,11 +68,11 @@ class TopicLogs:
         self.logs, self.topic_ids = {}, {}
         for topic in self.topics:
             refused: list[BehindError] = []
-            logs = self._look(topic, isolation, refused)
+            logs = self._read(topic, isolation, refused)
             if any(log.has_gap for log in logs.values()):
                 # Records that were archived and deleted between the two snapshots are archived now.
                 refused.clear()
-                logs = self._look(topic, isolation, refused)
+                logs = self._read(topic, isolation, refused)
             if refused and behind is None:
                 raise refused[0]
             if behind is not None:
@@ -81,8 +81,8 @@ class TopicLogs:
         return self.logs
 
     def known(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
-        """Return the logs of the last `look`; read them if there was none."""
-        return self.logs or self.look(isolation)
+        """Return the logs of the last `read`; read them if there was none."""
+        return self.logs or self.read(isolation)
 
     def reach(self, tp: TopicPartition, first: Offset) -> Offset:
         """Return the offset, exclusive, up to which an export can read from `first`.
@@ -159,7 +159,7 @@ class TopicLogs:
             for tp, span in ranges.items()
         }
 
-    def _look(
+    def _read(
         self, topic: str, isolation: IsolationLevel, refused: list[BehindError]
     ) -> dict[TopicPartition, Log]:
         stored, no_archive = self._stored(topic, isolation)

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from sidetier.pipeline.export.sinks.files.formats.json_texts import text_of
 from sidetier.pipeline.export.values.avro_schema import LOGICAL_TYPES, PLAIN_TYPES
+from sidetier.pipeline.export.values.json_texts import text_of
 from sidetier.segments.errors import ConfigurationError
 
 Convert = Callable[[Any], Any]

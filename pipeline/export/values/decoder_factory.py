@@ -1,10 +1,5 @@
 """The decoder that the options select."""
 
-from sidetier.pipeline.export.sinks.files.options import (
-    SchemaCompatibility,
-    ValueFormat,
-    ValueOptions,
-)
 from sidetier.pipeline.export.values.avro_values import AvroDecoder
 from sidetier.pipeline.export.values.decoder import (
     BytesDecoder,
@@ -13,6 +8,7 @@ from sidetier.pipeline.export.values.decoder import (
 )
 from sidetier.pipeline.export.values.framing import Framing, WriterSchema
 from sidetier.pipeline.export.values.json_values import JsonDecoder
+from sidetier.pipeline.export.values.options import SchemaCompatibility, ValueFormat, ValueOptions
 from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder
 from sidetier.pipeline.export.values.registry import (
     RegistryConfig,

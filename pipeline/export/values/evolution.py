@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import NewerSchemaError
-from sidetier.pipeline.export.sinks.files.options import SchemaCompatibility, ValueOptions
 from sidetier.pipeline.export.values.decoder import DecodedValues, Misfit, ValueDecoder
 from sidetier.pipeline.export.values.decoder_factory import decoder_of
 from sidetier.pipeline.export.values.framing import NO_SCHEMA, schema_ids
+from sidetier.pipeline.export.values.options import SchemaCompatibility, ValueOptions
 from sidetier.pipeline.export.values.references import UnusableSchemaError
 from sidetier.pipeline.export.values.registry import SchemaRegistry
 from sidetier.segments.errors import ConfigurationError

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sidetier.archive.access import ArchiveAccess
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
-from sidetier.pipeline.export.sinks.files.tasks import Done, Places, Task, carry_out
+from sidetier.pipeline.export.sinks.files.tasks import Connections, Done, Task, carry_out
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.segments.errors import SidetierError
 from sidetier.storage.port import RemoteStorage
@@ -148,7 +148,7 @@ class SparkEngine:
     """Engine on a Spark session. The session stays open."""
 
     spark: "SparkSession"
-    places: Places
+    places: Connections
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 
     def run(self, tasks: Sequence[Task]) -> Sequence[Done]:
@@ -188,7 +188,7 @@ class _Work:
     """The function that Spark runs on executors. Each row that it gets is the number of a task."""
 
     tasks: tuple[Task, ...]
-    places: Places
+    places: Connections
     tries: int
     max_batch_bytes: int
 

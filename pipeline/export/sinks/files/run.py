@@ -28,37 +28,37 @@ from sidetier.pipeline.errors import (
 from sidetier.pipeline.export.epoch_history import Truncated
 from sidetier.pipeline.export.errors import BehindError, OtherWriterError
 from sidetier.pipeline.export.held_back import HeldBack
-from sidetier.pipeline.export.run import ExportRun, Standing, require_same_topics
-from sidetier.pipeline.export.sinks.files.names import parse_file_name, topic_prefix
-from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.sinks.files.tasks import Done, Engine, Task
-from sidetier.pipeline.export.sinks.files.upload import noted
-from sidetier.pipeline.export.state.exported import Offsets, Ranges
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.run import ExportRun, Remaining, require_same_topics
+from sidetier.pipeline.export.sinks.files.manifest import (
     NO_SCHEMAS,
     FileEntry,
-    Held,
     Manifest,
     ManifestFile,
     MissingEntry,
     Run,
     SchemaIds,
     Span,
+    StoredManifest,
     offsets_of,
     ranges_of,
 )
-from sidetier.pipeline.export.state.manifest_changes import (
+from sidetier.pipeline.export.sinks.files.manifest_changes import (
     begun,
     check_same_export,
     check_settled,
     committed,
-    planned,
+    planned_positions,
     rewound,
     waits_for_more,
     with_whole_files,
     withdrawn,
     without,
 )
+from sidetier.pipeline.export.sinks.files.names import parse_file_name, topic_prefix
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.tasks import Done, Engine, Task
+from sidetier.pipeline.export.sinks.files.upload import file_metadata
+from sidetier.pipeline.export.state import Offsets, Ranges
 from sidetier.pipeline.planning.limits import NoMatch
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics
@@ -68,12 +68,10 @@ from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from sidetier.storage.port import IfMatch, RemoteStorage
 
-_WAY_ON: Final = (
+_REMEDY: Final = (
     "--on-truncation reread replaces the files that hold them by what is there now; or export the "
     "topic into another directory"
 )
-
-
 _WHOLE: Final = 1 << 40
 """Split size in bytes, larger than any range: one task reads a Kafka partition from the first
 record to the last, so each range is one split.
@@ -132,8 +130,8 @@ class Sweep:
     def _remove(self, store: RemoteStorage, key: str) -> int:
         try:
             head = store.head_object(key)
-            note = noted(head)
-            if note is None or note.generation >= self.generation:
+            metadata = file_metadata(head)
+            if metadata is None or metadata.generation >= self.generation:
                 return 0
             store.delete_object(key, condition=IfMatch(head.etag))
         except (ObjectNotFoundError, PreconditionFailedError):
@@ -171,16 +169,16 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesStanding(Standing):
-    """Where the export to files stands.
+class FilesRemaining(Remaining):
+    """What is left to export to files.
 
-    `left` and `behind` are empty if the manifest has a plan, which is carried out first.
+    `ranges` and `behind` are empty if the manifest has a plan, which is carried out first.
 
     Attributes:
         held: the manifest, without a plan that cannot be carried out.
     """
 
-    held: Held
+    held: StoredManifest
 
     @property
     def resumes(self) -> bool:
@@ -189,7 +187,7 @@ class FilesStanding(Standing):
 
 
 @dataclass(frozen=True, slots=True)
-class FilesRun(ExportRun[FilesStanding, Run]):
+class FilesRun(ExportRun[FilesRemaining, Run]):
     """The export of one topic into one directory.
 
     `terms.most_offsets` and `terms.most_bytes` do not limit a run that replaces files, because
@@ -197,7 +195,7 @@ class FilesRun(ExportRun[FilesStanding, Run]):
 
     Attributes:
         options: what determines names and contents of files.
-        keeper: the manifest.
+        manifest_file: the manifest.
         engine: runs the tasks.
         requested: the requested range, in words; None for an export that continues from its next
             offsets.
@@ -208,7 +206,7 @@ class FilesRun(ExportRun[FilesStanding, Run]):
 
     topic: str
     options: FilesOptions
-    keeper: ManifestFile
+    manifest_file: ManifestFile
     engine: Engine
     requested: str | None = None
     accept_changes: bool = False
@@ -218,7 +216,7 @@ class FilesRun(ExportRun[FilesStanding, Run]):
     @property
     def output(self) -> str:
         """See `ExportRun.output`."""
-        return self.keeper.where
+        return self.manifest_file.where
 
     def offsets_without_epoch(self) -> Offsets:
         """Return the next offsets below which no leader epochs are known.
@@ -233,18 +231,18 @@ class FilesRun(ExportRun[FilesStanding, Run]):
     def once(self) -> RunResult:
         """Carry out one run up to its commit. The unfinished run of an earlier job comes first.
 
-        Raises the errors of `standing`, `plan_next` and `carry_out`.
+        Raises the errors of `remaining`, `plan_next` and `carry_out`.
         """
-        standing = self.standing()
-        run = self.plan_next(standing)
+        remaining = self.remaining()
+        run = self.plan_next(remaining)
         if run is None:
-            reached = standing.state.next_offsets
-            held_back = self.held_back(standing, reached)
-            return RunResult(standing.held.manifest, held_back=held_back)
-        return self.carry_out(standing, run)
+            reached = remaining.state.next_offsets
+            held_back = self.held_back(remaining, reached)
+            return RunResult(remaining.held.manifest, held_back=held_back)
+        return self.carry_out(remaining, run)
 
-    def standing(self) -> FilesStanding:
-        """See `ExportRun.standing`. The next plan's write stores a changed manifest.
+    def remaining(self) -> FilesRemaining:
+        """See `ExportRun.remaining`. The next plan's write stores a changed manifest.
 
         A kill before that leaves the old manifest, and the next run makes the same changes.
 
@@ -259,27 +257,27 @@ class FilesRun(ExportRun[FilesStanding, Run]):
         manifest = self._without_discarded(held.manifest)
         held = replace(held, manifest=manifest)
         if manifest.pending is not None:
-            return FilesStanding(manifest.exported, {}, (), held)
+            return FilesRemaining(manifest.exported, {}, (), held)
         left, behind = self.left_after(manifest.exported)
         left = {
             tp: span
             for tp, span in left.items()
             if span.start < span.end and not waits_for_more(manifest, self.options, tp, span.end)
         }
-        return FilesStanding(manifest.exported, left, behind, held)
+        return FilesRemaining(manifest.exported, left, behind, held)
 
-    def plan_next(self, standing: FilesStanding) -> Run | None:
+    def plan_next(self, remaining: FilesRemaining) -> Run | None:
         """See `ExportRun.plan_next`: the unfinished run of the manifest, or a new one.
 
         Raises:
             OtherTopicError, ArchiveError, StorageError.
         """
-        manifest = standing.held.manifest
+        manifest = remaining.held.manifest
         if manifest.pending is not None:
             return manifest.pending
-        ranges = self._replaced(standing.left, manifest.replacing)
+        ranges = self._replaced(remaining.ranges, manifest.replacing)
         if not ranges:
-            chunk = self.next_chunk(standing.left)
+            chunk = self.next_chunk(remaining.ranges)
             if chunk is None:
                 return None
             ranges = chunk.ranges
@@ -287,14 +285,13 @@ class FilesRun(ExportRun[FilesStanding, Run]):
             tp.partition: Span(first=span.start, until=span.end) for tp, span in ranges.items()
         }
         tail = self.source.tail(ranges)
-        return begun(manifest, spans, self.options, self.keeper.nonce(), tail).pending
+        return begun(manifest, spans, self.options, self.manifest_file.nonce(), tail).pending
 
-    def commit(self, standing: FilesStanding, plan: Run) -> FilesStanding:
+    def commit(self, remaining: FilesRemaining, plan: Run) -> None:
         """See `ExportRun.commit`. The manifest is read again, since other jobs may change it."""
-        self.report(self.carry_out(standing, plan))
-        return self.standing()
+        self.report(self.carry_out(remaining, plan))
 
-    def carry_out(self, standing: FilesStanding, run: Run) -> RunResult:
+    def carry_out(self, remaining: FilesRemaining, run: Run) -> RunResult:
         """Carry out a run of `plan_next` up to its commit.
 
         Raises:
@@ -303,25 +300,25 @@ class FilesRun(ExportRun[FilesStanding, Run]):
                 and after any other exception, the plan was withdrawn and the next run makes its
                 own.
         """
-        held = standing.held
-        if standing.resumes:
+        held = remaining.held
+        if remaining.resumes:
             self.say(f"{self.topic}: carrying out what an earlier run has begun")
-            plan = self._or_give_up(held, lambda: self.plan(run))
+            plan = self._or_withdraw(held, lambda: self.plan(run))
         else:
             plan = self.plan(run)  # missing records are an error before anything is written
             held = self.begin(held, run)
         tasks = self._tasks(run, plan, held.manifest.schemas)
-        done = tuple(self._or_give_up(held, lambda: self.engine.run(tasks)))
-        return self._commit(held, run, plan, done, resumed=standing.resumes)
+        done = tuple(self._or_withdraw(held, lambda: self.engine.run(tasks)))
+        return self._commit(held, run, plan, done, resumed=remaining.resumes)
 
-    def begin(self, held: Held, run: Run) -> Held:
+    def begin(self, held: StoredManifest, run: Run) -> StoredManifest:
         """Write a new run to the manifest, before any of its files exists.
 
         Raises:
             OtherWriterError: another job has changed the manifest.
         """
         changes = {"generation": run.generation, "pending": run, "nonce": run.nonce}
-        return self.keeper.replace(held, held.manifest.model_copy(update=changes))
+        return self.manifest_file.replace(held, held.manifest.model_copy(update=changes))
 
     def plan(self, run: Run, *, refuse: bool = True) -> Plan:
         """Plan the reading of a run, with the isolation level that it was begun with.
@@ -343,36 +340,37 @@ class FilesRun(ExportRun[FilesStanding, Run]):
         require_same_topics(known, self.source.topic_ids(plan.ranges), self.output)
         return plan
 
-    def held_back(self, standing: FilesStanding, reached: Offsets) -> tuple[HeldBack, ...]:
+    def held_back(self, remaining: FilesRemaining, reached: Offsets) -> tuple[HeldBack, ...]:
         """See `ExportRun.held_back`. A requested range has no later run, so each open transaction
         is a finding.
         """
-        if standing.resumes:
+        if remaining.resumes:
             return ()  # this run has not asked yet what is left
-        held_back = super(FilesRun, self).held_back(standing, reached)
+        held_back = super(FilesRun, self).held_back(remaining, reached)
         if self.requested is None:
             return held_back
         return tuple(replace(partition, is_finding=True) for partition in held_back)
 
-    def _load(self) -> Held:
-        return self.keeper.load(self.source.cluster, self.topic, self.requested)
+    def _load(self) -> StoredManifest:
+        return self.manifest_file.load(self.source.cluster, self.topic, self.requested)
 
     def _without_discarded(self, manifest: Manifest) -> Manifest:
         """Return the manifest without discarded records, and without a plan that cannot be carried
         out.
         """
-        gone = self.discarded(manifest.exported, _WAY_ON)
+        gone = self.discarded(manifest.exported, _REMEDY)
         run = manifest.pending
-        why = None if run is None else self._why_to_give_up(run, gone)
+        why = None if run is None else self._why_to_withdraw(run, gone)
         if why is not None:
             self.say(f"{self.topic}: what an earlier run began with is given up: {why}")
-            manifest = withdrawn(manifest, self.keeper.nonce())
+            manifest = withdrawn(manifest, self.manifest_file.nonce())
         return self._rewound(manifest, gone) if gone else manifest
 
-    def _why_to_give_up(self, run: Run, gone: tuple[Truncated, ...]) -> str | None:
+    def _why_to_withdraw(self, run: Run, gone: tuple[Truncated, ...]) -> str | None:
         """Return why a plan cannot be carried out after a change of the archive; None to try it."""
         positions = {
-            TopicPartition(self.topic, item): position for item, position in planned(run).items()
+            TopicPartition(self.topic, item): position
+            for item, position in planned_positions(run).items()
         }
         if gone or self.source.truncated(positions):
             return "the brokers have thrown away what it read"
@@ -427,7 +425,7 @@ class FilesRun(ExportRun[FilesStanding, Run]):
         return tasks
 
     def _commit(
-        self, held: Held, run: Run, plan: Plan, done: tuple[Done, ...], *, resumed: bool
+        self, held: StoredManifest, run: Run, plan: Plan, done: tuple[Done, ...], *, resumed: bool
     ) -> RunResult:
         if run.options.whole_files:
             held, run, done = _of_whole_files(held, run, done)
@@ -456,12 +454,12 @@ class FilesRun(ExportRun[FilesStanding, Run]):
             held.manifest,
             files,
             entries,
-            self.keeper.nonce(),
+            self.manifest_file.nonce(),
             swept=swept_all,
             schemas={at: one for at, one in schemas.items() if one != NO_SCHEMAS},
         )
         swept = self._sweep(held.manifest, run, files, waiting) if sweep else 0
-        held = self.keeper.replace(held, manifest)
+        held = self.manifest_file.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)
 
     def _sweep(
@@ -475,9 +473,9 @@ class FilesRun(ExportRun[FilesStanding, Run]):
             {one: span.first for one, span in run.spans.items()} | before.named_from,
             run.generation,
             waiting,
-        ).run(self.keeper.store)
+        ).run(self.manifest_file.store)
 
-    def _or_give_up(self, held: Held, step: Callable[[], _Result]) -> _Result:
+    def _or_withdraw(self, held: StoredManifest, step: Callable[[], _Result]) -> _Result:
         """Run a step of the manifest's plan, and withdraw the plan after an error that would
         repeat.
 
@@ -492,9 +490,9 @@ class FilesRun(ExportRun[FilesStanding, Run]):
                 self._withdraw(held)
             raise
 
-    def _withdraw(self, held: Held) -> None:
+    def _withdraw(self, held: StoredManifest) -> None:
         try:
-            self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
+            self.manifest_file.replace(held, withdrawn(held.manifest, self.manifest_file.nonce()))
         except SidetierError as error:
             self.say(f"{self.topic}: the plan of this run could not be given up: {error}")
 
@@ -510,7 +508,7 @@ class FilesRun(ExportRun[FilesStanding, Run]):
         check_same_export(held.manifest, self.source.cluster, self.requested, self.output)
         if held.manifest.pending is None:
             return False
-        self.keeper.replace(held, withdrawn(held.manifest, self.keeper.nonce()))
+        self.manifest_file.replace(held, withdrawn(held.manifest, self.manifest_file.nonce()))
         return True
 
     def _replaced(self, left: Ranges, replacing: Mapping[int, int]) -> Ranges:
@@ -525,8 +523,8 @@ class FilesRun(ExportRun[FilesStanding, Run]):
 
 
 def _of_whole_files(
-    held: Held, run: Run, done: tuple[Done, ...]
-) -> tuple[Held, Run, tuple[Done, ...]]:
+    held: StoredManifest, run: Run, done: tuple[Done, ...]
+) -> tuple[StoredManifest, Run, tuple[Done, ...]]:
     """Cut the run back to whole files. A later run reads the records above them again."""
     ends = {result.tp.partition: result.written.until for result in done}
     manifest = with_whole_files(
@@ -536,7 +534,7 @@ def _of_whole_files(
     if manifest.pending is None:
         raise ValueError("no run is under way")
     kept = tuple(result for result in done if result.tp.partition in manifest.pending.spans)
-    return Held(manifest, held.etag), manifest.pending, kept
+    return StoredManifest(manifest, held.etag), manifest.pending, kept
 
 
 def _ends_plan(error: Exception) -> bool:

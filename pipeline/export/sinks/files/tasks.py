@@ -11,6 +11,7 @@ from sidetier.archive.access import ArchiveAccess, endpoint_provider, open_archi
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.cluster import BrokerConfig
 from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.sinks.files.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.upload import FileUploader
 from sidetier.pipeline.export.sinks.files.write_range import (
@@ -19,7 +20,6 @@ from sidetier.pipeline.export.sinks.files.write_range import (
     columns_of,
     write_range,
 )
-from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, SchemaIds, Span
 from sidetier.pipeline.export.tail.consuming import BrokerReader
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.split import BrokerRange, Missing, Split
@@ -78,7 +78,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Connections:
     """A cluster's archive, the export's target store, the brokers, and the schema registry.
 
     The value has no secrets, so it can be sent to Spark executors: each process resolves its own.

@@ -11,24 +11,24 @@ import pyarrow as pa
 
 from sidetier.pipeline.export.errors import ForeignFileError, OtherWriterError, ReadingsDifferError
 from sidetier.pipeline.export.sinks.files.formats.forms import FileWriter, Form
+from sidetier.pipeline.export.sinks.files.manifest import FileEntry
 from sidetier.pipeline.export.sinks.files.names import FileName, file_key
 from sidetier.pipeline.export.sinks.files.rotation import Append, FileId, Router
 from sidetier.pipeline.export.sinks.files.rows import Rows
-from sidetier.pipeline.export.state.manifest import FileEntry
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.bodies import FileBody
 from sidetier.storage.port import Body, Condition, IfAbsent, IfMatch, ObjectHead, RemoteStorage
 
-RUN_NOTE: Final = "sidetier-run"
+RUN_METADATA: Final = "sidetier-run"
 """Metadata key of each file: generation and nonce of its run."""
-RECORDS_NOTE: Final = "sidetier-records"
+RECORDS_METADATA: Final = "sidetier-records"
 """Metadata key of each file: number of records, first and last offset, for example `100 5 117`."""
 _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class FileMetadata:
     """Metadata of a file on the store."""
 
     generation: int
@@ -36,13 +36,13 @@ class Noted:
     records: str
 
 
-def noted(head: ObjectHead) -> Noted | None:
+def file_metadata(head: ObjectHead) -> FileMetadata | None:
     """Parse a file's metadata; return None if no export of Sidetier has written the file."""
-    run = head.metadata.get(RUN_NOTE, "")
+    run = head.metadata.get(RUN_METADATA, "")
     generation, dash, _ = run.partition("-")
     if not dash or not generation.isdigit():
         return None
-    return Noted(int(generation), run, head.metadata.get(RECORDS_NOTE, ""))
+    return FileMetadata(int(generation), run, head.metadata.get(RECORDS_METADATA, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class FileUploader:
             StorageError: see `RemoteStorage.put_object`.
         """
         notes = {
-            RUN_NOTE: self.run,
-            RECORDS_NOTE: f"{entry.records} {entry.first} {entry.last}",
+            RUN_METADATA: self.run,
+            RECORDS_METADATA: f"{entry.records} {entry.first} {entry.last}",
         }
         condition: Condition = IfAbsent()
         for _ in range(_TRIES):
@@ -88,7 +88,7 @@ class FileUploader:
 
     def _is_ours(self, head: ObjectHead, notes: Mapping[str, str]) -> bool:
         """Return whether the file is this run's; False if it can be replaced."""
-        note = noted(head)
+        note = file_metadata(head)
         if note is None:
             raise ForeignFileError(
                 f"{head.key}: a file that no export of Sidetier has written has this name; it is "
@@ -101,10 +101,10 @@ class FileUploader:
                 f"{head.key}: was written by run {note.run}, which is not before this one, "
                 f"{self.run}: another export is at work here, or the manifest was removed"
             )
-        if note.records != notes[RECORDS_NOTE]:
+        if note.records != notes[RECORDS_METADATA]:
             raise ReadingsDifferError(
                 f"{head.key}: holds {note.records} (records, first and last offset), and should "
-                f"hold {notes[RECORDS_NOTE]}: the archive has changed since this run was begun"
+                f"hold {notes[RECORDS_METADATA]}: the archive has changed since this run was begun"
             )
         return True
 

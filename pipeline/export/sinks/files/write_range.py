@@ -26,7 +26,7 @@ from sidetier.pipeline.export.sinks.files.formats.forms import (
     json_values,
     raw,
 )
-from sidetier.pipeline.export.sinks.files.formats.json_texts import text_of
+from sidetier.pipeline.export.sinks.files.manifest import NO_SCHEMAS, FileEntry, SchemaIds
 from sidetier.pipeline.export.sinks.files.options import (
     COMPRESSIONS,
     FileFormat,
@@ -37,10 +37,10 @@ from sidetier.pipeline.export.sinks.files.partitioners import Encoded, default_n
 from sidetier.pipeline.export.sinks.files.rotation import FileGroups, Router, Rules
 from sidetier.pipeline.export.sinks.files.rows import RowMaker, Rows
 from sidetier.pipeline.export.sinks.files.upload import MEMORY, FileSet, FileUploader
-from sidetier.pipeline.export.state.manifest import NO_SCHEMAS, FileEntry, SchemaIds
 from sidetier.pipeline.export.values.decoder import Misfit, ValueDecoder
 from sidetier.pipeline.export.values.decoder_factory import registry_of
 from sidetier.pipeline.export.values.evolution import SchemaTracker
+from sidetier.pipeline.export.values.json_texts import text_of
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.segments.offsets import Offset, TopicPartition
 

@@ -24,7 +24,7 @@ class Watch:
 
 
 @contextmanager
-def given_up_after(
+def cancel_jobs_after(
     context: SparkContext,
     seconds: float,
     reason: Callable[[], str] = str,

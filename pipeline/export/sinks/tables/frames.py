@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sidetier.pipeline.export.sinks.files.options import AS_BYTES, ValueOptions
+from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.sinks.tables.gateway import require_class
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
-from sidetier.pipeline.export.values.columns import ValueColumns
+from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.offsets_json import numbers_json, partitions_json
 from sidetier.pipeline.planning.split import BrokerRange, Plan

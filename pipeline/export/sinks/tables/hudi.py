@@ -22,7 +22,16 @@ from typing import Any, Final, Self
 from pyspark.sql import DataFrame, SparkSession
 
 from sidetier.pipeline.export.errors import CommitTimedOutError, LostProgressError, OtherWriterError
-from sidetier.pipeline.export.sinks.tables.cancelling import given_up_after
+from sidetier.pipeline.export.sinks.tables.cancelling import cancel_jobs_after
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
+    PREFIX,
+    Changes,
+    Progress,
+    from_properties,
+    is_at,
+    last_progress,
+    to_properties,
+)
 from sidetier.pipeline.export.sinks.tables.gateway import (
     SPARK_ERRORS,
     java_context,
@@ -33,15 +42,6 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
 from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.pipeline.export.sinks.tables.run import DEFAULT_TIMEOUT
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
-from sidetier.pipeline.export.state.commit_metadata import (
-    PREFIX,
-    Changes,
-    Progress,
-    from_properties,
-    is_at,
-    last_progress,
-    to_properties,
-)
 from sidetier.segments.errors import ConfigurationError
 
 BASE_PATH: Final = "target.base.path"
@@ -374,7 +374,7 @@ class HudiTable:
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
         self._lease.require()
         context = self._spark.sparkContext
-        with given_up_after(context, seconds, self._why_to_stop) as watch:
+        with cancel_jobs_after(context, seconds, self._why_to_stop) as watch:
             try:
                 writer = frame.write.format("hudi").mode("append")
                 writer.options(**self._options.write, **to_properties(progress)).save(self.name)

@@ -35,7 +35,18 @@ from sidetier.pipeline.export.errors import (
     NotCommittedError,
     OtherWriterError,
 )
-from sidetier.pipeline.export.sinks.tables.cancelling import Watch, given_up_after
+from sidetier.pipeline.export.sinks.tables.cancelling import Watch, cancel_jobs_after
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
+    COMMIT_KEY,
+    PREFIX,
+    WHOLE_KEY,
+    Changes,
+    Progress,
+    from_properties,
+    is_at,
+    last_progress,
+    to_properties,
+)
 from sidetier.pipeline.export.sinks.tables.gateway import (
     SPARK_ERRORS,
     cause_class,
@@ -47,17 +58,6 @@ from sidetier.pipeline.export.sinks.tables.gateway import (
     require_class,
 )
 from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
-from sidetier.pipeline.export.state.commit_metadata import (
-    COMMIT_KEY,
-    PREFIX,
-    WHOLE_KEY,
-    Changes,
-    Progress,
-    from_properties,
-    is_at,
-    last_progress,
-    to_properties,
-)
 from sidetier.segments.errors import ConfigurationError
 
 STATE_TAG: Final = "sidetier_state"
@@ -340,7 +340,7 @@ class IcebergTable:
 
     def write(self, frame: DataFrame, progress: Progress, seconds: float) -> None:
         """See `Table.write`. The table is created if it does not exist."""
-        with given_up_after(self._spark.sparkContext, seconds) as watch:
+        with cancel_jobs_after(self._spark.sparkContext, seconds) as watch:
             try:
                 self._make(frame)
                 self._require_since(self._metadata.look(), progress)

@@ -22,14 +22,14 @@ from sidetier.pipeline.export.errors import (
     StrayCommitError,
 )
 from sidetier.pipeline.export.held_back import HeldBack
-from sidetier.pipeline.export.run import Chunk, ExportRun, Standing, Terms
-from sidetier.pipeline.export.state.commit_metadata import (
+from sidetier.pipeline.export.run import Chunk, ExportRun, Remaining, Terms
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     WHOLE_STATE_EVERY,
     Progress,
     following,
     require_same,
 )
-from sidetier.pipeline.export.state.exported import NO_TAIL, Exported, Offsets, Ranges, Tail
+from sidetier.pipeline.export.state import NO_TAIL, Exported, Offsets, Ranges, Tail
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
-_WAY_ON: Final = (
+_REMEDY: Final = (
     "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
     "what is there now, beside the rows of what was thrown away; or export into another table"
 )
@@ -109,8 +109,8 @@ class TableTerms(Terms):
 
 
 @dataclass(frozen=True, slots=True)
-class TableStanding(Standing):
-    """Where the export to a table stands.
+class TableRemaining(Remaining):
+    """What is left to export to a table.
 
     `state` has the next offsets whose records are checked against the log. It stays as it is while
     chunks without records are skipped, because they are not part of any commit yet.
@@ -177,7 +177,7 @@ def offsets_after(held: Offsets, chunk: Chunk) -> dict[TopicPartition, Offset]:
 
 
 @dataclass(frozen=True, slots=True)
-class TableRun(ExportRun[TableStanding, Chunk]):
+class TableRun(ExportRun[TableRemaining, Chunk]):
     """Exports the readable records to a table. One run at a time.
 
     Attributes:
@@ -204,73 +204,73 @@ class TableRun(ExportRun[TableStanding, Chunk]):
         Raises:
             NotCommittedError: a commit has failed. The commits before it remain.
             MissingRecordsError: the next records are not stored.
-            SidetierError: see `standing`, `Table` and `Planner`.
+            SidetierError: see `remaining`, `Table` and `Planner`.
         """
         self.table.recover()
-        standing = self.commit_all()
-        if standing is None:
+        remaining = self.commit_all()
+        if remaining is None:
             raise RuntimeError("nothing stops this run")
-        reached = {**standing.held, **{tp: span.start for tp, span in standing.left.items()}}
+        reached = {**remaining.held, **{tp: span.start for tp, span in remaining.ranges.items()}}
         return Committed(
-            standing.commits,
-            standing.held,
-            standing.spanned,
-            standing.skipped,
-            standing.state.tail,
-            self.held_back(standing, reached),
-            standing.last,
+            remaining.commits,
+            remaining.held,
+            remaining.spanned,
+            remaining.skipped,
+            remaining.state.tail,
+            self.held_back(remaining, reached),
+            remaining.last,
         )
 
-    def standing(self) -> TableStanding:
-        """See `ExportRun.standing`."""
+    def remaining(self) -> TableRemaining:
+        """See `ExportRun.remaining`."""
         progress = progress_of(self.table, anew=self.terms.anew)
         state = Exported() if progress is None else progress.exported
         if progress is not None:
             require_same(progress, self.source.cluster, self.terms.isolation, self.output)
-        gone = self.discarded(state, _WAY_ON)
+        gone = self.discarded(state, _REMEDY)
         first = _lowered(state, gone) if gone else state
         left, behind = self.left_after(first)
-        return TableStanding(first, left, behind, state.next_offsets, progress)
+        return TableRemaining(first, left, behind, state.next_offsets, progress)
 
-    def plan_next(self, standing: TableStanding) -> Chunk | None:
+    def plan_next(self, remaining: TableRemaining) -> Chunk | None:
         """See `ExportRun.plan_next`."""
-        return self.next_chunk(standing.left)
+        return self.next_chunk(remaining.ranges)
 
-    def commit(self, standing: TableStanding, plan: Chunk) -> TableStanding:
+    def commit(self, remaining: TableRemaining, plan: Chunk) -> TableRemaining:
         """See `ExportRun.commit`. A chunk without records may be skipped without a commit."""
         later = self.source.tail(plan.reached)
-        if self._has_forked(standing.state, later, plan.ranges):
-            # Read everything again: the new standing shows, or refuses, what was discarded.
+        if self._has_forked(remaining.state, later, plan.ranges):
+            # Read everything again: the new remaining shows, or refuses, what was discarded.
             return replace(
-                self.standing(),
-                commits=standing.commits,
-                spanned=standing.spanned,
-                skipped=standing.skipped,
+                self.remaining(),
+                commits=remaining.commits,
+                spanned=remaining.spanned,
+                skipped=remaining.skipped,
             )
-        state = standing.state
+        state = remaining.state
         progress = Progress(
             self.source.cluster,
             self.terms.isolation,
-            offsets_after(standing.held, plan),
-            since=standing.held,
+            offsets_after(remaining.held, plan),
+            since=remaining.held,
             commit=self.new_id(),
             tail=state.tail.and_then(later, state.next_offsets, plan.ranges),
         )
         spanned = sum(span.end - span.start for span in plan.ranges.values())
         frame = self.frames(self.source.plan(plan.ranges))
         if not self.terms.allow_empty and frame.isEmpty():
-            return replace(standing, left=plan.rest, skipped=standing.skipped + spanned)
-        progress = following(progress, standing.last, self.terms.whole_state_every)
+            return replace(remaining, ranges=plan.rest, skipped=remaining.skipped + spanned)
+        progress = following(progress, remaining.last, self.terms.whole_state_every)
         self._write(progress, frame)
         self.report(progress, plan)
         return replace(
-            standing,
+            remaining,
             state=progress.exported,
-            left=plan.rest,
+            ranges=plan.rest,
             held=progress.offsets,
             last=progress,
-            commits=(*standing.commits, progress.commit),
-            spanned=standing.spanned + spanned,
+            commits=(*remaining.commits, progress.commit),
+            spanned=remaining.spanned + spanned,
         )
 
     def _has_forked(self, state: Exported, later: Tail, ranges: Ranges) -> bool:

@@ -203,7 +203,7 @@ def test_a_mistake_ends_with_2_before_spark_starts(
 class SeenLogs(TopicLogs):
     """Offsets 90 to 94 are archived, in a transaction whose end is not; the broker begins at 95."""
 
-    def look(
+    def read(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
     ) -> Mapping[TopicPartition, Log]:
         del isolation, behind

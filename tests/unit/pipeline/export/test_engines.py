@@ -6,9 +6,9 @@ from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import MisfitError
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine, _packed, _Work
+from sidetier.pipeline.export.sinks.files.manifest import Span
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.tasks import Done, Task
-from sidetier.pipeline.export.state.manifest import Span
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics

@@ -17,9 +17,9 @@ from sidetier.cli.export import files_session, submit
 from sidetier.cli.export.session import wait_for, wait_for_archive
 from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.sinks.files.manifest import Run, Span, encode_manifest, manifest_key
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.files.tasks import require_fencing
-from sidetier.pipeline.export.state.manifest import Run, Span, encode_manifest, manifest_key
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError

@@ -18,11 +18,12 @@ from sidetier.pipeline.export.errors import (
     OtherWriterError,
 )
 from sidetier.pipeline.export.sinks.files.engines import LocalEngine
-from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind, ValueOptions
+from sidetier.pipeline.export.sinks.files.manifest import FileEntry
+from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
 from sidetier.pipeline.export.sinks.files.run import FilesRun
 from sidetier.pipeline.export.sinks.files.tasks import Done, Task
-from sidetier.pipeline.export.source import Place, RequestedRange
-from sidetier.pipeline.export.state.manifest import FileEntry
+from sidetier.pipeline.export.source import RangeBound, RequestedRange
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.pipeline.planning.limits import Edge
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -174,10 +175,10 @@ def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as slow,
         files_job(orders.store, target, HOURS) as fast,
     ):
-        standing = slow.standing()
-        run = slow.plan_next(standing)
+        remaining = slow.remaining()
+        run = slow.plan_next(remaining)
         assert run is not None
-        held = slow.begin(standing.held, run)
+        held = slow.begin(remaining.held, run)
         assert fast.once().resumed
         before = target.contents()
         plan = slow.plan(run)
@@ -194,13 +195,13 @@ def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as one,
         files_job(orders.store, target, HOURS) as two,
     ):
-        standing = two.standing()
-        run = two.plan_next(standing)
+        remaining = two.remaining()
+        run = two.plan_next(remaining)
         assert run is not None
         one.once()
         before = target.contents()
         with pytest.raises(OtherWriterError):
-            two.begin(standing.held, run)
+            two.begin(remaining.held, run)
     assert target.contents() == before
 
 
@@ -310,11 +311,11 @@ def test_offsets_that_are_missing(orders: MadeArchive) -> None:
 
 def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
     target = FakeStorage()
-    asked = RequestedRange(Place(offset=5), Place(time_ms=110))
+    asked = RequestedRange(RangeBound(offset=5), RangeBound(time_ms=110))
     refused = pytest.raises(MissingRecordsError, match=r"partition 3, offsets \[5, 100\)")
     with files_job(orders.store, target, HOURS, asked=asked) as job, refused:
         job.once()
-    asked = RequestedRange(Place(time_ms=7), Place(time_ms=110))
+    asked = RequestedRange(RangeBound(time_ms=7), RangeBound(time_ms=110))
     with files_job(orders.store, target, HOURS, asked=asked) as job:
         job.once()
         assert job.once().run is None
@@ -322,7 +323,7 @@ def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
     wanted |= {(3, offset): 1 for offset in range(100, 110)}
     assert offsets_in(target.contents()) == wanted
     assert manifest_in(target.contents()).asked == "@7 to @110"
-    for other in (None, RequestedRange(Place(edge=Edge.EARLIEST), Place(offset=7))):
+    for other in (None, RequestedRange(RangeBound(edge=Edge.EARLIEST), RangeBound(offset=7))):
         refused_as_other = pytest.raises(OtherExportError, match="an export of @7 to @110")
         with files_job(orders.store, target, HOURS, asked=other) as job, refused_as_other:
             job.once()

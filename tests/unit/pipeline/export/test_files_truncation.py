@@ -9,11 +9,8 @@ import pytest
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import LogTruncatedError, OtherExportError
-from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
-from sidetier.pipeline.export.sinks.files.upload import RUN_NOTE
-from sidetier.pipeline.export.state import manifest_changes
-from sidetier.pipeline.export.state.exported import Tail
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.sinks.files import manifest_changes
+from sidetier.pipeline.export.sinks.files.manifest import (
     FileEntry,
     Manifest,
     Span,
@@ -21,7 +18,10 @@ from sidetier.pipeline.export.state.manifest import (
     encode_manifest,
     manifest_key,
 )
-from sidetier.pipeline.export.state.manifest_changes import begun, committed, rewound
+from sidetier.pipeline.export.sinks.files.manifest_changes import begun, committed, rewound
+from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.sinks.files.upload import RUN_METADATA
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -250,7 +250,7 @@ def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchiv
     stood = manifest_in(target.contents()).model_copy(update=other)
     target.put_object(manifest_key("topics", "orders"), BytesBody(encode_manifest(stood)))
     waiting = "topics/orders/ten=001/orders+7+0000000010.snappy.parquet"
-    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_NOTE: "1-a"})
+    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_METADATA: "1-a"})
     with files_job(orders.store, target, TENS, reread=True) as job:
         job.once()
     after = manifest_in(target.contents())

@@ -9,12 +9,8 @@ from sidetier.pipeline.export.errors import (
     OtherWriterError,
     ReadingsDifferError,
 )
-from sidetier.pipeline.export.sinks.files.options import FileFormat, FilesOptions
-from sidetier.pipeline.export.sinks.files.run import Sweep
-from sidetier.pipeline.export.sinks.files.upload import RUN_NOTE, FileUploader
-from sidetier.pipeline.export.state import manifest_changes
-from sidetier.pipeline.export.state.exported import Tail
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.sinks.files import manifest_changes
+from sidetier.pipeline.export.sinks.files.manifest import (
     FileEntry,
     Manifest,
     ManifestFile,
@@ -23,13 +19,17 @@ from sidetier.pipeline.export.state.manifest import (
     encode_manifest,
     manifest_key,
 )
-from sidetier.pipeline.export.state.manifest_changes import (
+from sidetier.pipeline.export.sinks.files.manifest_changes import (
     begun,
     check_same_export,
     check_settled,
     committed,
     withdrawn,
 )
+from sidetier.pipeline.export.sinks.files.options import FileFormat, FilesOptions
+from sidetier.pipeline.export.sinks.files.run import Sweep
+from sidetier.pipeline.export.sinks.files.upload import RUN_METADATA, FileUploader
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import MalformedObjectError, StoreTimeoutError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -194,7 +194,7 @@ def test_only_what_was_given_up_is_swept() -> None:
     store.put_object(
         "topics/other/partition=0/other+0+0000000099.avro",
         BytesBody(b""),
-        metadata={RUN_NOTE: "1-a"},
+        metadata={RUN_METADATA: "1-a"},
     )
     before = set(store.contents())
     sweep = Sweep("orders", ("topics",), {entry(10, 10).key}, {0: 10, 1: 8}, generation=4)

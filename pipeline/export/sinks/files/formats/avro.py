@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sidetier.pipeline.export.sinks.files.formats.forms import FileWriter
-from sidetier.pipeline.export.sinks.files.formats.json_texts import (
+from sidetier.pipeline.export.values.avro_schema import avro_schema
+from sidetier.pipeline.export.values.json_texts import (
     BYTES,
     Longs,
     as_list,
@@ -24,7 +25,6 @@ from sidetier.pipeline.export.sinks.files.formats.json_texts import (
     of_lists,
     stretches,
 )
-from sidetier.pipeline.export.values.avro_schema import avro_schema
 from sidetier.segments.errors import ConfigurationError
 
 # Rows in Avro's binary encoding, column by column, for the schema that `avro_schema` returns.

@@ -8,7 +8,7 @@ from typing import BinaryIO, Final, Protocol, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sidetier.pipeline.export.sinks.files.formats.json_texts import (
+from sidetier.pipeline.export.values.json_texts import (
     constant,
     content,
     joined,

@@ -8,15 +8,15 @@ from pyspark.sql import DataFrame
 
 from sidetier.pipeline.export.epoch_history import Positions, Truncated, position_at, truncated
 from sidetier.pipeline.export.errors import BehindError
-from sidetier.pipeline.export.source import ranges_left
-from sidetier.pipeline.export.state.commit_metadata import (
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     Progress,
     from_properties,
     is_at,
     last_progress,
     to_properties,
 )
-from sidetier.pipeline.export.state.exported import Offsets, Ranges, Tail
+from sidetier.pipeline.export.source import ranges_left
+from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory

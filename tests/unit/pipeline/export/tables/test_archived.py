@@ -1,5 +1,5 @@
 from sidetier.pipeline.export.source import ArchiveSource
-from sidetier.pipeline.export.state.exported import Tail
+from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest
 from sidetier.pipeline.planning.selection import Topics

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidetier.pipeline.export.sinks.files.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
 from sidetier.pipeline.export.sinks.tables.frames import table_frames, value_columns
-from sidetier.pipeline.export.values.columns import ValueColumns
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.split import BrokerRange, Plan
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

@@ -8,8 +8,12 @@ import pytest
 
 from sidetier.pipeline.export.errors import CommitTimedOutError, NotCommittedError, OtherWriterError
 from sidetier.pipeline.export.sinks.tables.cancelling import Watch
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
+    Progress,
+    from_properties,
+    to_properties,
+)
 from sidetier.pipeline.export.sinks.tables.iceberg import IcebergOptions, IcebergTable
-from sidetier.pipeline.export.state.commit_metadata import Progress, from_properties, to_properties
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 

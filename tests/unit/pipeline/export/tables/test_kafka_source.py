@@ -8,12 +8,12 @@ import pytest
 from py4j.protocol import Py4JError
 
 from sidetier.pipeline.export.errors import MissingJarsError
-from sidetier.pipeline.export.sinks.files.options import ValueFormat, ValueOptions
 from sidetier.pipeline.export.sinks.tables.frames import (
     KafkaSource,
     as_stored,
     value_columns,
 )
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.isolation import IsolationLevel
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import BrokenProgressError, LostProgressError, NewerStateError
-from sidetier.pipeline.export.state.commit_metadata import (
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     PREFIX,
     SMALL_STATE,
     Progress,
@@ -17,7 +17,7 @@ from sidetier.pipeline.export.state.commit_metadata import (
     last_progress,
     to_properties,
 )
-from sidetier.pipeline.export.state.exported import Tail
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

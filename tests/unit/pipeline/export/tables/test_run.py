@@ -20,9 +20,9 @@ from sidetier.pipeline.export.errors import (
     OtherWriterError,
     StrayCommitError,
 )
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, last_progress
 from sidetier.pipeline.export.sinks.tables.run import Committed, TableRun, TableTerms
-from sidetier.pipeline.export.state.commit_metadata import Progress, last_progress
-from sidetier.pipeline.export.state.exported import Offsets, Ranges
+from sidetier.pipeline.export.state import Offsets, Ranges
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS

@@ -14,13 +14,13 @@ from sidetier.pipeline.export.epoch_history import Position, epoch_history_of
 from sidetier.pipeline.export.errors import BrokerBehindError, OtherTopicError, StillOnBrokerError
 from sidetier.pipeline.export.held_back import HeldBack, waiting_for_transactions
 from sidetier.pipeline.export.run import next_chunk
+from sidetier.pipeline.export.sinks.files.manifest import Manifest, Span
+from sidetier.pipeline.export.sinks.files.manifest_changes import begun
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
 from sidetier.pipeline.export.sinks.tables.run import TableRun, TableTerms, offsets_after
 from sidetier.pipeline.export.source import ArchiveSource, TailedSource
-from sidetier.pipeline.export.state.commit_metadata import Progress
-from sidetier.pipeline.export.state.exported import Tail
-from sidetier.pipeline.export.state.manifest import Manifest, Span
-from sidetier.pipeline.export.state.manifest_changes import begun
+from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.limits import AtOffsets
@@ -204,11 +204,11 @@ def test_brokers_of_another_cluster_are_not_read(
 ) -> None:
     agree(archive.store, archive.layout, noted)
     brokers = Brokers({0: (10, 40)}, cluster_id=told)
-    assert TopicLogs(planner, BrokerConfig(), ("orders",), brokers).look(COMMITTED)
+    assert TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
     if noted is not None:
         brokers.cluster_id = "kafka-2"
         with pytest.raises(ConfigurationError, match=r"kafka-2, and the archive .* kafka-1"):
-            TopicLogs(planner, BrokerConfig(), ("orders",), brokers).look(COMMITTED)
+            TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
 
 
 def test_another_topic_of_the_name(planner: Planner, archive: MadeArchive) -> None:
@@ -237,22 +237,22 @@ def test_brokers_that_have_thrown_records_away_are_waited_for(
     )
     with files_job(archive.store, FakeStorage(), FilesOptions()) as job:
         ours = replace(job, source=tailed(planner, brokers))
-        held = ours.keeper.replace(ours.keeper.load(CLUSTER, "orders", None), stood)
-        standing = ours.standing()
-        assert ours.plan_next(standing) is None
-        [left_out] = ours.held_back(standing, standing.state.next_offsets)
+        held = ours.manifest_file.replace(ours.manifest_file.load(CLUSTER, "orders", None), stood)
+        remaining = ours.remaining()
+        assert ours.plan_next(remaining) is None
+        [left_out] = ours.held_back(remaining, remaining.state.next_offsets)
         assert (left_out.tp, left_out.offset) == (A, 40)
         assert re.search(said, left_out.detail)
-        held = ours.keeper.replace(held, stood.model_copy(update={"topic_id": None}))
+        held = ours.manifest_file.replace(held, stood.model_copy(update={"topic_id": None}))
         with pytest.raises(BrokerBehindError):
-            ours.standing()
-        ours.keeper.replace(held, stood.model_copy(update={"topic_id": "id-0"}))
+            ours.remaining()
+        ours.manifest_file.replace(held, stood.model_copy(update={"topic_id": "id-0"}))
         with pytest.raises(OtherTopicError):
-            ours.standing()
+            ours.remaining()
     commit = Progress(CLUSTER, COMMITTED, at(40), {}, "c", Tail(topic_ids={"orders": "id-1"}))
     table = FakeTable(commits=[commit])
     run = TableRun(tailed(planner, brokers), TableTerms(), table, no_rows)
-    [left_out] = run.standing().behind
+    [left_out] = run.remaining().behind
     assert (left_out.tp, left_out.offset) == (A, 40)
     assert re.search(said, left_out.detail)
 
@@ -395,10 +395,10 @@ def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
     begin_transaction(archive)
     target, said, options = FakeStorage(), list[str](), FilesOptions(fail_on_data_loss=False)
     with files_job(archive.store, target, options, say=said.append) as stopped:
-        held = stopped.standing().held
+        held = stopped.remaining().held
         tail = Tail(at(50))
         begun_run = begun(held.manifest, {0: Span(first=0, until=50)}, options, "n", tail)
-        stopped.keeper.replace(held, begun_run)
+        stopped.manifest_file.replace(held, begun_run)
         job = replace(stopped, source=tailed(planner, Brokers({0: (28, 50)})))
         assert job.once().run is not None
         assert job.once().run is None

@@ -17,7 +17,7 @@ from sidetier.pipeline.export.epoch_history import Rows, epoch_history_of
 from sidetier.pipeline.export.errors import OtherWriterError, refuse_later
 from sidetier.pipeline.export.sinks.files.names import STATE_DIRECTORY, topic_prefix
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.state.exported import Exported, Tail
+from sidetier.pipeline.export.state import Exported, Tail
 from sidetier.segments.errors import (
     MalformedObjectError,
     ObjectNotFoundError,
@@ -225,7 +225,7 @@ def new_nonce() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredManifest:
     """A manifest as it was read or written, and its object's ETag; None if there is no object."""
 
     manifest: Manifest
@@ -250,7 +250,7 @@ class ManifestFile:
         """URL of the manifest, for errors."""
         return f"{self.url}/{self.key}"
 
-    def load(self, cluster: str, topic: str, asked: str | None) -> Held:
+    def load(self, cluster: str, topic: str, asked: str | None) -> StoredManifest:
         """Read the manifest; return an empty one for this export if none is stored.
 
         Raises:
@@ -261,10 +261,10 @@ class ManifestFile:
             stored = self.store.get_object(self.key)
         except ObjectNotFoundError:
             empty = Manifest(cluster=cluster, topic=topic, asked=asked, nonce=self.nonce())
-            return Held(empty, None)
-        return Held(decode_manifest(stored.data, self.where), stored.head.etag)
+            return StoredManifest(empty, None)
+        return StoredManifest(decode_manifest(stored.data, self.where), stored.head.etag)
 
-    def replace(self, held: Held, manifest: Manifest) -> Held:
+    def replace(self, held: StoredManifest, manifest: Manifest) -> StoredManifest:
         """Write `manifest` with a condition: the stored object is still the one in `held`.
 
         Raises:
@@ -285,4 +285,4 @@ class ManifestFile:
                 f"{self.where}: another export has written its state since this one began; "
                 "nothing of this run is part of the output: run it again once the other has ended"
             ) from None
-        return Held(manifest, etag)
+        return StoredManifest(manifest, etag)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from sidetier.pipeline.export.errors import MisfitError
-from sidetier.pipeline.export.sinks.files.options import AS_BYTES, ValueFormat, ValueOptions
 from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
 from sidetier.pipeline.export.values.decoder import (
     DecodedValues,
@@ -19,6 +18,7 @@ from sidetier.pipeline.export.values.decoder import (
 )
 from sidetier.pipeline.export.values.decoder_factory import decoder_of, newest, registry_of
 from sidetier.pipeline.export.values.evolution import SchemaGuard
+from sidetier.pipeline.export.values.options import AS_BYTES, ValueFormat, ValueOptions
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.reading import timestamps
 from sidetier.segments.errors import ConfigurationError

@@ -27,7 +27,7 @@ from sidetier.pipeline.export.errors import (
     OtherExportError,
     refuse_later,
 )
-from sidetier.pipeline.export.state.exported import NO_TAIL, Exported, Offsets, Tail
+from sidetier.pipeline.export.state import NO_TAIL, Exported, Offsets, Tail
 from sidetier.pipeline.planning.names import in_words
 from sidetier.pipeline.planning.offsets_json import numbers_json, parse_numbers
 from sidetier.segments.epoch_history import EpochHistory

@@ -12,9 +12,7 @@ from sidetier.pipeline.export.epoch_history import (
     shortened,
 )
 from sidetier.pipeline.export.errors import OtherExportError
-from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.state.exported import Tail
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.sinks.files.manifest import (
     MOST_FILES,
     FileEntry,
     Manifest,
@@ -23,6 +21,8 @@ from sidetier.pipeline.export.state.manifest import (
     SchemaIds,
     Span,
 )
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.offsets import Offset, TopicPartition
 
 _T = TypeVar("_T")
@@ -49,12 +49,12 @@ _SETTLED: Final = (
 """Options that readers of an output rely on. The other options may change from run to run."""
 
 
-def standing(manifest: Manifest) -> dict[int, Position]:
+def committed_positions(manifest: Manifest) -> dict[int, Position]:
     """Return the positions up to which the export has committed, by Kafka partition."""
     return _positions(manifest.next_offsets, manifest.epochs)
 
 
-def planned(run: Run) -> dict[int, Position]:
+def planned_positions(run: Run) -> dict[int, Position]:
     """Return the positions at which a run ends, by Kafka partition."""
     return _positions({partition: span.until for partition, span in run.spans.items()}, run.epochs)
 
@@ -147,7 +147,7 @@ def committed(
 
 
 def _followed(manifest: Manifest, run: Run) -> dict[int, Rows]:
-    before, after = standing(manifest), planned(run)
+    before, after = committed_positions(manifest), planned_positions(run)
     kept = {
         partition: followed(
             before.get(partition, Position(Offset(0))),
@@ -193,7 +193,7 @@ def with_whole_files(manifest: Manifest, ends: Mapping[int, int]) -> Manifest:
     reached = {
         partition: end for partition, end in ends.items() if end > run.spans[partition].first
     }
-    at_end = planned(run)
+    at_end = planned_positions(run)
     kept = {
         partition: shortened(at_end[partition], Offset(end))
         for partition, end in reached.items()
@@ -291,7 +291,7 @@ def _shortened(manifest: Manifest, starts: Mapping[int, int]) -> dict[int, Rows]
     """
     stood = {
         partition: position
-        for partition, position in standing(manifest).items()
+        for partition, position in committed_positions(manifest).items()
         if partition in starts
     }
     kept = {
