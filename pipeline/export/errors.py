@@ -52,7 +52,7 @@ class MisfitError(SidetierError):
 
     def __init__(self, tp: TopicPartition, offset: Offset, reason: str) -> None:
         super().__init__(
-            f"{tp} offset {offset}: {reason}; --dead-letters DIR sets such records aside"
+            f"{tp} offset {offset}: {reason}; --dead-letters stores such records elsewhere"
         )
         self.tp = tp
         self.offset = offset
@@ -84,12 +84,12 @@ class LogTruncatedError(ArchiveError):
     nothing.
     """
 
-    def __init__(self, found: Sequence[Truncated], remedy: str) -> None:
-        shown = "; ".join(str(truncated_range) for truncated_range in found[:_MOST_SHOWN])
-        more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    def __init__(self, gone: Sequence[Truncated], remedy: str) -> None:
+        shown = "; ".join(str(discarded) for discarded in gone[:_MOST_SHOWN])
+        more = f"; and {len(gone) - _MOST_SHOWN} more" if len(gone) > _MOST_SHOWN else ""
         super().__init__(
-            "the brokers have thrown away records that were exported already (an unclean leader "
-            f"election), and have others in their place now: {shown}{more}. Nothing was written. "
+            "the brokers have discarded records that were exported (an unclean leader election), "
+            f"and other records have their offsets now: {shown}{more}. Nothing was written. "
             f"{remedy}"
         )
 
@@ -140,18 +140,18 @@ class NewerStateError(MalformedObjectError):
     """
 
 
-def refuse_later(version: int, known: int, what: str, where: str) -> None:
+def refuse_later(version: int, known: int, kind: str, where: str) -> None:
     """Raise NewerStateError if the stored version is later than the known one.
 
     Args:
         version: the stored version.
         known: the latest version that this program can read.
-        what: the kind of state, for the message.
+        kind: the kind of state, for the message.
         where: the place of the state, for the message.
     """
     if version > known:
         raise NewerStateError(
-            f"{where}: version {version} of {what}, {known} is known here: use the version of "
+            f"{where}: version {version} of {kind}, {known} is known here: use the version of "
             "Sidetier that wrote it, or a later one"
         )
 

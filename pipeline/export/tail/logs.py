@@ -150,8 +150,8 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
             tp,
             f"{in_words(tp)}: the archive ends at offset {archived.end}, and the broker's log at "
             f"{broker.high_watermark}",
-            "the topic was created anew, or its log was truncated. --tail stop exports what is "
-            "archived",
+            "the topic was deleted and created again, or its log was truncated. --tail stop "
+            "exports what is archived",
         )
     latest = max(cut, broker.stable)
     begins = max(cut, broker.start)
@@ -159,17 +159,17 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
     return Log(archived.start, cut, archived.end, begins, latest, broker.epoch, high_watermark)
 
 
-def require_same_topic(topic: str, known: str | None, found: str | None, whose: str) -> None:
+def require_same_topic(topic: str, known: str | None, present: str | None, owner: str) -> None:
     """Check that the next records belong to the same topic as those that were exported.
 
     Raises:
         OtherTopicError: both topic ids are known, and they differ.
     """
-    if None not in {known, found} and known != found:
+    if None not in {known, present} and known != present:
         raise OtherTopicError(
-            f"topic {topic}: {whose} has the topic id {known}, and what comes next is of {found}: "
-            "the topic was deleted and created again. Export the new one into another place; where "
-            "the archive still has the old one, --tail stop exports that"
+            f"topic {topic}: {owner} has the topic id {known}, and what comes next is of "
+            f"{present}: the topic was deleted and created again. Export the new one into another "
+            "place; where the archive still has the old one, --tail stop exports that"
         )
 
 

@@ -183,13 +183,13 @@ class TopicLogs:
         self,
         topic: str,
         stored: Mapping[TopicPartition, LogOffsets],
-        found: BrokerTopic | None,
+        on_brokers: BrokerTopic | None,
         refused: list[BehindError],
     ) -> dict[TopicPartition, Log]:
-        if found is not None:
-            self._require_same_cluster(topic, found.cluster_id)
-        live = {} if found is None else found.logs
-        topic_id = None if found is None else found.topic_id
+        if on_brokers is not None:
+            self._require_same_cluster(topic, on_brokers.cluster_id)
+        live = {} if on_brokers is None else on_brokers.logs
+        topic_id = None if on_brokers is None else on_brokers.topic_id
         for known in _ids(stored.values()):
             require_same_topic(topic, known, topic_id, "the archive")
         if topic_id is not None:

@@ -240,12 +240,16 @@ class _Reader:
         self, schema: Mapping[str, Any], path: str, space: str
     ) -> tuple[pa.DataType, Convert]:
         columns = {
-            one["name"]: self.column(one["type"], f"{path}.{one['name']}", space)
-            for one in schema["fields"]
+            field["name"]: self.column(field["type"], f"{path}.{field['name']}", space)
+            for field in schema["fields"]
         }
         fields = [pa.field(name, kind) for name, (kind, _) in columns.items()]
-        converts = [(name, one) for name, (_, one) in columns.items() if not self._keeps(one)]
-        defaults = {one["name"]: one["default"] for one in schema["fields"] if "default" in one}
+        converts = [
+            (name, convert) for name, (_, convert) in columns.items() if not self._keeps(convert)
+        ]
+        defaults = {
+            field["name"]: field["default"] for field in schema["fields"] if "default" in field
+        }
         kept = not converts and not defaults
         return pa.struct(fields), _bare if kept else _struct(len(columns), converts, defaults)
 

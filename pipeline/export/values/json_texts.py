@@ -37,10 +37,10 @@ def stretches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from _together(pending)
 
 
-def _together(some: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(some) <= 1:
-        return some
-    merged: list[pa.RecordBatch] = pa.Table.from_batches(some).combine_chunks().to_batches()
+def _together(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) <= 1:
+        return batches
+    merged: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return merged
 
 

@@ -194,59 +194,59 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 """Kept because `json.loads` with these options creates a decoder for each call."""
 
 
-def _wrong(wanted: str, found: object) -> NoReturn:
-    shown = json.dumps(found, ensure_ascii=False)
+def _wrong(wanted: str, value: object) -> NoReturn:
+    shown = json.dumps(value, ensure_ascii=False)
     raise _UnfitError(f"should be {wanted}, and is {shown[:60]}")
 
 
 def _or_null(coerce: Coerce) -> Coerce:
-    return lambda found: None if found is None else coerce(found)
+    return lambda value: None if value is None else coerce(value)
 
 
-def _string(found: Any) -> str:  # noqa: ANN401 -- any JSON value
-    return found if isinstance(found, str) else _wrong("a string", found)
+def _string(value: Any) -> str:  # noqa: ANN401 -- any JSON value
+    return value if isinstance(value, str) else _wrong("a string", value)
 
 
-def _integer(found: Any) -> int:  # noqa: ANN401
-    if type(found) is not int and not (isinstance(found, float) and found == found // 1):
-        _wrong("an integer", found)
-    return int(found) if _LEAST <= found <= _MOST else _wrong("an integer of 64 bits", found)
+def _integer(value: Any) -> int:  # noqa: ANN401
+    if type(value) is not int and not (isinstance(value, float) and value == value // 1):
+        _wrong("an integer", value)
+    return int(value) if _LEAST <= value <= _MOST else _wrong("an integer of 64 bits", value)
 
 
-def _number(found: Any) -> float:  # noqa: ANN401
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
-        _wrong("a number", found)
+def _number(value: Any) -> float:  # noqa: ANN401
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _wrong("a number", value)
     try:
-        return float(found)
+        return float(value)
     except OverflowError:
-        _wrong("a number of 64 bits", found)
+        _wrong("a number of 64 bits", value)
 
 
-def _boolean(found: Any) -> bool:  # noqa: ANN401
-    return found if isinstance(found, bool) else _wrong("a boolean", found)
+def _boolean(value: Any) -> bool:  # noqa: ANN401
+    return value if isinstance(value, bool) else _wrong("a boolean", value)
 
 
-def _date(found: Any) -> date:  # noqa: ANN401
+def _date(value: Any) -> date:  # noqa: ANN401
     try:
-        return date.fromisoformat(_string(found))
+        return date.fromisoformat(_string(value))
     except (ValueError, _UnfitError):
-        _wrong("a date as 2026-11-21", found)
+        _wrong("a date as 2026-11-21", value)
 
 
-def _date_time(found: Any) -> datetime:  # noqa: ANN401
+def _date_time(value: Any) -> datetime:  # noqa: ANN401
     try:
-        moment = datetime.fromisoformat(_string(found))
+        moment = datetime.fromisoformat(_string(value))
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError, _UnfitError):
-        _wrong("a time as 2026-11-21T08:00:00Z", found)
+        _wrong("a time as 2026-11-21T08:00:00Z", value)
 
 
 def _array(coerce: Coerce) -> Coerce:
-    def take(found: Any) -> Sequence[Any]:  # noqa: ANN401
-        if not isinstance(found, list):
-            _wrong("an array", found)
+    def take(value: Any) -> Sequence[Any]:  # noqa: ANN401
+        if not isinstance(value, list):
+            _wrong("an array", value)
         try:
-            return [coerce(item) for item in found]
+            return [coerce(item) for item in value]
         except _UnfitError as error:
             raise error.within("[]") from None
 
@@ -254,10 +254,10 @@ def _array(coerce: Coerce) -> Coerce:
 
 
 def _map(coerce: Coerce) -> Coerce:
-    def take(found: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
-        if not isinstance(found, dict):
-            _wrong("an object", found)
-        return list(_coerced(found, [(name, coerce) for name in found]).items())
+    def take(value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
+        if not isinstance(value, dict):
+            _wrong("an object", value)
+        return list(_coerced(value, [(name, coerce) for name in value]).items())
 
     return take
 
@@ -265,23 +265,23 @@ def _map(coerce: Coerce) -> Coerce:
 def _struct(columns: Mapping[str, Coerce], required: frozenset[str]) -> Coerce:
     named = list(columns.items())
 
-    def take(found: Any) -> dict[str, Any]:  # noqa: ANN401
-        if not isinstance(found, dict):
-            _wrong("an object", found)
-        if missing := required - found.keys():
+    def take(value: Any) -> dict[str, Any]:  # noqa: ANN401
+        if not isinstance(value, dict):
+            _wrong("an object", value)
+        if missing := required - value.keys():
             raise _UnfitError("is missing", f".{min(missing)}")
-        return _coerced(found, named)
+        return _coerced(value, named)
 
     return take
 
 
-def _coerced(found: dict[str, Any], named: Sequence[tuple[str, Coerce]]) -> dict[str, Any]:
+def _coerced(value: dict[str, Any], named: Sequence[tuple[str, Coerce]]) -> dict[str, Any]:
     """Return the converted values of those properties that are present."""
     converted, name = {}, ""
     try:
         for name, coerce in named:
-            if name in found:
-                converted[name] = coerce(found[name])
+            if name in value:
+                converted[name] = coerce(value[name])
     except _UnfitError as error:
         raise error.within(f".{name}") from None
     return converted

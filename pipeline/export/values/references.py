@@ -61,25 +61,29 @@ class Referred:
         return schemas
 
     def _add(
-        self, one: Reference, found: dict[Reference, Registered], trail: tuple[Reference, ...]
+        self,
+        reference: Reference,
+        loaded: dict[Reference, Registered],
+        trail: tuple[Reference, ...],
     ) -> None:
-        if one in found:
+        if reference in loaded:
             return
-        if one in trail or len(trail) == _DEEPEST:
-            problem = "in a circle" if one in trail else f"more than {_DEEPEST} deep"
-            raise UnusableSchemaError(f"its references lead {problem}: {_way(*trail, one)}")
-        schema = self._schema(one)
+        if reference in trail or len(trail) == _DEEPEST:
+            problem = "in a circle" if reference in trail else f"more than {_DEEPEST} deep"
+            raise UnusableSchemaError(f"its references lead {problem}: {_way(*trail, reference)}")
+        schema = self._schema(reference)
         for further in schema.references:
-            self._add(further, found, (*trail, one))
-        found[one] = schema
+            self._add(further, loaded, (*trail, reference))
+        # After the schemas that it refers to: `fastavro` and Protobuf need types before their use.
+        loaded[reference] = schema
 
-    def _schema(self, one: Reference) -> Registered:
-        if one not in self._known:
-            schema = self._ask(one)
+    def _schema(self, reference: Reference) -> Registered:
+        if reference not in self._known:
+            schema = self._ask(reference)
             if schema is None:
-                raise UnusableSchemaError(f"it refers to {one}, which is not there")
-            self._known[one] = schema
-        return self._known[one]
+                raise UnusableSchemaError(f"it refers to {reference}, which is not there")
+            self._known[reference] = schema
+        return self._known[reference]
 
 
 def _way(*trail: Reference) -> str:

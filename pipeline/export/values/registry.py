@@ -205,32 +205,34 @@ class SchemaRegistry:
             self._versions[number, subject] = max(named, default=None)
         return self._versions[number, subject]
 
-    def _whole(self, what: str, schema: "Schema") -> str:
+    def _whole(self, request: str, schema: "Schema") -> str:
         try:
             registered = _registered(schema, self._kind)
             needed = self._referred.needed(registered)
             return _JOINED[self._kind](registered, needed)
         except UnusableSchemaError as error:
-            raise UnusableSchemaError(f"{self._name}: {what}: {error}") from None
+            raise UnusableSchemaError(f"{self._name}: {request}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise UnusableSchemaError(
-                f"{self._name}: {what}, or one it refers to, is no {self._kind} schema: {error}"
+                f"{self._name}: {request}, or one it refers to, is no {self._kind} schema: {error}"
             ) from None
 
-    def _version(self, one: Reference) -> Registered | None:
+    def _version(self, reference: Reference) -> Registered | None:
         """Fetch a referenced schema, also a deleted one: deleting a subject keeps
         references to it.
         """
         registered: RegisteredSchema | None = self._asked(
-            str(one),
-            lambda: self._client.get_version(one.subject, one.version, True, self._format),  # noqa: FBT003
+            str(reference),
+            lambda: self._client.get_version(
+                reference.subject, reference.version, deleted=True, fmt=self._format
+            ),
         )
         try:
             return None if registered is None else _registered(registered.schema, self._kind)
         except UnusableSchemaError as error:
-            raise UnusableSchemaError(f"{one}: {error}") from None
+            raise UnusableSchemaError(f"{reference}: {error}") from None
 
-    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any result of the client
+    def _asked(self, request: str, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 -- any result of the client
         """Return the client's answer, None for status 404; translate the client's errors."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError  # noqa: PLC0415
 
@@ -239,16 +241,16 @@ class SchemaRegistry:
         except SchemaRegistryError as error:
             if error.http_status_code == _NOT_FOUND:
                 return None
-            said = f"{self._name}: {what}: answered {error.http_status_code}"
+            message = f"{self._name}: {request}: answered {error.http_status_code}"
             if error.http_status_code >= _SERVER_ERROR or error.http_status_code in _MAY_PASS:
-                raise StoreUnavailableError(said) from None
-            raise ConfigurationError(said) from None
+                raise StoreUnavailableError(message) from None
+            raise ConfigurationError(message) from None
         except (AttributeError, KeyError, TypeError) as error:
             raise UnusableSchemaError(
-                f"{self._name}: {what}: is not as registries describe schemas: {error!r}"
+                f"{self._name}: {request}: is not as registries describe schemas: {error!r}"
             ) from None
         except Exception as error:  # noqa: BLE001 -- errors of HTTP, TLS, OAuth and JSON
-            raise _unanswered(f"{self._name}: {what}", error) from None
+            raise _unanswered(f"{self._name}: {request}", error) from None
 
 
 def _client(config: RegistryConfig, name: str) -> Any:  # noqa: ANN401
@@ -272,17 +274,17 @@ def _without_secrets(error: Exception, properties: Mapping[str, object]) -> str:
     return type(error).__name__ if any(secret in text for secret in secrets) else text
 
 
-def _unanswered(said: str, error: Exception) -> SidetierError:
+def _unanswered(request: str, error: Exception) -> SidetierError:
     """Translate the error of a request that got no answer from the registry."""
     from confluent_kafka.schema_registry.error import OAuthTokenError  # noqa: PLC0415
 
     chain = list(_causes(error))
     if any(isinstance(cause, ssl.SSLError) for cause in chain):
-        return ConfigurationError(f"{said}: TLS: {chain[-1]}")
+        return ConfigurationError(f"{request}: TLS: {chain[-1]}")
     away = any(type(cause).__module__.startswith(("httpx", "httpcore")) for cause in chain)
     if isinstance(error, OAuthTokenError) and not away:
-        return ConfigurationError(f"{said}: no token was given: {chain[-1]}")
-    return StoreUnavailableError(f"{said}: does not answer: {error}")
+        return ConfigurationError(f"{request}: no token was given: {chain[-1]}")
+    return StoreUnavailableError(f"{request}: does not answer: {error}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -310,7 +312,9 @@ def _registered(schema: "Schema", kind: SchemaKind) -> Registered:
 
 _JOINED: Final[Mapping[SchemaKind, Callable[[Registered, Mapping[Reference, Registered]], str]]] = {
     SchemaKind.AVRO: lambda schema, needed: (
-        inlined(schema.text, [one.text for one in needed.values()]) if needed else schema.text
+        inlined(schema.text, [referenced.text for referenced in needed.values()])
+        if needed
+        else schema.text
     ),
     SchemaKind.JSON: bundled,
     SchemaKind.PROTOBUF: file_set,

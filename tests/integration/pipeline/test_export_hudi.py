@@ -190,7 +190,7 @@ def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
     assert re.search(r"MisfitError: \S+ offset \d+: value.i should be a boolean", said.text)
     said = export.run("third", "--timeout", "1ms")
     assert said.code == 1
-    assert "given up: it took more than 0.001 s" in said.text
+    assert "cancelled: it took more than 0.001 s" in said.text
     assert export.completed("third") == 0
     bulk = ("--option", "hoodie.datasource.write.operation=bulk_insert")
     assert export.run("third", *bulk, "--chunk", "700").code == 0

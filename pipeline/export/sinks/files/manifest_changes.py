@@ -256,21 +256,27 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
     Raises:
         OtherExportError: the manifest does not name all of these files.
     """
-    starts = {one: _first_of_files(manifest, one, fork) for one, fork in forks.items()}
+    starts = {item: _first_of_files(manifest, item, fork) for item, fork in forks.items()}
     for partition, start in starts.items():
         if start < manifest.named_from.get(partition, 0):
             raise OtherExportError(
                 f"{where}: does not name the files any more that hold offset {forks[partition]} of "
                 f"partition {partition}: export the topic into another directory"
             )
-    files = tuple(one for one in manifest.files if one.first < starts.get(one.partition, _NEVER))
-    gone = [one.key for one in manifest.files if one not in files]
-    places = set(manifest.swept_directories) | {_directory_of(key, manifest.topic) for key in gone}
+    files = tuple(
+        file for file in manifest.files if file.first < starts.get(file.partition, _NEVER)
+    )
+    # Files may have been written with earlier options, below directories that no option names now.
+    directories = set(manifest.swept_directories) | {
+        _directory_of(file.key, manifest.topic) for file in manifest.files if file not in files
+    }
     if manifest.options is not None:
-        places |= manifest.options.directories
+        directories |= manifest.options.directories
     # An earlier divergence may have lowered the next offset already, and the plan to replace its
     # files may have been withdrawn. Then the old files still reach up to `replacing`.
-    ends = {one: max(manifest.next_offsets[one], manifest.replacing.get(one, 0)) for one in starts}
+    ends = {
+        item: max(manifest.next_offsets[item], manifest.replacing.get(item, 0)) for item in starts
+    }
     changes: dict[str, object] = {
         "next_offsets": {**manifest.next_offsets, **starts},
         "files": files,
@@ -280,7 +286,7 @@ def rewound(manifest: Manifest, forks: Mapping[int, Offset], where: str) -> Mani
         "unfinished": without(manifest.unfinished, starts),
         "schemas": without(manifest.schemas, starts),
         "sweeps": _SWEEPS,
-        "swept_directories": tuple(sorted(places)),
+        "swept_directories": tuple(sorted(directories)),
     }
     return manifest.model_copy(update=changes)
 
@@ -289,14 +295,14 @@ def _shortened(manifest: Manifest, starts: Mapping[int, int]) -> dict[int, Rows]
     """Return the epochs below the new next offsets. They show another divergence before
     the commit.
     """
-    stood = {
+    before = {
         partition: position
         for partition, position in committed_positions(manifest).items()
         if partition in starts
     }
     kept = {
         partition: shortened(position, Offset(starts[partition]))
-        for partition, position in stood.items()
+        for partition, position in before.items()
     }
     return {
         partition: rows_of(epoch_history)
@@ -341,7 +347,7 @@ def check_settled(manifest: Manifest, options: FilesOptions, where: str) -> None
         if before != now:
             raise OtherExportError(
                 f"{where}: was written with {name.replace('_', ' ')} {_shown(before)}, now it is "
-                f"{_shown(now)}: choose another directory, or --accept-changes to go on"
+                f"{_shown(now)}: choose another directory, or continue with --accept-changes"
             )
 
 
@@ -353,8 +359,8 @@ def check_same_export(manifest: Manifest, cluster: str, asked: str | None, where
         )
     if manifest.asked != asked:
         raise OtherExportError(
-            f"{where}: is an export of {manifest.asked or 'all that comes'}, not of "
-            f"{asked or 'all that comes'}: choose another directory"
+            f"{where}: is an export of {manifest.asked or 'all records'}, not of "
+            f"{asked or 'all records'}: choose another directory"
         )
 
 

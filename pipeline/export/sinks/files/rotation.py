@@ -175,16 +175,16 @@ class Router:
                 yield self._close(state)
             at = end
 
-    def _end(self, one: _Open, times: Longs, start: int) -> int:
+    def _end(self, file: _Open, times: Longs, start: int) -> int:
         """Return the first row that does not belong to this file."""
-        most = min(len(times), start + self._rules.flush_size - one.count)
+        most = min(len(times), start + self._rules.flush_size - file.count)
         if self._rules.rotate_interval is None:
             return most
-        return _first_from(times, one.base_time + self._rules.rotate_interval, start, most)
+        return _first_from(times, file.base_time + self._rules.rotate_interval, start, most)
 
-    def _close(self, one: _Open) -> Close:
-        del self._open[one.file.encoded]
-        return Close(one.file)
+    def _close(self, file: _Open) -> Close:
+        del self._open[file.file.encoded]
+        return Close(file.file)
 
 
 def _fitting(codes: Codes, names: Sequence[str], is_open: Iterable[str], most: int) -> int:

@@ -84,10 +84,10 @@ def _parsed(text: str | None) -> int | None:
     return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
 
 
-def _reason(what: str, found: int) -> str:
-    if found < EARLIEST_MS or (what == "timestamp" and found == -1):
-        return f"{what} is missing or no time, and the partitioner or rotation needs one"
-    return f"{what} {found} ms is no time that has a date"
+def _reason(source: str, milliseconds: int) -> str:
+    if milliseconds < EARLIEST_MS or (source == "timestamp" and milliseconds == -1):
+        return f"{source} is missing or no time, and the partitioner or rotation needs one"
+    return f"{source} {milliseconds} ms is no time that has a date"
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,10 +132,10 @@ class Sweep:
             head = store.head_object(key)
             metadata = file_metadata(head)
             if metadata is None or metadata.generation >= self.generation:
-                return 0
+                return 0  # another program's file, or that of a run that has overtaken this one
             store.delete_object(key, condition=IfMatch(head.etag))
         except (ObjectNotFoundError, PreconditionFailedError):
-            return 0
+            return 0  # another sweep was faster, or a newer run has replaced the file
         return 1
 
 
@@ -257,6 +257,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         manifest = self._without_discarded(held.manifest)
         held = replace(held, manifest=manifest)
         if manifest.pending is not None:
+            # Nothing is asked about newer records: the plan's ranges are fixed, and come first.
             return FilesRemaining(manifest.exported, {}, (), held)
         left, behind = self.left_after(manifest.exported)
         left = {
@@ -302,10 +303,12 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         """
         held = remaining.held
         if remaining.resumes:
-            self.say(f"{self.topic}: carrying out what an earlier run has begun")
+            self.say(f"{self.topic}: carrying out the plan of an earlier run")
             plan = self._or_withdraw(held, lambda: self.plan(run))
         else:
-            plan = self.plan(run)  # missing records are an error before anything is written
+            # Missing records are an error before anything is written: a plan in the manifest that
+            # cannot be carried out would block the topic.
+            plan = self.plan(run)
             held = self.begin(held, run)
         tasks = self._tasks(run, plan, held.manifest.schemas)
         done = tuple(self._or_withdraw(held, lambda: self.engine.run(tasks)))
@@ -362,7 +365,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         run = manifest.pending
         why = None if run is None else self._why_to_withdraw(run, gone)
         if why is not None:
-            self.say(f"{self.topic}: what an earlier run began with is given up: {why}")
+            self.say(f"{self.topic}: the plan of an earlier run was withdrawn: {why}")
             manifest = withdrawn(manifest, self.manifest_file.nonce())
         return self._rewound(manifest, gone) if gone else manifest
 
@@ -373,7 +376,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             for item, position in planned_positions(run).items()
         }
         if gone or self.source.truncated(positions):
-            return "the brokers have thrown away what it read"
+            return "the brokers have discarded records that it reads"
         try:
             plan = self.source.plan(
                 ranges_of(self.topic, run.spans),
@@ -409,7 +412,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         }
         isolation = IsolationLevel(self.options.isolation)
         self.source.plan(shared, isolation=isolation, fail_on_data_loss=True)
-        self.say(f"to be exported anew: {'; '.join(map(str, gone))}")
+        self.say(f"to be exported again: {'; '.join(map(str, gone))}")
         return manifest
 
     def _tasks(self, run: Run, plan: Plan, schemas: Mapping[int, SchemaIds]) -> list[Task]:
@@ -430,18 +433,20 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         if run.options.whole_files:
             held, run, done = _of_whole_files(held, run, done)
         files = sorted(
-            (entry for one in done for entry in one.written.files), key=lambda entry: entry.key
+            (entry for result in done for entry in result.written.files),
+            key=lambda entry: entry.key,
         )
-        missing = [*plan.missing, *(gap for one in done for gap in one.missing)]
+        missing = [*plan.missing, *(gap for result in done for gap in result.missing)]
+        # A run that was cut back to whole files reports only what is missing below its new ends.
         entries = [
             MissingEntry(
-                partition=one.tp.partition,
-                first=one.range.start,
-                until=one.range.end,
-                detail=one.detail,
+                partition=gap.tp.partition,
+                first=gap.range.start,
+                until=gap.range.end,
+                detail=gap.detail,
             )
-            for one in missing
-            if one.tp.partition in run.spans and one.range.start < run.spans[one.tp.partition].until
+            for gap in missing
+            if gap.tp.partition in run.spans and gap.range.start < run.spans[gap.tp.partition].until
         ]
         replacing = held.manifest.replacing
         # The old files of waiting partitions stay, so that readers do not miss their records.
@@ -449,15 +454,16 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         replaces = not waiting or waiting != replacing.keys()
         sweep = held.manifest.sweeps > 0 and replaces
         swept_all = sweep and not waiting
-        schemas = {one.tp.partition: one.written.schemas for one in done}
+        schemas = {result.tp.partition: result.written.schemas for result in done}
         manifest = committed(
             held.manifest,
             files,
             entries,
             self.manifest_file.nonce(),
             swept=swept_all,
-            schemas={at: one for at, one in schemas.items() if one != NO_SCHEMAS},
+            schemas={item: ids for item, ids in schemas.items() if ids != NO_SCHEMAS},
         )
+        # Sweep before the manifest counts the sweep as done: a kill in between repeats it.
         swept = self._sweep(held.manifest, run, files, waiting) if sweep else 0
         held = self.manifest_file.replace(held, manifest)
         return RunResult(held.manifest, run, done, resumed, swept)
@@ -469,8 +475,8 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         return Sweep(
             self.topic,
             tuple(sorted(run.directories.union(before.swept_directories))),
-            {one.key for one in (*before.files, *files)},
-            {one: span.first for one, span in run.spans.items()} | before.named_from,
+            {entry.key for entry in (*before.files, *files)},
+            {item: span.first for item, span in run.spans.items()} | before.named_from,
             run.generation,
             waiting,
         ).run(self.manifest_file.store)
@@ -494,7 +500,7 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
         try:
             self.manifest_file.replace(held, withdrawn(held.manifest, self.manifest_file.nonce()))
         except SidetierError as error:
-            self.say(f"{self.topic}: the plan of this run could not be given up: {error}")
+            self.say(f"{self.topic}: the plan of this run could not be withdrawn: {error}")
 
     def abandon_plan(self) -> bool:
         """Withdraw the plan that an earlier run has not finished; return False if there is none.

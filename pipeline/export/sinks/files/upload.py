@@ -213,11 +213,11 @@ class FileSet:
         self._files[file] = _File(scratch, writer, file.start)
         return self._files[file]
 
-    def _flush(self, one: _File) -> None:
-        if one.waiting:
-            one.writer.write(pa.Table.from_batches(one.waiting, schema=self._schema))
-        self._waiting -= one.bytes
-        one.waiting, one.bytes = [], 0
+    def _flush(self, file: _File) -> None:
+        if file.waiting:
+            file.writer.write(pa.Table.from_batches(file.waiting, schema=self._schema))
+        self._waiting -= file.bytes
+        file.waiting, file.bytes = [], 0
 
     def _close(self, file: FileId) -> None:
         finished = self._files[file]

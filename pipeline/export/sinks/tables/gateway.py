@@ -82,7 +82,7 @@ def not_committed(error: Exception, table: str, given_up: str = "") -> NotCommit
     text = _told(str(error))
     if isinstance(error, AnalysisException) and not given_up:
         return RefusedRowsError(f"{table}: the rows do not fit the table: {text}")
-    outcome = f"given up, for {given_up}" if given_up else "the write failed"
+    outcome = f"cancelled: {given_up}" if given_up else "the write failed"
     return NotCommittedError(
         f"{table}: {outcome}; the table is as it was before. Spark says: {text}"
     )

@@ -383,7 +383,7 @@ class HudiTable:
                     raise OtherWriterError(f"{self.name}: {_LOST}; this export stops") from error
                 if watch.reason:
                     raise CommitTimedOutError(
-                        f"{self.name}: the commit was given up: {watch.reason}"
+                        f"{self.name}: the commit was cancelled: {watch.reason}"
                     ) from error
                 raise not_committed(error, self.name) from error
 

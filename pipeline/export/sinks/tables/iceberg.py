@@ -349,7 +349,7 @@ class IcebergTable:
             except SPARK_ERRORS as error:
                 if watch.reason:
                     raise CommitTimedOutError(
-                        f"{self.name}: the commit was given up: {watch.reason}"
+                        f"{self.name}: the commit was cancelled: {watch.reason}"
                     ) from error
                 raise not_committed(error, self.name) from error
 

@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT: Final = 300.0
 """Time limit of one commit, in seconds. Hudi's sink connector has the same default."""
 _REMEDY: Final = (
     "Roll the table back to a commit before them, and run again; or --on-truncation reread adds "
-    "what is there now, beside the rows of what was thrown away; or export into another table"
+    "what is there now, beside the rows of discarded records; or export into another table"
 )
 
 
@@ -240,7 +240,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         """See `ExportRun.commit`. A chunk without records may be skipped without a commit."""
         later = self.source.tail(plan.reached)
         if self._has_forked(remaining.state, later, plan.ranges):
-            # Read everything again: the new remaining shows, or refuses, what was discarded.
+            # The state is read again, and the discarded records are refused or exported again.
             return replace(
                 self.remaining(),
                 commits=remaining.commits,
@@ -257,6 +257,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
             tail=state.tail.and_then(later, state.next_offsets, plan.ranges),
         )
         spanned = sum(span.end - span.start for span in plan.ranges.values())
+        # The commit's state was fixed above: if the log grows now, this commit does not change.
         frame = self.frames(self.source.plan(plan.ranges))
         if not self.terms.allow_empty and frame.isEmpty():
             return replace(remaining, ranges=plan.rest, skipped=remaining.skipped + spanned)
@@ -295,6 +296,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         try:
             self.table.write(frame, progress, self.terms.timeout)
         except NotCommittedError:
+            # The commit may exist although the write has failed, for example in later cleaning.
             self.table.recover()
             if self._last_commit() != progress.commit:
                 raise

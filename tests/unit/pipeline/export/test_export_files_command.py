@@ -165,7 +165,7 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
 def test_another_range_or_another_form_needs_another_directory(cli: CommandLine) -> None:
     export(cli, "--to", "30")
     export(cli, code=2)
-    assert "is an export of earliest to 30, not of all that comes" in cli.err
+    assert "is an export of earliest to 30, not of all records" in cli.err
     export(cli, "--topics-dir", "other")
     export(cli, "--topics-dir", "other", "--format", "json", code=2)
     assert "with format parquet, now it is json" in cli.err
@@ -431,7 +431,7 @@ def test_what_is_to_be_exported_anew_is_said_as_what_it_is(cli: CommandLine) -> 
     elect_uncleanly(archive, topic_id=ID)
     before = objects(cli)
     export(cli, "--dry-run", "--on-truncation", "reread")
-    assert "to be exported anew: topic orders, partition 0, offsets [24, 40)" in cli.err
+    assert "to be exported again: topic orders, partition 0, offsets [24, 40)" in cli.err
     export(cli, "--on-truncation", "reread", "--from", "0", code=2)
     assert "a given range is exported once" in cli.err
     assert objects(cli) == before

@@ -110,7 +110,7 @@ def test_reread_makes_it_an_export_of_what_is_there_now(
     assert {key: objects[key] for key in kept} == {key: before[key] for key in kept}
     assert manifest.epochs == {0: ((1, 0), (3, 12), (4, FORK))}
     assert said == [
-        "to be exported anew: topic orders, partition 0, offsets [24, 40) (leader epoch 3, now 4)"
+        "to be exported again: topic orders, partition 0, offsets [24, 40) (leader epoch 3, now 4)"
     ]
     export(orders, target)
 
@@ -284,7 +284,7 @@ def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive
     export(orders, target, say=said.append)
     assert values_in(target) == present()
     [told] = said
-    assert told.endswith("is given up: the brokers have thrown away what it read")
+    assert told.endswith("was withdrawn: the brokers have discarded records that it reads")
 
 
 def test_where_no_epoch_history_is_known_nothing_is_compared(orders: MadeArchive) -> None:

@@ -143,7 +143,7 @@ def test_records_that_were_exported_and_thrown_away_end_it(
     stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing, nothing)
     export(cli, "--follow", code=1)
     assert len(stop.left) == 1, "one round has noticed, one has told"
-    assert "the brokers have thrown away records that were exported already" in cli.err
+    assert "the brokers have discarded records that were exported" in cli.err
     assert "offsets [24, 40) (leader epoch 3, now 4)" in cli.err
     assert manifest_in(objects(cli)).next_offsets == {0: 40}
 
@@ -235,7 +235,7 @@ def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
     set_aside(orders, ID)
     between(lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread")
-    assert "given up: it reads what is not stored: topic orders, partition 0" in cli.err
+    assert "withdrawn: it reads what is not stored: topic orders, partition 0" in cli.err
     assert values(cli) == present()
 
 

@@ -125,7 +125,7 @@ def test_an_output_is_no_mixture() -> None:
         check_settled(done, OPTIONS.model_copy(update={"format": FileFormat.JSON}), "place")
     with pytest.raises(OtherExportError, match="cluster prod-a, not prod-b"):
         check_same_export(done, "prod-b", None, "place")
-    with pytest.raises(OtherExportError, match="all that comes, not of 5 to latest"):
+    with pytest.raises(OtherExportError, match="all records, not of 5 to latest"):
         check_same_export(done, "prod-a", "5 to latest", "place")
 
 

@@ -406,7 +406,7 @@ def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
     manifest = manifest_in(target.contents())
     assert (manifest.pending, manifest.next_offsets) == (None, {0: 25})
     [told] = said
-    assert "is given up: topic orders, partition 0, offsets [25, 28): they belong to" in told
+    assert "was withdrawn: topic orders, partition 0, offsets [25, 28): they belong to" in told
 
 
 def test_what_only_the_brokers_had_need_not_be_archived(
