@@ -124,6 +124,13 @@ ISOLATION: Final = click.option(
     show_default=True,
     help="Isolation level: read_committed omits aborted records.",
 )
+ON_DATA_LOSS: Final = click.option(
+    "--on-data-loss",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    show_default=True,
+    help="Action at offsets that are not stored: end with an error, or count and continue.",
+)
 ON_TRUNCATION: Final = click.option(
     "--on-truncation",
     type=click.Choice(["error", "reread"]),
@@ -227,13 +234,7 @@ _RANGES: Final = (
     ),
     ISOLATION,
     TRANSACTION_TIMEOUT,
-    click.option(
-        "--on-data-loss",
-        type=click.Choice(["error", "skip"]),
-        default="error",
-        show_default=True,
-        help="Action at offsets that are not stored.",
-    ),
+    ON_DATA_LOSS,
     MAX_BATCH_BYTES,
     ON_TRUNCATION,
     click.option(

@@ -9,13 +9,12 @@ from pydantic import ValidationError
 
 from sidetier.cli.consume.positions import PlaceKind, parse_place
 from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
-from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
 from sidetier.config.secrets import is_secret_property
 from sidetier.pipeline.export.run import Terms
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.run import TableTerms
 from sidetier.pipeline.export.source import RangeBound, RequestedRange
-from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
@@ -35,45 +34,84 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
 
 
-@dataclass(frozen=True, slots=True)
-class FilesRequest:
-    """One call.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """What one call of any export command asks for.
 
     Attributes:
-        into: URL of the output; None if `into_config` has it.
         terms: Size of a commit, and other settings of a run.
-        requested: Range to export; None to continue where the last run ended.
         follow: Seconds between runs; None to end when everything is exported.
         tail: What to do about records that only the brokers have.
-        kafka: librdkafka properties to read the tail with; secrets are references.
+        bootstrap: Addresses of the brokers, in place of those of the configuration.
+        kafka: Properties of the client that reads the tail: librdkafka's for files, with secrets as
+            references; those of Kafka's Java client for tables.
         registry: How to reach the schema registry.
         patience: Maximum wait for the tail, in seconds.
-        master: Spark master; None for threads of this process.
         max_batch_bytes: Maximum decompressed size of one stored batch.
-        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
-        abandon_plan: Whether to discard the plans of earlier runs first.
         metrics_file: File that gets the metrics after each run.
     """
 
     topics: tuple[str, ...]
+    terms: Terms
+    follow: float | None
+    tail: str
+    bootstrap: str | None
+    kafka: Mapping[str, str] = field(repr=False)
+    registry: RegistryConfig | None
+    patience: float
+    dry_run: bool
+    max_batch_bytes: int
+    metrics_file: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesRequest(ExportRequest):
+    """One call of `sidetier export files`.
+
+    Attributes:
+        into: URL of the output; None if `into_config` has it.
+        requested: Range to export; None to continue where the last run ended.
+        master: Spark master; None for threads of this process.
+        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
+        abandon_plan: Whether to discard the plans of earlier runs first.
+    """
+
     into: str | None
     into_config: Path | None
     options: FilesOptions
-    terms: Terms = field(default_factory=Terms)
-    requested: RequestedRange | None = None
-    follow: float | None = None
-    tail: str = "stop"
-    bootstrap: str | None = None
-    kafka: Mapping[str, str] = field(default_factory=dict)
-    registry: RegistryConfig | None = None
-    patience: float = 3600.0
-    accept_changes: bool = False
-    dry_run: bool = False
-    master: str | None = None
-    workers: int = 2
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
-    abandon_plan: bool = False
-    metrics_file: Path | None = None
+    requested: RequestedRange | None
+    accept_changes: bool
+    master: str | None
+    workers: int
+    abandon_plan: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRequest(ExportRequest):
+    """One call of `sidetier export hudi` or `iceberg`.
+
+    Attributes:
+        read: Records to read of the exported partitions.
+        values, flat, null_values: How values become columns.
+        keys: How keys become a column.
+        dead_letters: URL for records whose value does not fit the schema.
+        spark_conf: Settings of the Spark session.
+    """
+
+    terms: TableTerms
+    read: ReadRequest
+    values: ValueOptions
+    keys: ValueOptions
+    flat: bool
+    null_values: Literal["keep", "skip"]
+    dead_letters: str | None
+    master: str
+    spark_conf: Mapping[str, str]
+
+    @property
+    def follows_registry(self) -> bool:
+        """Whether keys or values have the newest schema of a registry's subject."""
+        return any(options.subject is not None for options in (self.values, self.keys))
 
 
 _EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
@@ -102,31 +140,43 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
             "--whole-files: a chunk may hold less than a file: leave --chunk and --chunk-bytes away"
         )
     return FilesRequest(
-        topics=tuple(dict.fromkeys(topics)),
+        **_common(topics, given),
         into=given["into"],
         into_config=given["into_config"],
         options=_options(topics[0], given),
-        terms=Terms(
-            most_offsets=given["chunk"],
-            most_bytes=given["chunk_bytes"],
-            reread=given["on_truncation"] == "reread",
-            transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
-        ),
+        terms=Terms(**_terms(given)),
         requested=given_range,
         follow=given["interval"] if given["follow"] else None,
-        tail=given["tail"],
-        bootstrap=given["bootstrap"],
         kafka=kafka_properties(given),
-        registry=registry_config(given),
-        patience=given["tail_timeout"],
         accept_changes=given["accept_changes"],
-        dry_run=given["dry_run"],
         master=given["master"],
         workers=given["workers"],
-        max_batch_bytes=given["max_batch_bytes"],
         abandon_plan=given["abandon_plan"],
-        metrics_file=given["metrics_file"],
     )
+
+
+def _common(topics: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ExportRequest` that every command fills in the same way."""
+    return {
+        "topics": tuple(dict.fromkeys(topics)),
+        "tail": given["tail"],
+        "bootstrap": given["bootstrap"],
+        "registry": registry_config(given),
+        "patience": given["tail_timeout"],
+        "dry_run": given["dry_run"],
+        "max_batch_bytes": given["max_batch_bytes"],
+        "metrics_file": given["metrics_file"],
+    }
+
+
+def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Terms`."""
+    return {
+        "most_offsets": given["chunk"],
+        "most_bytes": given["chunk_bytes"],
+        "reread": given["on_truncation"] == "reread",
+        "transaction_timeout_ms": round(given["transaction_timeout"] * 1000),
+    }
 
 
 def _check_given_range(given: Mapping[str, Any]) -> None:
@@ -306,51 +356,6 @@ def _text(path: Path) -> str:
 _TABLE_EDGES: Final = {edge.value: edge for edge in Edge}
 
 
-@dataclass(frozen=True, slots=True)
-class TableRequest:
-    """One call.
-
-    Attributes:
-        read: Records to read of the exported partitions.
-        terms: Isolation, commit size, timeouts and other settings of a run.
-        values, flat, null_values: How values become columns.
-        keys: How keys become a column.
-        registry: How to reach the schema registry.
-        dead_letters: URL for records whose value does not fit the schema.
-        follow: Seconds between runs; None for one run.
-        tail: What to do about records that only the brokers have.
-        kafka: Properties of Kafka's Java client, with which Spark reads the tail.
-        patience: Maximum wait for the tail, in seconds.
-        spark_conf: Settings of the Spark session.
-        max_batch_bytes: Maximum decompressed size of one stored batch.
-    """
-
-    topics: tuple[str, ...]
-    read: ReadRequest
-    terms: TableTerms
-    values: ValueOptions
-    keys: ValueOptions = AS_BYTES
-    registry: RegistryConfig | None = None
-    flat: bool = False
-    null_values: Literal["keep", "skip"] = "keep"
-    dead_letters: str | None = None
-    follow: float | None = None
-    tail: str = "stop"
-    bootstrap: str | None = None
-    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    patience: float = 3600.0
-    dry_run: bool = False
-    master: str = "local[*]"
-    spark_conf: Mapping[str, str] | None = None
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
-    metrics_file: Path | None = None
-
-    @property
-    def follows_registry(self) -> bool:
-        """Whether keys or values have the newest schema of a registry's subject."""
-        return any(options.subject is not None for options in (self.values, self.keys))
-
-
 def table_request(
     topics: tuple[str, ...], given: Mapping[str, Any], terms: TableTerms, interval: float
 ) -> TableRequest:
@@ -363,7 +368,7 @@ def table_request(
     isolation = IsolationLevel(given["isolation"])
     starting = given["starting_offsets"]
     return TableRequest(
-        topics=tuple(dict.fromkeys(topics)),
+        **_common(topics, given),
         read=ReadRequest(
             Topics(tuple(dict.fromkeys(topics))),
             starting=_limit(starting or "earliest", "--starting-offsets"),
@@ -374,31 +379,21 @@ def table_request(
         ),
         terms=TableTerms(
             isolation=isolation,
-            most_offsets=given["chunk"],
-            most_bytes=given["chunk_bytes"],
             timeout=given["timeout"] or terms.timeout,
             allow_empty=terms.allow_empty,
             anew=starting is not None,
-            reread=given["on_truncation"] == "reread",
             whole_state_every=given["whole_state_every"] or terms.whole_state_every,
-            transaction_timeout_ms=round(given["transaction_timeout"] * 1000),
+            **_terms(given),
         ),
         values=schema_options("value", topics[0], given),
         keys=schema_options("key", topics[0], given),
-        registry=registry_config(given),
         flat=given["flat"],
         null_values=given["null_values"],
         dead_letters=given["dead_letters"],
         follow=(given["interval"] or interval) if given["follow"] else None,
-        tail=given["tail"],
-        bootstrap=given["bootstrap"],
         kafka=java_kafka_properties(given),
-        patience=given["tail_timeout"],
-        dry_run=given["dry_run"],
-        metrics_file=given["metrics_file"],
         master=given["master"],
         spark_conf=given["spark_conf"],
-        max_batch_bytes=given["max_batch_bytes"],
     )
 
 

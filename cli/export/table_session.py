@@ -88,7 +88,7 @@ def export_table(
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
         planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
         name = f"sidetier export {' '.join(request.topics)}"
-        spark = stack.enter_context(spark_session(request.master, name, request.spark_conf or {}))
+        spark = stack.enter_context(spark_session(request.master, name, request.spark_conf))
         table = stack.enter_context(opened(spark))
         settings = ReadSettings(
             ArchivePlace(config.cluster.name, config.storage),
@@ -270,7 +270,7 @@ def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) 
     request: TableRequest = table_request(given["topics"], given, terms, options.interval)
     if request.follows_registry:
         options = with_schema_changes(options)
-    conf = with_jars(request.spark_conf or {}, HUDI_SESSION, TableJar.HUDI, *tail_jars(request))
+    conf = with_jars(request.spark_conf, HUDI_SESSION, TableJar.HUDI, *tail_jars(request))
     url = given["lock"] or lock_url(options.base_path)
     target = target_of(config.storage, url, given["lock_config"])
     times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])
@@ -337,9 +337,7 @@ def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputForma
         given["table"], given["partitioned_by"], given["properties"], given["options"]
     )
     request = table_request(given["topics"], given, TableTerms(), DEFAULT_INTERVAL)
-    conf = with_jars(
-        request.spark_conf or {}, ICEBERG_SESSION, TableJar.ICEBERG, *tail_jars(request)
-    )
+    conf = with_jars(request.spark_conf, ICEBERG_SESSION, TableJar.ICEBERG, *tail_jars(request))
 
     @contextmanager
     def opened(spark: SparkSession) -> Iterator[Table]:
