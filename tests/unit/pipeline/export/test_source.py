@@ -452,3 +452,12 @@ def test_a_table_does_not_begin_above_the_end(planner: Planner) -> None:
     assert at_end.available({}) == {A: span(50, 50)}
     with pytest.raises(ConfigurationError, match="offset 50 is above 20, where what is archived"):
         at_end.archived.available({})
+
+
+def test_each_commit_says_of_which_topic_its_records_are(
+    archive: MadeArchive, planner: Planner
+) -> None:
+    source = archived(planner)
+    assert source.tail(source.available({})) == Tail()  # an archive that does not say
+    archive.mark(10, 20, topic_id="id-1")
+    assert source.tail(source.available({})) == Tail({}, {"orders": "id-1"})
