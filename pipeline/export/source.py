@@ -218,6 +218,7 @@ class ArchiveSource:
         if self.requested is not None and next_offsets:
             return {}  # a requested range is one run, and that run has fixed its offsets
         tps = self._partitions(next_offsets, tail)
+        # The snapshot that this takes is also used for topic ids and open transactions.
         ends = self.planner.ends(tps, self.request.isolation)
         wanted = self._wanted(tps, next_offsets, ends)
         if self.requested is None:
@@ -477,6 +478,7 @@ class TailedSource:
         request = self.archived.request_with(
             isolation=isolation, fail_on_data_loss=fail_on_data_loss
         )
+        # A resumed run plans before anything was read: its plan is from an earlier process.
         logs = self.logs.known(request.isolation)
         _require_readable(logs, ranges)
         divided = {tp: logs[tp].divided(span) for tp, span in sorted(ranges.items())}

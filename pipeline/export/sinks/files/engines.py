@@ -107,6 +107,8 @@ class LocalEngine:
         try:
             return [future.result() for future in as_completed(futures)]
         finally:
+            # Tasks that run on see this at their next batch. Without the wait they could still
+            # upload files while the caller withdraws the plan.
             failed.set()
             for future in futures:
                 future.cancel()

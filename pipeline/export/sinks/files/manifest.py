@@ -271,6 +271,7 @@ class ManifestFile:
             OtherWriterError: another job has changed the manifest.
             StorageError: see `RemoteStorage.put_object`. The write may have succeeded.
         """
+        # The condition is the only lock between jobs: without it, two jobs could commit two plans.
         condition: Condition = IfAbsent() if held.etag is None else IfMatch(held.etag)
         try:
             etag = self.store.put_object(

@@ -161,7 +161,7 @@ def following(progress: Progress, earlier: Progress | None, every: int) -> Progr
     progress = replace(progress, previous=earlier.commit, whole=None)
     whole = earlier.whole or WholeState(earlier.commit, earlier.offsets, earlier.tail, 0)
     if whole.age + 1 >= every or _has_lost(whole, progress):
-        return progress
+        return progress  # otherwise the whole state could expire from the table's history
     size = _size(to_properties(progress))
     changed = replace(progress, whole=replace(whole, age=whole.age + 1))
     is_worth_it = size > SMALL_STATE and 2 * _size(to_properties(changed)) < size

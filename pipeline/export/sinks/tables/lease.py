@@ -243,6 +243,8 @@ class Lease:
         return replace(_parse(stored.data, self._key), etag=stored.head.etag)
 
     def _write(self, condition: Condition) -> None:
+        # The lease counts from before the request: the store may have written it long before its
+        # answer arrives, and others count from the write.
         began = self._clock()
         text = json.dumps(
             {
