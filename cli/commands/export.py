@@ -1,12 +1,16 @@
 """`sidetier export`: write archived records to files and tables."""
 
 import importlib
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.invocation import configuration_options
+from sidetier.cli.extras import from_extra, quiet_logs
+from sidetier.cli.invocation import configuration_options, invocation
+
+if TYPE_CHECKING:
+    from sidetier.config.model import Config
 
 KINDS: Final[Mapping[str, str]] = {
     "files": "Parquet, JSON, Avro or raw files, laid out as Confluent's S3 sink does.",
@@ -14,6 +18,11 @@ KINDS: Final[Mapping[str, str]] = {
     "iceberg": "An Iceberg table; the offsets are in its snapshots.",
 }
 """Help text of each kind. `sidetier.cli.commands.export_<kind>.command` is imported on use."""
+
+_SPARK_EXTRAS: Final = {"pyspark", "py4j", "pandas", "cramjam", "numpy", "pyarrow"}
+
+TableExport = Callable[["Config", dict[str, Any]], int]
+"""Exports with a configuration and the values of the options; returns the exit code."""
 
 
 class LazyKinds(click.Group):
@@ -50,3 +59,18 @@ def command() -> None:
     Example:
       sidetier export files orders --into s3://lake/kafka --config /etc/sidetier/sidetier.yaml
     """  # noqa: D301 -- \b is click's marker and must be one character
+
+
+def export_to_table(
+    context: click.Context, given: dict[str, Any], load: Callable[[], TableExport], extra: str
+) -> int:
+    """Load the configuration and the exporter to a table, and export; return the exit code.
+
+    Raises:
+        ConfigurationError: A package of the extra is not installed.
+    """
+    if given["follow"] and (given["once"] or given["ending_offsets"]):
+        raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")
+    loaded = invocation(context).load()
+    quiet_logs(loaded)
+    return from_extra(load, "this export", _SPARK_EXTRAS, extra)(loaded.config, given)

@@ -13,6 +13,7 @@ from sidetier.cli.export.options import (
     DRY_RUN,
     ISOLATION,
     METRICS_FILE,
+    ON_DATA_LOSS,
     ON_TRUNCATION,
     TAIL,
     TRANSACTION_TIMEOUT,
@@ -159,13 +160,7 @@ _OPTIONS: Final = (
     ),
     ISOLATION,
     TRANSACTION_TIMEOUT,
-    click.option(
-        "--on-data-loss",
-        type=click.Choice(["error", "skip"]),
-        default="error",
-        show_default=True,
-        help="Action at offsets that are not stored: end with an error, or count and continue.",
-    ),
+    ON_DATA_LOSS,
     MAX_BATCH_BYTES,
     ON_TRUNCATION,
     click.option(

@@ -6,9 +6,8 @@ from typing import Any
 import click
 
 from sidetier.cli.arguments import checked_topics
-from sidetier.cli.export.options import pairs, seconds
-from sidetier.cli.export.table_call import Run, call
-from sidetier.cli.export.table_options import table_options
+from sidetier.cli.commands.export import TableExport, export_to_table
+from sidetier.cli.export.options import pairs, seconds, table_options
 from sidetier.cli.invocation import configuration_options
 from sidetier.cli.output import OutputFormat, output_option
 
@@ -85,9 +84,9 @@ def command(
     wrong.
     """  # noqa: D301 - \b is click's mark, and must be one character
 
-    def load() -> Run:
-        from sidetier.cli.export.hudi_session import export_hudi  # noqa: PLC0415 - needs an extra
+    def load() -> TableExport:
+        from sidetier.cli.export.table_session import export_hudi  # noqa: PLC0415 - needs an extra
 
         return lambda config, asked: export_hudi(config, asked, output)
 
-    context.exit(call(context, given, load, "spark35"))
+    context.exit(export_to_table(context, given, load, "spark35"))

@@ -1,6 +1,5 @@
 """One call of `sidetier export files`, from the configuration to the exit code."""
 
-import signal
 import sys
 import threading
 import traceback
@@ -9,32 +8,37 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
-from typing import Final, TextIO
+from typing import TextIO
 
 import click
 
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
-from sidetier.cli.export.metrics_file import write_metrics
 from sidetier.cli.export.request import FilesRequest
-from sidetier.cli.export.session import spark_session
-from sidetier.cli.export.tail import broker_ends, exit_code, read_by, told_lacking
-from sidetier.cli.export.targets import target_of
+from sidetier.cli.export.session import (
+    HeldBackReporter,
+    broker_ends,
+    exit_code,
+    paused,
+    read_by,
+    say,
+    stopping,
+    target_of,
+    wait_for_archive,
+    waits,
+    will_retry,
+    write_metrics,
+)
+from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.export.view import DryRun, ExportResult
 from sidetier.cli.output import OutputFormat, emit
 from sidetier.config.model import Config
-from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.engines.spark import SparkEngine
-from sidetier.pipeline.export.engines.tasks import Places, require_fencing
-from sidetier.pipeline.export.files.job import FilesJob, NextRun
-from sidetier.pipeline.export.files.ports import Engine, Source
-from sidetier.pipeline.export.files.source import ArchiveSource
-from sidetier.pipeline.export.files.tailed import TailedSource
-from sidetier.pipeline.export.held_back import Cause, HeldBack
-from sidetier.pipeline.export.retries import should_retry
-from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
-from sidetier.pipeline.export.tables.progress import Offsets
+from sidetier.pipeline.export.held_back import HeldBack
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine, SparkEngine
+from sidetier.pipeline.export.sinks.files.manifest import ManifestFile, manifest_key
+from sidetier.pipeline.export.sinks.files.run import FilesRun, RunResult, files_read
+from sidetier.pipeline.export.sinks.files.tasks import Connections, Engine, require_fencing
+from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
@@ -108,8 +112,6 @@ def shown(*, wanted: bool, stream: TextIO | None = None) -> Iterator[Counter]:
         )
 
 
-_TAIL_SECONDS: Final = 5.0
-
 _Each = Callable[[Callable[[str], None], list[str]], Iterable[None]]
 
 
@@ -123,7 +125,7 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
     broker = config.broker
     if request.tail == "kafka":
         broker = read_by(broker, request.bootstrap, request.kafka)
-    places = Places(config.cluster.name, config.storage, target, broker, request.registry)
+    places = Connections(config.cluster.name, config.storage, target, broker, request.registry)
     with ExitStack() as stack:
         archive, store = stack.enter_context(places.open())
         require_fencing(store, target)
@@ -131,14 +133,14 @@ def export_files(config: Config, request: FilesRequest, output: OutputFormat) ->
         planners = {topic: shared.another() for topic in request.topics}
         counter = stack.enter_context(shown(wanted=not request.dry_run))
         engine = stack.enter_context(_engine(request, places, archive, store, counter))
-        call = _Call(config, request, places, planners, store, engine)
-        return call.dry_run(output) if request.dry_run else call.run(output)
+        session = FilesSession(config, request, places, planners, store, engine)
+        return session.dry_run(output) if request.dry_run else session.run(output)
 
 
 @contextmanager
 def _engine(
     request: FilesRequest,
-    places: Places,
+    places: Connections,
     archive: ArchiveAccess,
     store: RemoteStorage,
     counter: Counter,
@@ -160,36 +162,17 @@ def _engine(
         yield SparkEngine(spark, places, request.max_batch_bytes)
 
 
-def say(text: str) -> None:
-    """Print a message to standard error."""
-    click.echo(f"sidetier: {text}", err=True)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What the next run of a topic would do."""
 
-
-class Teller:
-    """Prints which partitions are held back and need attention.
-
-    It prints each change once: with `--follow`, every run reports all of them again.
-    """
-
-    def __init__(self) -> None:
-        self._told: dict[str, set[tuple[str, Cause, int]]] = {}
-
-    def tell(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
-        """Report what is held back now, of one topic or of all."""
-        findings = {
-            (str(finding.tp), finding.cause, finding.offset): finding.detail
-            for finding in held_back
-            if finding.is_finding
-        }
-        reported = self._told.get(topic, set())
-        self._told[topic] = set(findings)
-        for finding, detail in findings.items():
-            if finding not in reported:
-                say(detail)
+    plan: Plan | None
+    held_back: tuple[HeldBack, ...]
+    resumes: bool
 
 
 @dataclass(slots=True)
-class _Call:
+class FilesSession:
     """Exports topics in parallel, with a planner for each topic and one engine for all.
 
     An error of a topic ends that topic alone. With a single topic, the error ends the call.
@@ -197,14 +180,14 @@ class _Call:
 
     config: Config
     request: FilesRequest
-    places: Places
+    places: Connections
     planners: Mapping[str, Planner]
     store: RemoteStorage
     engine: Engine
     result: ExportResult = field(init=False)
     waiting: set[str] = field(default_factory=set)
     """Topics that wait until the archive has the outcome of a transaction."""
-    teller: Teller = field(default_factory=Teller)
+    reporter: HeldBackReporter = field(default_factory=HeldBackReporter)
     guard: threading.Lock = field(default_factory=threading.Lock)
     """Protects state that the threads of several topics change."""
 
@@ -214,23 +197,25 @@ class _Call:
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would do; return the exit code."""
-        planned: list[tuple[Plan | None, NextRun]] = []
+        planned: list[_Planned] = []
         for topic in self.request.topics:
             self._or_fail(topic, lambda: planned.append(self._planned(topic)))  # noqa: B023 -- called at once
-        plans = tuple(plan for plan, _ in planned if plan is not None)
-        held_back = tuple(partition for _, next_run in planned for partition in next_run.held_back)
-        self.teller.tell(held_back)
-        resumed = any(next_run.resumed for _, next_run in planned)
+        plans = tuple(topic.plan for topic in planned if topic.plan is not None)
+        held_back = tuple(partition for topic in planned for partition in topic.held_back)
+        self.reporter.report(held_back)
+        resumed = any(topic.resumes for topic in planned)
         emit(DryRun(self.result.into, plans, resumed, held_back), output)
         missing = any(plan.missing for plan in plans)
         return self._code(findings=missing or any(partition.is_finding for partition in held_back))
 
-    def _planned(self, topic: str) -> tuple[Plan | None, NextRun]:
-        job = self._job(topic)
-        next_run = job.next_run(job.look())
-        plan = None if next_run.run is None else job.plan(next_run.run, refuse=False)
-        self._note_waiting(job)
-        return plan, next_run
+    def _planned(self, topic: str) -> _Planned:
+        files_run = self._files_run(topic)
+        remaining = files_run.remaining()
+        run = files_run.plan_next(remaining)
+        held_back = files_run.held_back(remaining, remaining.state.next_offsets)
+        plan = None if run is None else files_run.plan(run, refuse=False)
+        self._note_waiting(topic, files_run.source)
+        return _Planned(plan, held_back, remaining.resumes)
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal, which takes effect between two runs."""
@@ -288,20 +273,22 @@ class _Call:
 
     def _export(self, topic: str, stop: threading.Event) -> None:
         """Export one topic up to what is available now."""
-        job = self._job(topic)
+        files_run = self._files_run(topic)
 
         def export() -> None:
-            while not stop.is_set():
-                done = job.once()
+            remaining = files_run.commit_all(stop.is_set)
+            if remaining is not None:
+                held_back = files_run.held_back(remaining, remaining.state.next_offsets)
                 with self.guard:
-                    letters = None if done.run is None else done.run.options.dead_letters
-                    self.result.add(topic, done, letters)
-                if done.run is None:
-                    self.teller.tell(done.held_back, topic)
-                    break
-            self._note_waiting(job)
+                    self.result.hold_back(topic, held_back)
+                self.reporter.report(held_back, topic)
+            self._note_waiting(topic, files_run.source)
 
         self._or_fail(topic, export, self._can_pass)
+
+    def _committed(self, topic: str, result: RunResult) -> None:
+        with self.guard:
+            self.result.add(topic, result)
 
     def _or_fail(
         self,
@@ -328,48 +315,45 @@ class _Call:
                 self._failed[topic] = error
 
     def _abandon_plan(self, topic: str) -> None:
-        if self._job(topic).abandon_plan():
+        if self._files_run(topic).abandon_plan():
             say(f"{topic}: the plan of an earlier run was withdrawn")
 
-    def _note_waiting(self, job: FilesJob) -> None:
-        waits = isinstance(job.source, TailedSource) and bool(job.source.logs.waiting)
+    def _note_waiting(self, topic: str, source: Source) -> None:
         with self.guard:
-            (self.waiting.add if waits else self.waiting.discard)(job.topic)
+            (self.waiting.add if waits(source) else self.waiting.discard)(topic)
 
     def _can_pass(self, topic: str, error: SidetierError) -> bool:
-        blind = self._job(topic).offsets_without_epoch
+        blind = self._files_run(topic).offsets_without_epoch
         follows = self.request.follow is not None
-        return follows and told_again(error, self.planners[topic], blind)
+        return follows and will_retry(error, self.planners[topic], blind)
 
-    def _job(self, topic: str) -> FilesJob:
-        options = self.request.options
-        key = manifest_key(options.topics_dir, topic)
-        return FilesJob(
-            self.places.cluster,
-            topic,
-            options,
-            ManifestFile(self.store, key, self.places.target.url),
+    def _files_run(self, topic: str) -> FilesRun:
+        request = self.request
+        key = manifest_key(request.options.topics_dir, topic)
+        return FilesRun(
             self._source(topic),
+            request.terms,
+            topic,
+            request.options,
+            ManifestFile(self.store, key, self.places.target.url),
             self.engine,
-            None if self.request.asked is None else str(self.request.asked),
-            self.request.chunk,
-            self.request.accept_changes,
-            self.request.reread,
+            None if request.requested is None else str(request.requested),
+            request.accept_changes,
             say,
-            self.request.chunk_bytes,
-            round(self.request.transaction_timeout * 1000),
+            partial(self._committed, topic),
         )
 
     def _source(self, topic: str) -> Source:
         archived = self._archived(topic)
         if self.request.tail != "kafka":
             return archived
-        logs = TopicLogs(self.planners[topic], self.places.broker, (topic,), said=say)
+        logs = TopicLogs(self.planners[topic], self.places.broker, (topic,), say=say)
         return TailedSource(archived, logs)
 
     def _archived(self, topic: str) -> ArchiveSource:
-        isolation = IsolationLevel(self.request.options.isolation)
-        return ArchiveSource(self.planners[topic], topic, isolation, self.request.asked, say)
+        read = files_read(topic, IsolationLevel(self.request.options.isolation))
+        planner = self.planners[topic]
+        return ArchiveSource(self.places.cluster, planner, read, self.request.requested, say)
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
         """Wait as long as allowed; return whether records are still on the brokers alone."""
@@ -384,54 +368,5 @@ class _Call:
     def _lacks(self, topic: str, pause: Callable[[], bool]) -> bool:
         isolation = self.request.options.isolation
         wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-        stored = self._archived(topic).ends
-        can_pass = partial(self._can_pass, topic)
-        return told_lacking(topic, wanted, stored, pause, say, can_pass)
-
-
-def told_again(
-    error: SidetierError, planner: Planner, offsets_without_epoch: Callable[[], Offsets]
-) -> bool:
-    """Return `should_retry`, and print a message if it is true."""
-    again = should_retry(error, planner, offsets_without_epoch)
-    if again:
-        say(f"{error}; tried again")
-    return again
-
-
-def paused(stop: threading.Event, patience: float) -> Callable[[], bool]:
-    """Return a function that waits a while.
-
-    It returns False once `patience` seconds have passed, or when `stop` is set.
-    """
-    end = monotonic() + patience
-
-    def pause() -> bool:
-        left = end - monotonic()
-        return left > 0 and not stop.wait(min(left, _TAIL_SECONDS))
-
-    return pause
-
-
-@contextmanager
-def stopping(*, wanted: bool) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or SIGINT sets, if that is wanted; a second signal ends
-    at once.
-    """
-    stop = threading.Event()
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-
-    def heard(number: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, heard)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        stored = partial(self._archived(topic).archive_ends, topic)
+        return wait_for_archive(topic, wanted, stored, pause, partial(self._can_pass, topic))

@@ -1,70 +1,117 @@
-"""Build a request from the options of the command line."""
+"""Requests of the export commands, built from the options of the command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from sidetier.cli.consume.request import Place as Written
 from sidetier.cli.consume.request import PlaceKind, parse_place
-from sidetier.cli.export.kafka_options import by_reference, kafka_properties
-from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
+from sidetier.cli.export.kafka_options import by_reference, java_kafka_properties, kafka_properties
 from sidetier.config.secrets import is_secret_property
-from sidetier.pipeline.export.files.options import FilesOptions, ValueOptions
-from sidetier.pipeline.export.files.source import Asked, Place
-from sidetier.pipeline.export.files.values.registry import (
+from sidetier.pipeline.export.run import Terms
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.tables.run import TableTerms
+from sidetier.pipeline.export.source import RangeBound, RequestedRange
+from sidetier.pipeline.export.values.options import ValueOptions
+from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
     SchemaRegistry,
 )
-from sidetier.pipeline.planning.request import Edge
+from sidetier.pipeline.planning.offsets_json import parse_numbers
+from sidetier.pipeline.planning.request import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    Edge,
+    Limit,
+    ReadRequest,
+    Topics,
+)
 from sidetier.segments.errors import ConfigurationError
+from sidetier.segments.isolation import IsolationLevel
 
 
-@dataclass(frozen=True, slots=True)
-class FilesRequest:
-    """One call.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """What one call of any export command asks for.
 
     Attributes:
-        into: URL of the output; None if `into_config` has it.
-        asked: Range to export; None to continue where the last run ended.
+        terms: Size of a commit, and other settings of a run.
         follow: Seconds between runs; None to end when everything is exported.
         tail: What to do about records that only the brokers have.
-        kafka: librdkafka properties to read the tail with; secrets are references.
+        bootstrap: Addresses of the brokers, in place of those of the configuration.
+        kafka: Properties of the client that reads the tail: librdkafka's for files, with secrets as
+            references; those of Kafka's Java client for tables.
         registry: How to reach the schema registry.
         patience: Maximum wait for the tail, in seconds.
-        master: Spark master; None for threads of this process.
         max_batch_bytes: Maximum decompressed size of one stored batch.
-        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
-        abandon_plan: Whether to discard the plans of earlier runs first.
-        transaction_timeout: Seconds after which an open transaction counts as hanging.
         metrics_file: File that gets the metrics after each run.
     """
 
     topics: tuple[str, ...]
+    terms: Terms
+    follow: float | None
+    tail: str
+    bootstrap: str | None
+    kafka: Mapping[str, str] = field(repr=False)
+    registry: RegistryConfig | None
+    patience: float
+    dry_run: bool
+    max_batch_bytes: int
+    metrics_file: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesRequest(ExportRequest):
+    """One call of `sidetier export files`.
+
+    Attributes:
+        into: URL of the output; None if `into_config` has it.
+        requested: Range to export; None to continue where the last run ended.
+        master: Spark master; None for threads of this process.
+        workers: Number of topics to export in parallel, and without Spark of Kafka partitions.
+        abandon_plan: Whether to discard the plans of earlier runs first.
+    """
+
     into: str | None
     into_config: Path | None
     options: FilesOptions
-    asked: Asked | None = None
-    follow: float | None = None
-    tail: str = "stop"
-    bootstrap: str | None = None
-    kafka: Mapping[str, str] = field(default_factory=dict)
-    registry: RegistryConfig | None = None
-    patience: float = 3600.0
-    chunk: int | None = None
-    chunk_bytes: int | None = None
-    accept_changes: bool = False
-    reread: bool = False
-    dry_run: bool = False
-    master: str | None = None
-    workers: int = 2
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
-    abandon_plan: bool = False
-    transaction_timeout: float = 900.0
-    metrics_file: Path | None = None
+    requested: RequestedRange | None
+    accept_changes: bool
+    master: str | None
+    workers: int
+    abandon_plan: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRequest(ExportRequest):
+    """One call of `sidetier export hudi` or `iceberg`.
+
+    Attributes:
+        read: Records to read of the exported partitions.
+        values, flat, null_values: How values become columns.
+        keys: How keys become a column.
+        dead_letters: URL for records whose value does not fit the schema.
+        spark_conf: Settings of the Spark session.
+    """
+
+    terms: TableTerms
+    read: ReadRequest
+    values: ValueOptions
+    keys: ValueOptions
+    flat: bool
+    null_values: Literal["keep", "skip"]
+    dead_letters: str | None
+    master: str
+    spark_conf: Mapping[str, str]
+
+    @property
+    def follows_registry(self) -> bool:
+        """Whether keys or values have the newest schema of a registry's subject."""
+        return any(options.subject is not None for options in (self.values, self.keys))
 
 
 _EDGES: Final = {PlaceKind.BEGINNING: Edge.EARLIEST, PlaceKind.END: Edge.LATEST}
@@ -83,7 +130,9 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
     begin, end = given["begin"], given["end"]
     given_range = None
     if begin is not None or end is not None:
-        given_range = Asked(_place(begin or "beginning", "--from"), _place(end or "end", "--to"))
+        given_range = RequestedRange(
+            _bound(begin or "beginning", "--from"), _bound(end or "end", "--to")
+        )
     if given_range is not None:
         _check_given_range(given)
     if given["whole_files"] and (given["chunk"] or given["chunk_bytes"]):
@@ -91,29 +140,43 @@ def request_of(topics: tuple[str, ...], given: Mapping[str, Any]) -> FilesReques
             "--whole-files: a chunk may hold less than a file: leave --chunk and --chunk-bytes away"
         )
     return FilesRequest(
-        topics=tuple(dict.fromkeys(topics)),
+        **_common(topics, given),
         into=given["into"],
         into_config=given["into_config"],
         options=_options(topics[0], given),
-        asked=given_range,
+        terms=Terms(**_terms(given)),
+        requested=given_range,
         follow=given["interval"] if given["follow"] else None,
-        tail=given["tail"],
-        bootstrap=given["bootstrap"],
         kafka=kafka_properties(given),
-        registry=registry_config(given),
-        patience=given["tail_timeout"],
-        chunk=given["chunk"],
-        chunk_bytes=given["chunk_bytes"],
         accept_changes=given["accept_changes"],
-        reread=given["on_truncation"] == "reread",
-        dry_run=given["dry_run"],
         master=given["master"],
         workers=given["workers"],
-        max_batch_bytes=given["max_batch_bytes"],
         abandon_plan=given["abandon_plan"],
-        transaction_timeout=given["transaction_timeout"],
-        metrics_file=given["metrics_file"],
     )
+
+
+def _common(topics: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ExportRequest` that every command fills in the same way."""
+    return {
+        "topics": tuple(dict.fromkeys(topics)),
+        "tail": given["tail"],
+        "bootstrap": given["bootstrap"],
+        "registry": registry_config(given),
+        "patience": given["tail_timeout"],
+        "dry_run": given["dry_run"],
+        "max_batch_bytes": given["max_batch_bytes"],
+        "metrics_file": given["metrics_file"],
+    }
+
+
+def _terms(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Terms`."""
+    return {
+        "most_offsets": given["chunk"],
+        "most_bytes": given["chunk_bytes"],
+        "reread": given["on_truncation"] == "reread",
+        "transaction_timeout_ms": round(given["transaction_timeout"] * 1000),
+    }
 
 
 def _check_given_range(given: Mapping[str, Any]) -> None:
@@ -136,21 +199,17 @@ def _check_given_range(given: Mapping[str, Any]) -> None:
         )
 
 
-def _place(text: str, option: str) -> Place:
+def _bound(text: str, option: str) -> RangeBound:
     try:
-        written = parse_place(text)
+        place = parse_place(text)
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}") from None
-    if written.kind in _EDGES:
-        return Place(edge=_EDGES[written.kind])
-    return _within(written, text, option)
-
-
-def _within(written: Written, text: str, option: str) -> Place:
-    if written.kind is PlaceKind.TIME:
-        return Place(time_ms=written.number)
-    if written.kind is PlaceKind.OFFSET:
-        return Place(offset=written.number)
+    if place.kind in _EDGES:
+        return RangeBound(edge=_EDGES[place.kind])
+    if place.kind is PlaceKind.TIME:
+        return RangeBound(time_ms=place.number)
+    if place.kind is PlaceKind.OFFSET:
+        return RangeBound(offset=place.number)
     raise ConfigurationError(
         f"{option} {text}: an end that moves names no range; give an offset or a time"
     )
@@ -292,3 +351,56 @@ def _text(path: Path) -> str:
     if len(text) > _LARGEST_SCHEMA:
         raise ConfigurationError(f"{path}: is larger than any schema, {len(text)} characters")
     return text
+
+
+_TABLE_EDGES: Final = {edge.value: edge for edge in Edge}
+
+
+def table_request(
+    topics: tuple[str, ...], given: Mapping[str, Any], terms: TableTerms, interval: float
+) -> TableRequest:
+    """Return the request; `terms` and `interval` are the defaults of the table's format.
+
+    Raises:
+        ConfigurationError: Options contradict one another, or one is invalid.
+    """
+    require_one_subject(topics, given)
+    isolation = IsolationLevel(given["isolation"])
+    starting = given["starting_offsets"]
+    return TableRequest(
+        **_common(topics, given),
+        read=ReadRequest(
+            Topics(tuple(dict.fromkeys(topics))),
+            starting=_limit(starting or "earliest", "--starting-offsets"),
+            ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
+            isolation=isolation,
+            fail_on_data_loss=given["on_data_loss"] == "error",
+            include_headers=True,
+        ),
+        terms=TableTerms(
+            isolation=isolation,
+            timeout=given["timeout"] or terms.timeout,
+            allow_empty=terms.allow_empty,
+            anew=starting is not None,
+            whole_state_every=given["whole_state_every"] or terms.whole_state_every,
+            **_terms(given),
+        ),
+        values=schema_options("value", topics[0], given),
+        keys=schema_options("key", topics[0], given),
+        flat=given["flat"],
+        null_values=given["null_values"],
+        dead_letters=given["dead_letters"],
+        follow=(given["interval"] or interval) if given["follow"] else None,
+        kafka=java_kafka_properties(given),
+        master=given["master"],
+        spark_conf=given["spark_conf"],
+    )
+
+
+def _limit(text: str, option: str) -> Limit:
+    if text in _TABLE_EDGES:
+        return _TABLE_EDGES[text]
+    offsets = parse_numbers(text, option)
+    if min(offsets.values(), default=0) < min(EARLIEST_OFFSET, LATEST_OFFSET):
+        raise ConfigurationError(f"{option}: an offset is below {EARLIEST_OFFSET}")
+    return AtOffsets(offsets)

@@ -1,88 +1,282 @@
-"""Spark session of an export, and the checks before it."""
+"""What every export command does around its runs, whether it writes files or a table.
 
-import os
-import sys
-from collections.abc import Iterator, Mapping
+It connects to the output's store, stops at a signal, waits for the archive (`--tail wait`), reports
+what is held back on standard error and as metrics, and chooses the exit code.
+"""
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from time import monotonic
+from typing import Final
 
-from sidetier.pipeline.spark.python_workers import check_python_workers
-from sidetier.segments.errors import ConfigurationError
+import click
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from pydantic import ValidationError
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from sidetier.cli import exits
+from sidetier.cli.export.kafka_options import BOOTSTRAP, by_reference
+from sidetier.config.model import BrokerConfig
+from sidetier.config.secrets import is_secret_property
+from sidetier.config.sources import read_config_text, yaml_layer
+from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.held_back import Cause, HeldBack
+from sidetier.pipeline.export.run import should_retry
+from sidetier.pipeline.export.source import Source, TailedSource
+from sidetier.pipeline.export.state import Offsets
+from sidetier.pipeline.export.tail.brokers import broker_topic
+from sidetier.pipeline.planning.planner import Planner
+from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.segments.isolation import IsolationLevel
+from sidetier.telemetry import export_catalogue
+from sidetier.telemetry.catalogue import Metric
 
-SUBMITTED: Final = "submit"
-"""Master that means the one that spark-submit was given."""
-_ARTIFACTS_HERE: Final = "4.0.0"
-_QUIET: Final = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_PAUSE: Final = 5.0
+
+
+def say(text: str) -> None:
+    """Print a message to standard error."""
+    click.echo(f"sidetier: {text}", err=True)
 
 
 @contextmanager
-def spark_session(
-    master: str, name: str, conf: Mapping[str, str] | None = None, *, option: str = "--master"
-) -> Iterator["SparkSession"]:
-    """Yield a Spark session; stop it at the end unless it existed before.
-
-    Under spark-submit the session has the settings of spark-submit. `conf` overrides the other
-    settings. Errors name the `option` that asks for Spark.
-
-    Raises:
-        ConfigurationError: PySpark is not installed, or cannot start here, or its workers run on a
-            Python without this package.
+def stopping(*, wanted: bool) -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM or SIGINT sets, if that is wanted; a second signal ends
+    at once.
     """
+    stop = threading.Event()
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+
+    def heard(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, heard)
     try:
-        from pyspark import __version__ as pyspark_version  # noqa: PLC0415 -- part of an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-        from pyspark.sql import SparkSession  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ConfigurationError(
-            f"{option} needs PySpark, which is not installed: pip install 'sidetier[spark]'"
-        ) from None
-    is_ours = SparkSession.getActiveSession() is None
-    builder = SparkSession.builder.appName(name)
-    if master != SUBMITTED:
-        use_this_python(master)
-        check_directory(Path.cwd(), pyspark_version)
-        builder = builder.master(master)
-        for key, value in _QUIET.items():
-            builder = builder.config(key, value)
-    for key, value in (conf or {}).items():
-        builder = builder.config(key, value)
-    try:
-        session = builder.getOrCreate()
-    except (PySparkException, RuntimeError) as error:
-        raise ConfigurationError(f"--master {master}: Spark does not start: {error}") from None
-    try:
-        check_python_workers(session)
-        yield session
+        yield stop
     finally:
-        if is_ours:
-            session.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def use_this_python(master: str) -> None:
-    """Let workers on this machine run on the Python of this process, unless another one is set.
+def will_retry(
+    error: SidetierError, planner: Planner, offsets_without_epoch: Callable[[], Offsets]
+) -> bool:
+    """Return `should_retry`, and print a message if it is true."""
+    again = should_retry(error, planner, offsets_without_epoch)
+    if again:
+        say(f"{error}; tried again")
+    return again
 
-    Spark would take the first `python3` in the path, which usually lacks the packages of the
-    workers.
+
+class HeldBackReporter:
+    """Prints which partitions are held back and need attention.
+
+    It prints each change once: with `--follow`, every run reports all of them again.
     """
-    if master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+    def __init__(self) -> None:
+        self._reported: dict[str, set[tuple[str, Cause, int]]] = {}
+
+    def report(self, held_back: Iterable[HeldBack], topic: str = "") -> None:
+        """Report what is held back now, of one topic or of all."""
+        findings = {
+            (str(finding.tp), finding.cause, finding.offset): finding.detail
+            for finding in held_back
+            if finding.is_finding
+        }
+        reported = self._reported.get(topic, set())
+        self._reported[topic] = set(findings)
+        for finding, detail in findings.items():
+            if finding not in reported:
+                say(detail)
 
 
-def check_directory(directory: Path, pyspark_version: str) -> None:
-    """Check that Spark 4.0.0 can write to the directory in which it is started.
+def reached_at(
+    broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]
+) -> BrokerConfig:
+    """Return the cluster to ask, at another address if one is given."""
+    servers = given.get(BOOTSTRAP, bootstrap)
+    return broker if servers is None else broker.model_copy(update={"bootstrap_servers": servers})
 
-    That version creates `artifacts` there, and fails each query if it cannot (SPARK-52396). Later
-    versions use the temporary directory.
+
+def read_by(broker: BrokerConfig, bootstrap: str | None, given: Mapping[str, str]) -> BrokerConfig:
+    """Return the cluster to ask, with these librdkafka properties.
+
+    The result may be sent to executors, so secrets are references.
 
     Raises:
-        ConfigurationError: Spark could not write to the directory.
+        ConfigurationError: A property is a secret itself.
     """
-    if pyspark_version == _ARTIFACTS_HERE and not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigurationError(
-            f"Spark {pyspark_version} writes to the directory that it is started in, and cannot "
-            f"write to {directory}: start it elsewhere, or with a later PySpark"
-        )
+    cluster = reached_at(broker, bootstrap, given)
+    client = {
+        name: by_reference(name, value) if is_secret_property(name) else value
+        for name, value in given.items()
+        if name != BOOTSTRAP
+    }
+    return cluster.model_copy(update={"client": {**cluster.client, **client}})
+
+
+def broker_ends(
+    broker: BrokerConfig, bootstrap: str | None, topic: str, isolation: str
+) -> dict[int, int]:
+    """Return the end offset that a consumer could read up to now, exclusive, by Kafka partition.
+
+    Raises:
+        ConfigurationError: No address of a broker is known.
+        LeadershipUnavailableError: The cluster does not answer.
+    """
+    cluster = reached_at(broker, bootstrap, {})
+    topic_logs = broker_topic(cluster, topic, IsolationLevel(isolation))
+    return (
+        {}
+        if topic_logs is None
+        else {partition: log.stable for partition, log in topic_logs.logs.items()}
+    )
+
+
+def waits(source: Source) -> bool:
+    """Return whether the export has stopped before records that the brokers have deleted and that
+    the archive will only show later.
+    """
+    return isinstance(source, TailedSource) and bool(source.logs.waiting)
+
+
+def exit_code(*, findings: bool, waits: bool, fail_on_data_loss: bool) -> int:
+    """Return the exit code of a completed export; for `waits` see the function of that name."""
+    if waits and fail_on_data_loss:
+        return exits.FAILED
+    return exits.FINDINGS if findings or waits else exits.OK
+
+
+def wait_for(
+    wanted: Mapping[int, int],
+    stored: Callable[[], Mapping[int, int]],
+    pause: Callable[[], bool],
+) -> dict[int, tuple[int, int]]:
+    """Wait until everything below the wanted offsets is stored.
+
+    `pause` waits a while, and returns False when there is no more time.
+
+    Returns:
+        By Kafka partition, the stored end and the wanted end of what is still missing.
+    """
+    while True:
+        now = stored()
+        missing = {
+            partition: (now.get(partition, 0), end)
+            for partition, end in wanted.items()
+            if now.get(partition, 0) < end
+        }
+        if not missing or not pause():
+            return missing
+
+
+def paused(stop: threading.Event, patience: float) -> Callable[[], bool]:
+    """Return a function that waits a while.
+
+    It returns False once `patience` seconds have passed, or when `stop` is set.
+    """
+    end = monotonic() + patience
+
+    def pause() -> bool:
+        left = end - monotonic()
+        return left > 0 and not stop.wait(min(left, _PAUSE))
+
+    return pause
+
+
+def wait_for_archive(
+    topic: str,
+    wanted: Mapping[int, int],
+    stored: Callable[[], Mapping[int, int]],
+    pause: Callable[[], bool],
+    can_pass: Callable[[SidetierError], bool] = lambda _error: False,
+) -> bool:
+    """Run `wait_for`, and print what is still on the brokers alone; return whether anything is.
+
+    If `stored` fails with an error that `can_pass` accepts, nothing counts as stored until the next
+    try.
+    """
+
+    def known() -> Mapping[int, int]:
+        try:
+            return stored()
+        except SidetierError as error:
+            if not can_pass(error):
+                raise
+            return {}
+
+    if not wanted:
+        say(f"{topic}: the brokers have no topic of this name: only what is archived is exported")
+    missing = wait_for(wanted, known, pause)
+    for partition, (until, end) in sorted(missing.items()):
+        say(f"{topic}-{partition}: offsets [{until}, {end}) are still on the broker alone")
+    return bool(missing)
+
+
+def write_metrics(path: Path, held_back: Iterable[HeldBack], failed_topics: int) -> None:
+    """Replace the file atomically: a collector reads the old or the new one.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    registry = CollectorRegistry()
+    entries = list(held_back)
+    partitions = _gauge(export_catalogue.HELD_BACK, registry)
+    for (topic, cause), count in Counter(
+        (entry.tp.topic, entry.cause) for entry in entries
+    ).items():
+        partitions.labels(topic, cause.value).set(count)
+    ages = _gauge(export_catalogue.OPEN_TRANSACTION, registry)
+    for entry in entries:
+        if entry.age_s is not None:
+            ages.labels(entry.tp.topic, entry.tp.partition).set(entry.age_s)
+    _gauge(export_catalogue.FAILED_TOPICS, registry).set(failed_topics)
+    _gauge(export_catalogue.LAST_ROUND, registry).set_to_current_time()
+    try:
+        write_to_textfile(str(path), registry)
+    except OSError as error:
+        raise ConfigurationError(f"--metrics-file {path}: cannot be written: {error}") from None
+
+
+def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def target_of(archive: StorageConfig, into: str | None, file: Path | None) -> StorageConfig:
+    """Return the store of the output.
+
+    Without a file, credentials and options are those of the archive's store.
+
+    Raises:
+        ConfigurationError: No URL is given, or a setting in the file is wrong.
+    """
+    if file is None:
+        checked = _checked({"url": into}, "--into")
+        return archive.model_copy(update={"url": checked.url, "overrides": ()})
+    values: dict[str, object] = dict(yaml_layer(read_config_text(file), str(file)).values)
+    if into is not None:
+        values["url"] = into
+    return _checked(values, str(file))
+
+
+def _checked(values: dict[str, object], where: str) -> StorageConfig:
+    if values.get("url") is None:
+        raise ConfigurationError(f"{where}: the url of the output is missing: --into URL")
+    try:
+        return StorageConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"{where}: {'.'.join(str(step) for step in problem['loc'])}: "
+            f"{str(problem['msg']).removeprefix('Value error, ')}"
+            for problem in error.errors()
+        ]
+        raise ConfigurationError("\n".join(lines)) from None

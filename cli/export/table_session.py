@@ -1,118 +1,73 @@
 """One call of `sidetier export hudi` or `iceberg`, from the configuration to the exit code."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from sidetier.archive.access import open_archive
-from sidetier.cli.export.files_session import Teller, paused, say, stopping, told_again
-from sidetier.cli.export.metrics_file import write_metrics
-from sidetier.cli.export.session import spark_session
-from sidetier.cli.export.table_request import TableRequest
-from sidetier.cli.export.tail import broker_ends, exit_code, reached_at, told_lacking
-from sidetier.cli.export.targets import target_of
-from sidetier.cli.export.view import DryRun, held_back_text, waiting_texts
+from sidetier.archive.access import endpoint_provider, open_archive
+from sidetier.cli.export.request import TableRequest, table_request
+from sidetier.cli.export.session import (
+    HeldBackReporter,
+    broker_ends,
+    exit_code,
+    paused,
+    reached_at,
+    say,
+    stopping,
+    target_of,
+    wait_for_archive,
+    waits,
+    will_retry,
+    write_metrics,
+)
+from sidetier.cli.export.spark_session import spark_session
+from sidetier.cli.export.view import DryRun, TableResult
 from sidetier.cli.output import OutputFormat, emit
-from sidetier.cli.output import Table as TextTable
 from sidetier.config.model import Config
-from sidetier.pipeline.errors import NoSuchTopicError
-from sidetier.pipeline.export.held_back import HeldBack
-from sidetier.pipeline.export.tables.archived import ArchivedRecords
-from sidetier.pipeline.export.tables.chunks import Chunk
-from sidetier.pipeline.export.tables.dead_letters import DeadLetters
-from sidetier.pipeline.export.tables.frames import COLUMNS, table_frames, value_columns
-from sidetier.pipeline.export.tables.kafka_source import KafkaSource
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
-from sidetier.pipeline.export.tables.run import Committed, TableRun, run_at_interval
-from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
-from sidetier.pipeline.export.tables.table import Table
-from sidetier.pipeline.export.tables.tailed import TailedRecords
+from sidetier.config.properties_file import parse_properties
+from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.run import Chunk, run_at_interval
+from sidetier.pipeline.export.sinks.files.tasks import require_fencing
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
+from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
+from sidetier.pipeline.export.sinks.tables.frames import (
+    COLUMNS,
+    Frames,
+    KafkaSource,
+    table_frames,
+    value_columns,
+)
+from sidetier.pipeline.export.sinks.tables.gateway import java_process
+from sidetier.pipeline.export.sinks.tables.hudi import (
+    HudiOptions,
+    HudiTable,
+    parse_options,
+    whole_state_every,
+    with_schema_changes,
+)
+from sidetier.pipeline.export.sinks.tables.iceberg import IcebergOptions, IcebergTable
+from sidetier.pipeline.export.sinks.tables.lease import Lease, LeaseTimes, ProcessId, process_here
+from sidetier.pipeline.export.sinks.tables.run import Table, TableRun, TableTerms
+from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar, jar_of
+from sidetier.pipeline.export.source import ArchiveSource, Source, TailedSource
+from sidetier.pipeline.export.state import Offsets
 from sidetier.pipeline.export.tail.java_properties import java_properties
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import Topics
 from sidetier.pipeline.spark.report import ReadReport
 from sidetier.pipeline.spark.settings import ArchivePlace, ReadSettings, TaskOptions
-from sidetier.segments.errors import SidetierError
-from sidetier.segments.offsets import OffsetRange, TopicPartition
+from sidetier.segments.errors import ConfigurationError, SidetierError
+from sidetier.storage.factory import open_storage
 
-
-@dataclass(slots=True)
-class TableResult:
-    """Result of a call, over all of its runs."""
-
-    table: str
-    ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
-    commits: int = 0
-    skipped: int = 0
-    missing: int = 0
-    """Offsets that are not stored; the export went on behind them."""
-    dead_letters: int = 0
-    held_back: tuple[HeldBack, ...] = ()
-
-    def add_chunk(self, chunk: Chunk) -> None:
-        """Count a commit."""
-        self.commits += 1
-        for tp, span in chunk.ranges.items():
-            earlier = self.ranges.get(tp, span)
-            self.ranges[tp] = OffsetRange(earlier.start, span.end)
-
-    @property
-    def has_findings(self) -> bool:
-        """Whether something is not in the table that should be."""
-        lost = bool(self.missing or self.dead_letters)
-        return lost or any(entry.is_finding for entry in self.held_back)
-
-    def add_run(self, done: Committed) -> None:
-        """Add the uncommitted offsets without records, and take over the held-back partitions."""
-        self.skipped += done.skipped
-        self.held_back = done.held_back
-
-    def as_json(self) -> object:
-        """Return the result; the names are stable."""
-        return {
-            "table": self.table,
-            "commits": self.commits,
-            "offsets_without_records": self.skipped,
-            "missing_offsets": self.missing,
-            "dead_letters": self.dead_letters,
-            "held_back": [entry.as_json() for entry in self.held_back],
-            "partitions": [
-                {
-                    "topic": tp.topic,
-                    "partition": tp.partition,
-                    "first_offset": span.start,
-                    "next_offset": span.end,
-                }
-                for tp, span in sorted(self.ranges.items())
-            ],
-        }
-
-    def as_tables(self) -> Sequence[TextTable]:
-        """Return a row for each Kafka partition with new offsets."""
-        rows = [
-            (str(tp), span.start, span.end, span.end - span.start)
-            for tp, span in sorted(self.ranges.items())
-        ]
-        footer = f"{self.commits} commits to {self.table}" if rows else "nothing is new"
-        footer += f"; {self.missing} offsets are missing" if self.missing else ""
-        footer += f"; {self.dead_letters} dead letters" if self.dead_letters else ""
-        footer += held_back_text({entry.tp for entry in self.held_back})
-        footer = "\n".join([*waiting_texts(self.held_back), footer])
-        return (
-            TextTable(
-                ("PARTITION", "FROM", "NEXT", "OFFSETS") if rows else (), rows, footer=footer
-            ),
-        )
-
-
-Records = ArchivedRecords | TailedRecords
 Opened = Callable[[SparkSession], AbstractContextManager[Table]]
 """Opens the table for the duration of an export."""
 
@@ -133,7 +88,7 @@ def export_table(
         archive = stack.enter_context(open_archive(config.cluster.name, config.storage))
         planner = stack.enter_context(Planner(archive, max_batch_bytes=request.max_batch_bytes))
         name = f"sidetier export {' '.join(request.topics)}"
-        spark = stack.enter_context(spark_session(request.master, name, request.spark_conf or {}))
+        spark = stack.enter_context(spark_session(request.master, name, request.spark_conf))
         table = stack.enter_context(opened(spark))
         settings = ReadSettings(
             ArchivePlace(config.cluster.name, config.storage),
@@ -160,13 +115,14 @@ def export_table(
             properties = java_properties(broker, request.kafka)
             kafka = KafkaSource(spark, properties, request.terms.isolation)
         frames = table_frames(spark, settings, columns, report, kafka)
-        archived = ArchivedRecords(config.cluster.name, planner, request.read, frames, say)
-        records: Records = archived
+        source: Source = ArchiveSource(config.cluster.name, planner, request.read, say=say)
         if kafka is not None:
-            logs = TopicLogs(planner, broker, request.topics, said=say)
-            records = TailedRecords(archived, logs)
-        call = _Call(config, request, planner, records, table, report, letters)
-        return call.dry_run(output) if request.dry_run else call.run(output)
+            logs = TopicLogs(planner, broker, request.topics, say=say)
+            source = TailedSource(ArchiveSource(config.cluster.name, planner, request.read), logs)
+        session = TableSession(
+            config, request, planner, source, TableWriter(table, frames, report, letters)
+        )
+        return session.dry_run(output) if request.dry_run else session.run(output)
 
 
 def _letters(config: Config, request: TableRequest, spark: SparkSession) -> DeadLetters | None:
@@ -176,35 +132,49 @@ def _letters(config: Config, request: TableRequest, spark: SparkSession) -> Dead
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class TableWriter:
+    """The table of an export, and how records get there.
+
+    Attributes:
+        frames: returns the records of a plan as rows.
+        read: what tasks have read, and what was missing.
+        letters: receives records that do not fit; None if they are an error.
+    """
+
+    table: Table
+    frames: Frames
+    read: ReadReport
+    letters: DeadLetters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSession:
+    """The runs of one call, on one Spark session."""
+
     config: Config
     request: TableRequest
     planner: Planner
-    records: Records
-    table: Table
-    report: ReadReport
-    letters: DeadLetters | None
-    teller: Teller = field(default_factory=Teller)
+    source: Source
+    writer: TableWriter
+    reporter: HeldBackReporter = field(default_factory=HeldBackReporter)
 
     def dry_run(self, output: OutputFormat) -> int:
         """Show what a run would export; return the exit code."""
-        run = TableRun(self.table, self.records, self.request.terms)
-        standing = run.standing()
-        new_spans = {tp: span for tp, span in standing.left.items() if span.start < span.end}
-        plan = self.records.plan(new_spans)
-        reached = {tp: span.end for tp, span in standing.left.items()}
-        held_back = run.held_back(standing, reached)
-        Teller().tell(held_back)
-        emit(DryRun(self.table.name, (plan,) if new_spans else (), held_back=held_back), output)
+        run = self._table_run()
+        remaining = run.remaining()
+        new = {tp: span for tp, span in remaining.ranges.items() if span.start < span.end}
+        plan = self.source.plan(new)
+        held_back = run.held_back(
+            remaining, {tp: span.end for tp, span in remaining.ranges.items()}
+        )
+        self.reporter.report(held_back)
+        emit(DryRun(run.output, (plan,) if new else (), held_back=held_back), output)
         findings = bool(plan.missing) or any(partition.is_finding for partition in held_back)
-        return exit_code(findings=findings, waits=self._waits(), fail_on_data_loss=False)
-
-    def _waits(self) -> bool:
-        return isinstance(self.records, TailedRecords) and bool(self.records.logs.waiting)
+        return exit_code(findings=findings, waits=waits(self.source), fail_on_data_loss=False)
 
     def run(self, output: OutputFormat) -> int:
         """Export; with `follow` until a signal, which takes effect between two runs."""
-        result = TableResult(self.table.name)
+        result = TableResult(self.writer.table.name)
         follow = self.request.follow
         with stopping(wanted=follow is not None) as stop:
             is_missing = self._wait_for_tail(stop)
@@ -212,56 +182,51 @@ class _Call:
                 self._once(result)
             else:
                 run_at_interval(lambda: self._once(result), follow, stop, monotonic, self._can_pass)
-        result.missing = self.report.missing_offsets
-        result.dead_letters = self.letters.count if self.letters else 0
+        result.missing = self.writer.read.missing_offsets
+        result.dead_letters = self.writer.letters.count if self.writer.letters else 0
         emit(result, output)
         return exit_code(
             findings=result.has_findings or is_missing,
-            waits=self._waits(),
+            waits=waits(self.source),
             fail_on_data_loss=self.request.read.fail_on_data_loss,
         )
 
-    def _can_pass(self, error: SidetierError) -> bool:
-        follows = self.request.follow is not None
-        return follows and told_again(error, self.planner, self._exported_blindly)
-
-    def _exported_blindly(self) -> Offsets:
-        progress = self.table.progress()
-        return {} if progress is None else progress.offsets_without_epoch
-
-    def _once(self, result: TableResult) -> Committed:
+    def _once(self, result: TableResult) -> None:
         def committed(progress: Progress, chunk: Chunk) -> None:
             result.add_chunk(chunk)
             offsets = sum(span.end - span.start for span in chunk.ranges.values())
             say(f"commit {progress.commit}: {offsets} offsets")
 
-        done = TableRun(self.table, self.records, self.request.terms, committed).run()
+        done = replace(self._table_run(), report=committed).run()
         result.add_run(done)
-        self.teller.tell(done.held_back)
+        self.reporter.report(done.held_back)
         if self.request.metrics_file is not None:
             write_metrics(self.request.metrics_file, done.held_back, 0)
-        return done
+
+    def _table_run(self) -> TableRun:
+        return TableRun(self.source, self.request.terms, self.writer.table, self.writer.frames)
+
+    def _can_pass(self, error: SidetierError) -> bool:
+        follows = self.request.follow is not None
+        return follows and will_retry(error, self.planner, self._offsets_without_epoch)
+
+    def _offsets_without_epoch(self) -> Offsets:
+        progress = self.writer.table.progress()
+        return {} if progress is None else progress.exported.offsets_without_epoch
 
     def _wait_for_tail(self, stop: threading.Event) -> bool:
         """Wait as long as allowed; return whether records are still on the brokers alone."""
         if self.request.tail != "wait":
             return False
         pause = paused(stop, self.request.patience)
-        missing = [self._waited(topic, pause) for topic in self.request.topics]
-        return any(missing)
-
-    def _waited(self, topic: str, pause: Callable[[], bool]) -> bool:
+        archived = ArchiveSource(self.source.cluster, self.planner, self.request.read)
         isolation = self.request.terms.isolation
-
-        def stored() -> dict[int, int]:
-            try:
-                tps = self.planner.partitions(Topics((topic,)))
-            except NoSuchTopicError:
-                return {}
-            return {tp.partition: end for tp, end in self.planner.ends(tps, isolation).items()}
-
-        wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
-        return told_lacking(topic, wanted, stored, pause, say, self._can_pass)
+        missing = []
+        for topic in self.request.topics:
+            wanted = broker_ends(self.config.broker, self.request.bootstrap, topic, isolation)
+            stored = partial(archived.archive_ends, topic)
+            missing.append(wait_for_archive(topic, wanted, stored, pause, self._can_pass))
+        return any(missing)
 
 
 def with_jars(
@@ -283,3 +248,100 @@ def with_jars(
 def tail_jars(request: TableRequest) -> tuple[TableJar, ...]:
     """Return the additional jars that `--tail` needs."""
     return (TableJar.KAFKA,) if request.tail == "kafka" else ()
+
+
+HUDI_SESSION: Final = {
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.kryo.registrator": "org.apache.spark.HoodieSparkKryoRegistrar",
+    "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+    "spark.speculation": "false",  # Hudi refuses to write if it is on
+    "spark.hadoop.fs.s3a.directory.marker.retention": "keep",  # otherwise commits hang: Hadoop 3.3
+}
+_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "": "file"}
+
+
+def export_hudi(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
+    """Export, and return the exit code. Raises SidetierError."""
+    options = parse_options(read_options(given["file"]) | given["options"])
+    state_interval = whole_state_every(options, given["whole_state_every"])
+    terms = TableTerms(
+        timeout=options.timeout, allow_empty=options.allow_empty, whole_state_every=state_interval
+    )
+    request: TableRequest = table_request(given["topics"], given, terms, options.interval)
+    if request.follows_registry:
+        options = with_schema_changes(options)
+    conf = with_jars(request.spark_conf, HUDI_SESSION, TableJar.HUDI, *tail_jars(request))
+    url = given["lock"] or lock_url(options.base_path)
+    target = target_of(config.storage, url, given["lock_config"])
+    times = LeaseTimes(ttl=given["lock_ttl"], wait=given["lock_wait"])
+
+    @contextmanager
+    def opened(spark: SparkSession) -> Iterator[Table]:
+        holder = process_here(java_process(spark))
+        with _lease(target, options, times, holder) as lease:
+            table = HudiTable(spark, options, lease)
+            if request.dry_run:
+                yield table
+                return
+            with table:
+                yield table
+
+    return export_table(config, replace(request, spark_conf=conf), opened, output)
+
+
+def read_options(file: Path | None) -> dict[str, str]:
+    """Return the properties of a file; raise ConfigurationError if it cannot be read."""
+    if file is None:
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--options {file}: cannot be read: {error}") from None
+    return {entry.key: entry.value for entry in parse_properties(text, str(file))}
+
+
+def lock_url(base_path: str) -> str:
+    """Return the URL of the directory beside the table, with the storage layer's scheme."""
+    parts = urlsplit(base_path)
+    parent = parts.path.rstrip("/").rpartition("/")[0]
+    scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+    if not parts.path.startswith("/") or (scheme == "file" and not parent):
+        raise ConfigurationError(
+            f"target.base.path {base_path}: must be absolute, and below a directory"
+        )
+    return f"{scheme}://{parts.netloc}{parent}"
+
+
+@contextmanager
+def _lease(
+    target: StorageConfig, options: HudiOptions, times: LeaseTimes, holder: ProcessId
+) -> Iterator[Lease]:
+    store = open_storage(endpoint_provider(target).endpoints[0])
+    try:
+        require_fencing(store, target)
+        name = options.base_path.rpartition("/")[2]
+        yield Lease(store, f"_sidetier/{name}.lease", times, holder)
+    finally:
+        store.close()
+
+
+ICEBERG_SESSION: Final = {
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+}
+DEFAULT_INTERVAL: Final = 60.0
+
+
+def export_iceberg(config: Config, given: Mapping[str, Any], output: OutputFormat) -> int:
+    """Export, and return the exit code. Raises SidetierError."""
+    options = IcebergOptions(
+        given["table"], given["partitioned_by"], given["properties"], given["options"]
+    )
+    request = table_request(given["topics"], given, TableTerms(), DEFAULT_INTERVAL)
+    conf = with_jars(request.spark_conf, ICEBERG_SESSION, TableJar.ICEBERG, *tail_jars(request))
+
+    @contextmanager
+    def opened(spark: SparkSession) -> Iterator[Table]:
+        yield IcebergTable(spark, replace(options, adds_columns=request.follows_registry))
+
+    request = replace(request, spark_conf=conf)
+    return export_table(config, request, opened, output)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sidetier.cli.export.session import spark_session
+from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.mirror.view import CopyResult
 from sidetier.config.secrets import is_secret_property
 from sidetier.config.types import References

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from sidetier.archive.access import ArchiveAccess
 from sidetier.cli import exits
 from sidetier.cli.arguments import size_text
-from sidetier.cli.export.session import SUBMITTED
+from sidetier.cli.export.spark_session import SUBMITTED
 from sidetier.cli.invocation import Invocation
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import client_references, topic_rules

@@ -19,7 +19,7 @@ from sidetier.archive.reader.reader import ArchiveReader
 from sidetier.cli.consume.reading import Course, say
 from sidetier.cli.consume.reading import plan as plan_courses
 from sidetier.cli.consume.request import BEGINNING, END, Request
-from sidetier.cli.export.session import SUBMITTED
+from sidetier.cli.export.spark_session import SUBMITTED
 from sidetier.cli.mirror.on_spark import SPARK, copy_on_spark, require_engine
 from sidetier.cli.mirror.options import ClusterOption, require_bootstrap, topic_rules
 from sidetier.cli.mirror.session import copy_limits, run_engine

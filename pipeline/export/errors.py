@@ -6,17 +6,27 @@
     ├── MisfitError             a record does not fit the schema, partitioner or format
     ├── NewerSchemaError        a record has a newer schema than the rows of a table
     ├── ReadingsDifferError     the same offsets were read twice, with different records
+    ├── BrokerReadError         retry = True: the broker is away, or has deleted the records
+    ├── NotCommittedError       retry = True: the write to a table failed; readers see no change
+    │   ├── CommitTimedOutError     the write took longer than its time limit
+    │   └── RefusedRowsError        retry = False: the rows do not fit the table
+    ├── StrayCommitError        the write to a table succeeded, but the table has other offsets
     ├── ConfigurationError
-    │   └── OtherExportError        the output was written with other settings
+    │   ├── OtherExportError        the output was written with other settings
+    │   └── MissingJarsError        Spark does not know the table's format
     └── ArchiveError
         ├── OtherTopicError         the topic was deleted and recreated with the same name
         ├── LogTruncatedError       the brokers have discarded records that were exported
         ├── BehindError             the readable log ends below what was exported
+        │   └── BrokerBehindError       archive and broker both end there: it is another log
+        ├── StillOnBrokerError      retry = True: a run ends above the present archive end
+        ├── LostProgressError       the table has commits, but the offsets are not in them
+        ├── BrokenProgressError     two commits of a table do not follow each other
         ├── ArchiveConflictError
         │   ├── OtherWriterError        another export writes to the same output
         │   └── ForeignFileError        a file with one of our names that no export has written
         └── MalformedObjectError
-            └── NewerStateError         a later version of Sidetier has written the manifest
+            └── NewerStateError         a later version of Sidetier has written the state
 """
 
 from collections.abc import Sequence
@@ -42,7 +52,7 @@ class MisfitError(SidetierError):
 
     def __init__(self, tp: TopicPartition, offset: Offset, reason: str) -> None:
         super().__init__(
-            f"{tp} offset {offset}: {reason}; --dead-letters DIR sets such records aside"
+            f"{tp} offset {offset}: {reason}; --dead-letters stores such records elsewhere"
         )
         self.tp = tp
         self.offset = offset
@@ -74,13 +84,13 @@ class LogTruncatedError(ArchiveError):
     nothing.
     """
 
-    def __init__(self, found: Sequence[Truncated], way_on: str) -> None:
-        shown = "; ".join(str(truncated_range) for truncated_range in found[:_MOST_SHOWN])
-        more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    def __init__(self, gone: Sequence[Truncated], remedy: str) -> None:
+        shown = "; ".join(str(discarded) for discarded in gone[:_MOST_SHOWN])
+        more = f"; and {len(gone) - _MOST_SHOWN} more" if len(gone) > _MOST_SHOWN else ""
         super().__init__(
-            "the brokers have thrown away records that were exported already (an unclean leader "
-            f"election), and have others in their place now: {shown}{more}. Nothing was written. "
-            f"{way_on}"
+            "the brokers have discarded records that were exported (an unclean leader election), "
+            f"and other records have their offsets now: {shown}{more}. Nothing was written. "
+            f"{remedy}"
         )
 
 
@@ -89,13 +99,31 @@ class BehindError(ArchiveError):
 
     Args:
         fact: both offsets, in words. It begins the message.
-        way_on: the possible causes and what to do. It ends the message.
+        remedy: the possible causes and what to do. It ends the message.
     """
 
-    def __init__(self, tp: TopicPartition, fact: str, way_on: str) -> None:
-        super().__init__(f"{fact}: {way_on}")
+    def __init__(self, tp: TopicPartition, fact: str, remedy: str) -> None:
+        super().__init__(f"{fact}: {remedy}")
         self.tp = tp
         self.fact = fact
+
+
+class BrokerBehindError(BehindError):
+    """The broker's log ends below what was archived or exported: it is another log."""
+
+
+class StillOnBrokerError(ArchiveError):
+    """A run that was begun with `--tail kafka` is resumed without it, before its end is
+    archived.
+    """
+
+    retry = True
+
+
+class BrokerReadError(SidetierError):
+    """Records could not be read from the broker. The next run may find them in the archive."""
+
+    retry = True
 
 
 class OtherWriterError(ArchiveConflictError):
@@ -112,17 +140,49 @@ class NewerStateError(MalformedObjectError):
     """
 
 
-def refuse_later(version: int, known: int, what: str, where: str) -> None:
+def refuse_later(version: int, known: int, kind: str, where: str) -> None:
     """Raise NewerStateError if the stored version is later than the known one.
 
     Args:
         version: the stored version.
         known: the latest version that this program can read.
-        what: the kind of state, for the message.
+        kind: the kind of state, for the message.
         where: the place of the state, for the message.
     """
     if version > known:
         raise NewerStateError(
-            f"{where}: version {version} of {what}, {known} is known here: use the version of "
+            f"{where}: version {version} of {kind}, {known} is known here: use the version of "
             "Sidetier that wrote it, or a later one"
         )
+
+
+class MissingJarsError(ConfigurationError):
+    """Spark does not know the table's format. The message names the coordinates of the jar."""
+
+
+class LostProgressError(ArchiveError):
+    """The commit with the offsets is not in the table's history any more, or there was none."""
+
+
+class BrokenProgressError(ArchiveError):
+    """A commit does not start where the one before it ended: two writers were at work."""
+
+
+class NotCommittedError(SidetierError):
+    """The write failed. Readers of the table see what they saw before."""
+
+    retry = True
+
+
+class CommitTimedOutError(NotCommittedError):
+    """The write took longer than `coordinator.writestatus.timeout` and was cancelled."""
+
+
+class RefusedRowsError(NotCommittedError):
+    """The table has other columns or types than the rows."""
+
+    retry = False
+
+
+class StrayCommitError(SidetierError):
+    """After a commit, the table's last commit is another one."""

@@ -64,7 +64,7 @@ def behind_of_one_topic(
     errors: Iterable[BehindError],
     next_offsets: Mapping[TopicPartition, Offset],
     known: Mapping[str, str],
-    found: Mapping[str, str],
+    present: Mapping[str, str],
 ) -> Iterator[HeldBack]:
     """Yield the partitions whose log ends below what was exported, although the topic is the same.
 
@@ -74,22 +74,22 @@ def behind_of_one_topic(
         errors: one for each partition.
         next_offsets: next offsets of the export.
         known: topic names and ids of the exported topics.
-        found: topic names and ids of the topics that exist now.
+        present: topic names and ids of the topics that exist now.
 
     Raises:
         BehindError: a topic's id is unknown or has changed: the topic was probably recreated.
     """
     for error in errors:
         topic = error.tp.topic
-        if topic not in known or known[topic] != found.get(topic):
+        if topic not in known or known[topic] != present.get(topic):
             raise error
         yield HeldBack(
             error.tp,
             Cause.ARCHIVE_BEHIND,
             next_offsets.get(error.tp, Offset(0)),
-            f"{error.fact}, of the same topic: brokers have thrown records away (an unclean leader "
-            "election), or its archive was set aside. The partition is left out until the archive "
-            "has come farther and shows whether exported records are concerned",
+            f"{error.fact}, of the same topic: brokers have discarded records (an unclean leader "
+            "election), or its archive was moved away. The partition is left out until the archive "
+            "has grown and shows whether exported records are affected",
         )
 
 
@@ -117,7 +117,7 @@ def waiting_for_transactions(
             tail.first,
             f"{tp}: offsets [{tail.first}, {tail.until}) wait for a transaction: "
             + _opened(tp, tail, since or "")
-            + (_way_on(tp, tail.first) if is_hung else ""),
+            + (_remedy(tp, tail.first) if is_hung else ""),
             is_hung,
             tail.until - tail.first,
             age,
@@ -149,7 +149,7 @@ def _since(began_ms: int, age_s: float) -> str:
     return f", at {at} ({ago} ago)"
 
 
-def _way_on(tp: TopicPartition, first: Offset) -> str:
+def _remedy(tp: TopicPartition, first: Offset) -> str:
     return (
         ". If it hangs, abort it: kafka-transactions.sh --bootstrap-server HOST:PORT abort "
         f"--topic {tp.topic} --partition {tp.partition} --start-offset {first}"

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sidetier.config.archive_options import DEFAULT_MAX_BATCH_BYTES
-from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.files.job import FilesJob
-from sidetier.pipeline.export.files.names import parse_file_name
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.source import ArchiveSource, Asked
-from sidetier.pipeline.export.files.values.registry import RegistryConfig
-from sidetier.pipeline.export.state.manifest import Manifest, decode_manifest
-from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
+from sidetier.pipeline.export.run import Terms
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine
+from sidetier.pipeline.export.sinks.files.manifest import (
+    Manifest,
+    ManifestFile,
+    decode_manifest,
+    manifest_key,
+)
+from sidetier.pipeline.export.sinks.files.names import parse_file_name
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.run import FilesRun, files_read
+from sidetier.pipeline.export.source import ArchiveSource, RequestedRange
+from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.keys import ArchiveLayout
@@ -31,6 +37,7 @@ from tests.harness.arrow_reading import expected
 from tests.harness.made_archive import LAYOUT, URL, access_to
 
 CLUSTER = "prod-a"
+TERMS = frozenset(one.name for one in fields(Terms))
 LAKE = "memory://lake"
 
 
@@ -42,11 +49,11 @@ def files_job(  # noqa: PLR0913 -- most have a default
     *,
     topic: str = "orders",
     layout: ArchiveLayout = LAYOUT,
-    asked: Asked | None = None,
+    asked: RequestedRange | None = None,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
     registry: RegistryConfig | None = None,
-    **changes: Any,  # noqa: ANN401 -- fields of the job
-) -> Iterator[FilesJob]:
+    **changes: Any,  # noqa: ANN401 -- fields of the run, or of its terms
+) -> Iterator[FilesRun]:
     """Yield a job on one thread, from one open store to another."""
     access = access_to(archive, layout)
     with (
@@ -55,12 +62,14 @@ def files_job(  # noqa: PLR0913 -- most have a default
             access, target, workers=1, max_batch_bytes=max_batch_bytes, registry=registry
         ) as engine,
     ):
-        yield FilesJob(
-            CLUSTER,
+        terms = {name: changes.pop(name) for name in TERMS & changes.keys()}
+        request = files_read(topic, IsolationLevel(options.isolation))
+        yield FilesRun(
+            ArchiveSource(CLUSTER, planner, request, asked),
+            Terms(**terms),
             topic,
             options,
             ManifestFile(target, manifest_key(options.topics_dir, topic), LAKE),
-            ArchiveSource(planner, topic, IsolationLevel(options.isolation), asked),
             engine,
             None if asked is None else str(asked),
             **changes,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sidetier.brokers.jars import Distribution
-from sidetier.cli.export.iceberg_session import SESSION
+from sidetier.cli.export.table_session import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.s3 import S3Bucket
 from tests.harness.spark import SPARK_4, SparkDriver
@@ -62,7 +62,7 @@ class IcebergExport:
         self.table = table
         self.archive = GrowingArchive(root / "archive", directories).create()
         self.catalog = catalog
-        self.victims = Drivers(SPARK_4, root / "4.0", {**SESSION, **catalog}, *jars)
+        self.victims = Drivers(SPARK_4, root / "4.0", {**ICEBERG_SESSION, **catalog}, *jars)
         self.survivor = survivor
         self.introduce(survivor)
 

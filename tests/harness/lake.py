@@ -14,7 +14,7 @@ import yaml
 
 from sidetier.brokers.processes import Command, ManagedProcess
 from sidetier.cli.export import submit
-from sidetier.pipeline.export.state.manifest_file import MANIFEST_NAME
+from sidetier.pipeline.export.sinks.files.manifest import MANIFEST_NAME
 from tests.harness.s3 import S3Bucket
 from tests.harness.s3_proxy import Fault, Rule, S3Proxy, _Handler
 from tests.harness.spark import JVM

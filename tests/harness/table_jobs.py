@@ -16,17 +16,23 @@ from pyspark.sql import DataFrame, SparkSession
 from sidetier.cli.export import table_session
 from sidetier.cli.main import run
 from sidetier.pipeline.export.epoch_history import epoch_history_of
-from sidetier.pipeline.export.files.options import ValueOptions
-from sidetier.pipeline.export.tables.archived import Frames
-from sidetier.pipeline.export.tables.frames import table_frames, value_columns
-from sidetier.pipeline.export.tables.hudi.options import HudiOptions, parse_options
-from sidetier.pipeline.export.tables.hudi.table import HudiTable
-from sidetier.pipeline.export.tables.iceberg.metadata import IcebergMetadata
-from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions, IcebergTable
-from sidetier.pipeline.export.tables.kafka_source import KafkaSource
-from sidetier.pipeline.export.tables.lease import Lease
-from sidetier.pipeline.export.tables.progress import Progress, Tail, following
-from sidetier.pipeline.export.tables.table import Table
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, following
+from sidetier.pipeline.export.sinks.tables.frames import (
+    Frames,
+    KafkaSource,
+    table_frames,
+    value_columns,
+)
+from sidetier.pipeline.export.sinks.tables.hudi import HudiOptions, HudiTable, parse_options
+from sidetier.pipeline.export.sinks.tables.iceberg import (
+    IcebergMetadata,
+    IcebergOptions,
+    IcebergTable,
+)
+from sidetier.pipeline.export.sinks.tables.lease import Lease
+from sidetier.pipeline.export.sinks.tables.run import Table
+from sidetier.pipeline.export.state import Tail
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.pipeline.planning.split import BrokerRange, Plan
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

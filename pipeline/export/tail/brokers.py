@@ -20,7 +20,7 @@ from sidetier.segments.offsets import TopicPartition
 
 _TIMEOUT: Final = 10.0
 _NONE: Final = "A" * 22
-"""Kafka's zero topic id, which stands for no id: brokers before 2.8, or ZooKeeper clusters before
+"""Kafka's zero topic id, which means no id: brokers before 2.8, or ZooKeeper clusters before
 an upgrade.
 """
 

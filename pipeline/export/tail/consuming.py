@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.archive.kafka_messages import UnreadableHeadersError, records_of
 from sidetier.config.model import BrokerConfig
+from sidetier.pipeline.export.errors import BrokerReadError
 from sidetier.pipeline.export.tail.brokers import client_settings
-from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.split import BrokerRange, in_words
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

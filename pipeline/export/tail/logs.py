@@ -9,40 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sidetier.pipeline.export.errors import BehindError, OtherTopicError
+from sidetier.pipeline.export.errors import BrokerBehindError, OtherTopicError
 from sidetier.pipeline.planning.log_offsets import LogOffsets
 from sidetier.pipeline.planning.split import Missing, in_words
-from sidetier.segments.errors import ArchiveError, SidetierError
 from sidetier.segments.offsets import LeaderEpoch, Offset, OffsetRange, TopicPartition
-
-# Errors of reading from the brokers.
-#
-#
-#     SidetierError
-#     ├── ArchiveError
-#     │   ├── BehindError
-#     │   │   └── BrokerBehindError   the broker's log ends below what was archived or exported
-#     │   └── StillOnBrokerError      retry = True: a run ends above the present archive end
-#     └── BrokerReadError             retry = True: the broker is away, or has deleted the records
-
-
-class BrokerBehindError(BehindError):
-    """The broker's log ends below what was archived or exported: it is another log."""
-
-
-class StillOnBrokerError(ArchiveError):
-    """A run that was begun with `--tail kafka` is resumed without it, before its end is
-    archived.
-    """
-
-    retry = True
-
-
-class BrokerReadError(SidetierError):
-    """Records could not be read from the broker. The next run may find them in the archive."""
-
-    retry = True
-
 
 GONE: Final = (
     "the broker has deleted them, and they are not archived; a sidecar that still holds them will "
@@ -179,8 +149,8 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
             tp,
             f"{in_words(tp)}: the archive ends at offset {archived.end}, and the broker's log at "
             f"{broker.high_watermark}",
-            "the topic was created anew, or its log was truncated. --tail stop exports what is "
-            "archived",
+            "the topic was deleted and created again, or its log was truncated. --tail stop "
+            "exports what is archived",
         )
     latest = max(cut, broker.stable)
     begins = max(cut, broker.start)
@@ -188,17 +158,17 @@ def joined(tp: TopicPartition, archived: LogOffsets | None, broker: BrokerLog | 
     return Log(archived.start, cut, archived.end, begins, latest, broker.epoch, high_watermark)
 
 
-def require_same_topic(topic: str, known: str | None, found: str | None, whose: str) -> None:
+def require_same_topic(topic: str, known: str | None, present: str | None, owner: str) -> None:
     """Check that the next records belong to the same topic as those that were exported.
 
     Raises:
         OtherTopicError: both topic ids are known, and they differ.
     """
-    if None not in {known, found} and known != found:
+    if None not in {known, present} and known != present:
         raise OtherTopicError(
-            f"topic {topic}: {whose} has the topic id {known}, and what comes next is of {found}: "
-            "the topic was deleted and created again. Export the new one into another place; where "
-            "the archive still has the old one, --tail stop exports that"
+            f"topic {topic}: {owner} has the topic id {known}, and what comes next is of "
+            f"{present}: the topic was deleted and created again. Export the new one into another "
+            "place; where the archive still has the old one, --tail stop exports that"
         )
 
 

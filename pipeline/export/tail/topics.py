@@ -30,8 +30,8 @@ class TopicLogs:
 
     Attributes:
         broker: connection to the cluster.
-        said: receives a message if an export must wait for the archive.
-        logs: the logs of the last `look`.
+        say: receives a message if an export must wait for the archive.
+        logs: the logs of the last `read`.
         topic_ids: topic ids that the brokers gave then.
         waiting: partitions whose export must wait for the archive, and the offsets to wait for.
         ask_timestamps: returns the timestamps, in ms, of records at offsets on the brokers.
@@ -41,13 +41,13 @@ class TopicLogs:
     broker: BrokerConfig
     topics: tuple[str, ...]
     ask: AskBrokers = broker_topic
-    said: Callable[[str], None] = field(default=lambda _text: None)
+    say: Callable[[str], None] = field(default=lambda _text: None)
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     waiting: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
     ask_timestamps: AskTimestamps = record_timestamps
 
-    def look(
+    def read(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
     ) -> Mapping[TopicPartition, Log]:
         """Read the present logs of all partitions, the archive's first.
@@ -68,11 +68,11 @@ class TopicLogs:
         self.logs, self.topic_ids = {}, {}
         for topic in self.topics:
             refused: list[BehindError] = []
-            logs = self._look(topic, isolation, refused)
+            logs = self._read(topic, isolation, refused)
             if any(log.has_gap for log in logs.values()):
                 # Records that were archived and deleted between the two snapshots are archived now.
                 refused.clear()
-                logs = self._look(topic, isolation, refused)
+                logs = self._read(topic, isolation, refused)
             if refused and behind is None:
                 raise refused[0]
             if behind is not None:
@@ -81,8 +81,8 @@ class TopicLogs:
         return self.logs
 
     def known(self, isolation: IsolationLevel) -> Mapping[TopicPartition, Log]:
-        """Return the logs of the last `look`; read them if there was none."""
-        return self.logs or self.look(isolation)
+        """Return the logs of the last `read`; read them if there was none."""
+        return self.logs or self.read(isolation)
 
     def reach(self, tp: TopicPartition, first: Offset) -> Offset:
         """Return the offset, exclusive, up to which an export can read from `first`.
@@ -94,7 +94,7 @@ class TopicLogs:
             self.waiting.pop(tp, None)
         elif self.waiting.get(tp) != log.undecided:
             self.waiting[tp] = span = log.undecided
-            self.said(
+            self.say(
                 f"{tp}: offsets {span} are archived, in a transaction "
                 "whose end is not, and the broker has deleted them: they and what follows are "
                 "exported once it is"
@@ -159,7 +159,7 @@ class TopicLogs:
             for tp, span in ranges.items()
         }
 
-    def _look(
+    def _read(
         self, topic: str, isolation: IsolationLevel, refused: list[BehindError]
     ) -> dict[TopicPartition, Log]:
         stored, no_archive = self._stored(topic, isolation)
@@ -167,7 +167,7 @@ class TopicLogs:
         if on_brokers is None and no_archive is not None:
             raise no_archive
         if on_brokers is None:
-            self.said(f"{topic}: the brokers have no topic of this name: only the archive is read")
+            self.say(f"{topic}: the brokers have no topic of this name: only the archive is read")
         return self._joined(topic, stored, on_brokers, refused)
 
     def _stored(
@@ -183,13 +183,13 @@ class TopicLogs:
         self,
         topic: str,
         stored: Mapping[TopicPartition, LogOffsets],
-        found: BrokerTopic | None,
+        on_brokers: BrokerTopic | None,
         refused: list[BehindError],
     ) -> dict[TopicPartition, Log]:
-        if found is not None:
-            self._require_same_cluster(topic, found.cluster_id)
-        live = {} if found is None else found.logs
-        topic_id = None if found is None else found.topic_id
+        if on_brokers is not None:
+            self._require_same_cluster(topic, on_brokers.cluster_id)
+        live = {} if on_brokers is None else on_brokers.logs
+        topic_id = None if on_brokers is None else on_brokers.topic_id
         for known in _ids(stored.values()):
             require_same_topic(topic, known, topic_id, "the archive")
         if topic_id is not None:

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.s3server import S3Server
-from devtools.sandbox.spark_jars import (
-    HUDI_3_5,
-    ICEBERG_3_5,
-    ICEBERG_4_0,
-    ICEBERG_ON_S3,
-    S3A_3_3,
-)
+from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_3_5, ICEBERG_4_0, ICEBERG_ON_S3, S3A_3_3
 from sidetier.brokers.java import Java
-from sidetier.cli.export.hudi_session import SESSION as HUDI
-from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
+from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
+from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.port import RemoteStorage

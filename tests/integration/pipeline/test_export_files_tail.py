@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.s3server import S3Server
-from sidetier.cli.export.tail import broker_ends
+from sidetier.cli.export.session import broker_ends
 from sidetier.cli.main import run
 from sidetier.config.model import BrokerConfig
 from sidetier.segments.errors import LeadershipUnavailableError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from devtools.sandbox.spark_jars import HUDI_3_5
-from sidetier.cli.export.hudi_session import SESSION
-from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.cli.export.table_session import HUDI_SESSION
+from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.storage.local import LocalStorage
 from tests.harness import table_jobs
 from tests.harness.ci import SEARCHES
@@ -55,7 +55,7 @@ class Export:
     def __init__(self, root: Path, survivor: SparkDriver) -> None:
         self.root = root
         self.archive = GrowingArchive(root / "archive", DIRECTORIES).create()
-        self.victims = Drivers(SPARK_35, root / "driver", SESSION, HUDI_3_5)
+        self.victims = Drivers(SPARK_35, root / "driver", HUDI_SESSION, HUDI_3_5)
         self.survivor = survivor
 
     def command(self, table: str = "orders", *more: str) -> list[str]:
@@ -190,7 +190,7 @@ def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
     assert re.search(r"MisfitError: \S+ offset \d+: value.i should be a boolean", said.text)
     said = export.run("third", "--timeout", "1ms")
     assert said.code == 1
-    assert "given up: it took more than 0.001 s" in said.text
+    assert "cancelled: it took more than 0.001 s" in said.text
     assert export.completed("third") == 0
     bulk = ("--option", "hoodie.datasource.write.operation=bulk_insert")
     assert export.run("third", *bulk, "--chunk", "700").code == 0

@@ -11,8 +11,8 @@ import pytest
 from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark_jars import HUDI_3_5, S3A_3_3
 from sidetier.brokers.processes import ManagedProcess
-from sidetier.cli.export.hudi_session import SESSION
-from sidetier.pipeline.export.tables.lease import Lease
+from sidetier.cli.export.table_session import HUDI_SESSION
+from sidetier.pipeline.export.sinks.tables.lease import Lease
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import Credentials, S3Settings, StorageEndpoint
 from tests.harness import table_jobs
@@ -52,7 +52,7 @@ class Export:
         }
         settings = {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
         self.victims = Drivers(
-            SPARK_35, lake.root / "driver", SESSION | settings, HUDI_3_5, S3A_3_3
+            SPARK_35, lake.root / "driver", HUDI_SESSION | settings, HUDI_3_5, S3A_3_3
         )
         self.survivor = survivor
         survivor.call(table_jobs.set_hadoop, settings=hadoop)

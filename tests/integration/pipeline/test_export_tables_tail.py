@@ -9,7 +9,7 @@ import pytest
 
 from devtools.sandbox.kafka import KraftCluster
 from devtools.sandbox.spark_jars import ICEBERG_4_0
-from sidetier.cli.export.iceberg_session import SESSION
+from sidetier.cli.export.table_session import ICEBERG_SESSION
 from tests.harness import table_jobs
 from tests.harness.broker_tail import TailedTopic
 from tests.harness.spark import SPARK_4, SparkDriver
@@ -83,7 +83,9 @@ def test_hudi(tailed: TailedTopic, spark35: SparkDriver, tmp_path: Path) -> None
 def mortal(spark40: SparkDriver, tmp_path: Path) -> Iterator[Drivers]:
     """A driver that may be killed, with the catalog of the one that all tests share."""
     [told] = spark40.call(table_jobs.sql, text=f"SET {WAREHOUSE}")
-    drivers = Drivers(SPARK_4, tmp_path, SESSION | iceberg_catalog(told["value"]), ICEBERG_4_0)
+    drivers = Drivers(
+        SPARK_4, tmp_path, ICEBERG_SESSION | iceberg_catalog(told["value"]), ICEBERG_4_0
+    )
     yield drivers
     drivers.stop()
 

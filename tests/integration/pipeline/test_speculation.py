@@ -14,8 +14,8 @@ import yaml
 from devtools.sandbox.s3server import S3Server
 from devtools.sandbox.spark_jars import HUDI_3_5, ICEBERG_4_0
 from sidetier.brokers.jars import Distribution
-from sidetier.cli.export.hudi_session import SESSION as HUDI
-from sidetier.cli.export.iceberg_session import SESSION as ICEBERG
+from sidetier.cli.export.table_session import HUDI_SESSION as HUDI
+from sidetier.cli.export.table_session import ICEBERG_SESSION as ICEBERG
 from sidetier.segments.isolation import IsolationLevel
 from tests.harness import spark_jobs, table_jobs
 from tests.harness.lake import Lake
@@ -75,9 +75,9 @@ class Cluster:
     def run_twice(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 -- what it returns
         """Do something that one task is to run twice for; which of them wins is up to them."""
         before = self.second_attempts()
-        result = work()
+        found = work()
         wait_until(lambda: self.second_attempts() > before, 60, "a second attempt")
-        return result
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,9 @@ def _cluster(
     version: Version, root: Path, settings: dict[str, str], jars: Distribution
 ) -> Iterator[Cluster]:
     with spark_cluster(version, root) as at:
-        result = at | SPECULATION | settings
-        with spark_driver(version, root / "driver", result, jars) as driver:
-            yield Cluster(driver, result)
+        told = at | SPECULATION | settings
+        with spark_driver(version, root / "driver", told, jars) as driver:
+            yield Cluster(driver, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +122,19 @@ def slow(new_archive: NewArchive, s3_server: S3Server, tmp_path: Path) -> Iterat
 
 def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
     """The sidecar's, for the same archive."""
-    result = {name.removeprefix("tiered.storage."): text for name, text in options.items()}
+    told = {name.removeprefix("tiered.storage."): text for name, text in options.items()}
     (root / "logs").mkdir()
     return {
-        "cluster": {"name": result["cluster.name"]},
+        "cluster": {"name": told["cluster.name"]},
         "log_dirs": [str(root / "logs")],
         "storage": {
-            "url": result["url"],
+            "url": told["url"],
             "s3": {
-                "endpoint_url": result["s3.endpoint.url"],
-                "region": result["s3.region"],
+                "endpoint_url": told["s3.endpoint.url"],
+                "region": told["s3.region"],
                 "path_style": True,
-                "access_key_id": {"file": result["s3.access.key.id"].removeprefix("file:")},
-                "secret_access_key": {"file": result["s3.secret.access.key"].removeprefix("file:")},
+                "access_key_id": {"file": told["s3.access.key.id"].removeprefix("file:")},
+                "secret_access_key": {"file": told["s3.secret.access.key"].removeprefix("file:")},
             },
         },
     }
@@ -143,7 +143,7 @@ def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
 def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
     slow.slow_once()
     options = slow.options | {"subscribePattern": ".*", "kafka.isolation.level": "read_committed"}
-    result = cluster40.run_twice(
+    found = cluster40.run_twice(
         lambda: cluster40.driver.call(spark_jobs.rows, face="format", options=options)
     )
     wanted = Counter(
@@ -151,7 +151,7 @@ def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
         for name in NAMES
         for row in stored(name, IsolationLevel.READ_COMMITTED)
     )
-    assert Counter((row["topic"], row["offset"]) for row in result) == wanted
+    assert Counter((row["topic"], row["offset"]) for row in found) == wanted
 
 
 def test_an_export_of_files(cluster40: Cluster, s3_server: S3Server, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.archive.objects.cluster_snapshots import content_json, encode_snapshot
-from sidetier.cli.export.session import spark_session
+from sidetier.cli.export.spark_session import spark_session
 from sidetier.cli.mirror.on_spark import verdict
 from sidetier.cli.mirror.view import CopyResult
 from sidetier.cli.restore.translation import group_offsets

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sidetier.cli.export.kafka_options import java_kafka_properties, kafka_properties
-from sidetier.cli.export.tail import reached_at, read_by
+from sidetier.cli.export.session import reached_at, read_by
 from sidetier.config.model import BrokerConfig
 from sidetier.config.types import SecretRef
 from sidetier.segments.errors import ConfigurationError

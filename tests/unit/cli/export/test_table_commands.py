@@ -8,19 +8,23 @@ from typing import Any
 import pyspark
 import pytest
 
-from sidetier.cli.export import table_session
-from sidetier.cli.export.hudi_session import lock_url, read_options
-from sidetier.cli.export.table_request import TableRequest, table_request
-from sidetier.cli.export.table_session import TableResult, with_jars
+from sidetier.cli.export.request import TableRequest, table_request
+from sidetier.cli.export.table_session import (
+    TableSession,
+    TableWriter,
+    lock_url,
+    read_options,
+    with_jars,
+)
+from sidetier.cli.export.view import TableResult
 from sidetier.cli.main import run
 from sidetier.cli.output import OutputFormat
 from sidetier.config.model import BrokerConfig
 from sidetier.pipeline.export.errors import BehindError
-from sidetier.pipeline.export.tables.archived import ArchivedRecords
-from sidetier.pipeline.export.tables.chunks import Chunk
-from sidetier.pipeline.export.tables.run import Committed, Terms
-from sidetier.pipeline.export.tables.spark_jars import TableJar, jar_of
-from sidetier.pipeline.export.tables.tailed import TailedRecords
+from sidetier.pipeline.export.run import Chunk
+from sidetier.pipeline.export.sinks.tables.run import Committed, TableTerms
+from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar, jar_of
+from sidetier.pipeline.export.source import ArchiveSource, TailedSource
 from sidetier.pipeline.export.tail.logs import Log
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.request import AtOffsets, Edge
@@ -73,13 +77,15 @@ A = TopicPartition("orders", 0)
 
 
 def request(**given: object) -> TableRequest:
-    return table_request(("orders",), GIVEN | given, Terms(timeout=7.0, allow_empty=False), 9.0)
+    return table_request(
+        ("orders",), GIVEN | given, TableTerms(timeout=7.0, allow_empty=False), 9.0
+    )
 
 
 def test_a_run_begins_at_the_table_unless_told_otherwise() -> None:
     plain = request()
     assert plain.read.starting is Edge.EARLIEST
-    assert plain.terms == Terms(IsolationLevel.READ_COMMITTED, None, 7.0, allow_empty=False)
+    assert plain.terms == TableTerms(timeout=7.0, allow_empty=False)
     assert plain.read.isolation is IsolationLevel.READ_COMMITTED
     assert plain.follow is None
     told = request(starting_offsets='{"orders":{"0":5}}', timeout=3.0, follow=True, chunk=8)
@@ -197,7 +203,7 @@ def test_a_mistake_ends_with_2_before_spark_starts(
 class SeenLogs(TopicLogs):
     """Offsets 90 to 94 are archived, in a transaction whose end is not; the broker begins at 95."""
 
-    def look(
+    def read(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
     ) -> Mapping[TopicPartition, Log]:
         del isolation, behind
@@ -220,12 +226,12 @@ def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: in
     )
     rows: Any = Rows([(A, 5)])
     nothing: Any = None
-    archived = ArchivedRecords("prod-a", planner, asked.read, lambda _plan: rows)
-    logs = SeenLogs(planner, BrokerConfig(), ("orders",))
-    records = TailedRecords(archived, logs)
-    report: Any = SimpleNamespace(missing_offsets=0)
+    archived = ArchiveSource("prod-a", planner, asked.read)
+    source = TailedSource(archived, SeenLogs(planner, BrokerConfig(), ("orders",)))
+    read: Any = SimpleNamespace(missing_offsets=0)
     table = FakeTable()
-    call = table_session._Call(nothing, asked, planner, records, table, report, None)
+    writer = TableWriter(table, lambda _plan: rows, read)
+    call = TableSession(nothing, asked, planner, source, writer)
     assert call.dry_run(OutputFormat.JSON) == 3
     assert table.commits == []
     assert call.run(OutputFormat.JSON) == code

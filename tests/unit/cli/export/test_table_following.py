@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from sidetier.cli.export import table_session
+from sidetier.cli.export.request import TableRequest
+from sidetier.cli.export.table_session import TableSession, TableWriter
 from sidetier.cli.output import OutputFormat
-from sidetier.pipeline.export.errors import LogTruncatedError
-from sidetier.pipeline.export.tables.archived import ArchivedRecords
-from sidetier.pipeline.export.tables.errors import NotCommittedError
+from sidetier.pipeline.export.errors import LogTruncatedError, NotCommittedError
+from sidetier.pipeline.export.source import ArchiveSource
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.split import Plan
 from tests.harness.forked_archive import (
@@ -43,6 +44,13 @@ def rows(plan: Plan) -> Any:  # noqa: ANN401
     return Rows([(tp, offset) for tp, span in spans for offset in span])
 
 
+def session(planner: Planner, table: FakeTable, asked: TableRequest) -> TableSession:
+    source = ArchiveSource("prod-a", planner, asked.read)
+    nothing: Any = None
+    read: Any = SimpleNamespace(missing_offsets=0)
+    return TableSession(nothing, asked, planner, source, TableWriter(table, rows, read))
+
+
 @pytest.fixture
 def following(
     orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
@@ -53,12 +61,7 @@ def following(
             stop = Between(*steps)
             monkeypatch.setattr(table_session, "stopping", lambda **_: nullcontext(stop))
             asked = request(follow=True, **given)
-            records = ArchivedRecords("prod-a", planner, asked.read, rows)
-            left: Any = None
-            report: Any = SimpleNamespace(missing_offsets=0)
-            table_session._Call(left, asked, planner, records, table, report, None).run(
-                OutputFormat.JSON
-            )
+            session(planner, table, asked).run(OutputFormat.JSON)
             return stop
 
         yield follow
@@ -107,7 +110,7 @@ def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
     steps = (lambda: set_aside(orders, ID), *[nothing] * 12, lambda: go_on(orders, topic_id=ID))
     following(table, *steps, on_truncation="reread")
     assert offsets(table) == [*range(40), *range(FORK, END)]
-    told = f"below offset 40, but the archive ends at {FORK}, of the same topic"
+    told = f"up to offset 40, but the archive ends at {FORK}, of the same topic"
     assert capsys.readouterr().err.count(told) == 1
 
 
@@ -118,11 +121,7 @@ def test_without_following_it_is_told_by_the_exit_code(
     following(table)
     set_aside(orders, ID)
     with Planner(access_to(orders.store), threads=1) as planner:
-        asked = request()
-        records = ArchivedRecords("prod-a", planner, asked.read, rows)
-        left: Any = None
-        report: Any = SimpleNamespace(missing_offsets=0)
-        call = table_session._Call(left, asked, planner, records, table, report, None)
-        assert call.run(OutputFormat.JSON) == 3
-        assert call.dry_run(OutputFormat.JSON) == 3
+        later = session(planner, table, request())
+        assert later.run(OutputFormat.JSON) == 3
+        assert later.dry_run(OutputFormat.JSON) == 3
     assert table.commits[-1].offsets == {TP: 40}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.formats.avro import records
-from sidetier.pipeline.export.files.values.avro_schema import avro_schema
-from sidetier.pipeline.export.files.values.avro_values import DEEPEST, AvroDecoder
-from sidetier.pipeline.export.files.values.decoder import DecodedValues
+from sidetier.pipeline.export.sinks.files.formats.avro import records
+from sidetier.pipeline.export.values.avro_schema import avro_schema
+from sidetier.pipeline.export.values.avro_values import DEEPEST, AvroDecoder
+from sidetier.pipeline.export.values.decoder import DecodedValues
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NODE = {

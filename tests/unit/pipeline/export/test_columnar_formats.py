@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.formats.avro import AvroForm, records
-from sidetier.pipeline.export.files.formats.fragments import content, joined, stretches
-from sidetier.pipeline.export.files.formats.json_texts import text_of, texts
-from sidetier.pipeline.export.files.formats.lines import json_lines, json_values
-from sidetier.pipeline.export.files.values.avro_schema import avro_schema
+from sidetier.pipeline.export.sinks.files.formats.avro import AvroForm, records
+from sidetier.pipeline.export.sinks.files.formats.forms import json_lines, json_values
+from sidetier.pipeline.export.values.avro_schema import avro_schema
+from sidetier.pipeline.export.values.json_texts import (
+    content,
+    joined,
+    stretches,
+    text_of,
+    texts,
+)
 
 PLAIN: Final = {
     pa.int8(): st.integers(-(2**7), 2**7 - 1),

@@ -4,12 +4,11 @@ import pytest
 
 from sidetier.archive.errors import ArchiveReplacedError, DamagedArchiveError
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.engines.spark import _packed, _Work
 from sidetier.pipeline.export.errors import MisfitError
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.ports import Done, Task
-from sidetier.pipeline.export.state.manifest import Span
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine, _packed, _Work
+from sidetier.pipeline.export.sinks.files.manifest import Span
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.tasks import Done, Task
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import ReadRequest, Topics
 from sidetier.pipeline.planning.split import Missing

@@ -14,13 +14,12 @@ import pytest
 import yaml
 
 from sidetier.cli.export import files_session, submit
-from sidetier.cli.export.tail import told_lacking, wait_for
+from sidetier.cli.export.session import wait_for, wait_for_archive
 from sidetier.cli.main import main
 from sidetier.config.storage import StorageConfig
-from sidetier.pipeline.export.engines.tasks import require_fencing
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.state.manifest import Run, Span, encode_manifest
-from sidetier.pipeline.export.state.manifest_file import manifest_key
+from sidetier.pipeline.export.sinks.files.manifest import Run, Span, encode_manifest, manifest_key
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.tasks import require_fencing
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.segments.errors import ConfigurationError
@@ -166,7 +165,7 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
 def test_another_range_or_another_form_needs_another_directory(cli: CommandLine) -> None:
     export(cli, "--to", "30")
     export(cli, code=2)
-    assert "is an export of earliest to 30, not of all that comes" in cli.err
+    assert "is an export of earliest to 30, not of all records" in cli.err
     export(cli, "--topics-dir", "other")
     export(cli, "--topics-dir", "other", "--format", "json", code=2)
     assert "with format parquet, now it is json" in cli.err
@@ -283,12 +282,12 @@ def test_waiting_for_what_the_broker_alone_has() -> None:
     assert wait_for({0: 10, 1: 4}, lambda: {0: 10}, lambda: False) == {1: (0, 4)}
 
 
-def test_what_is_said_of_what_the_broker_alone_has() -> None:
-    said: list[str] = []
-    assert told_lacking("orders", {1: 4}, lambda: {1: 2}, lambda: False, said.append)
-    assert said == ["orders-1: offsets [2, 4) are still on the broker alone"]
-    assert not told_lacking("orders", {}, lambda: {1: 2}, lambda: False, said.append)
-    assert "the brokers have no topic of this name" in said[-1]
+def test_what_is_said_of_what_the_broker_alone_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False)
+    said = "sidetier: orders-1: offsets [2, 4) are still on the broker alone\n"
+    assert capsys.readouterr().err == said
+    assert not wait_for_archive("orders", {}, lambda: {1: 2}, lambda: False)
+    assert "the brokers have no topic of this name" in capsys.readouterr().err
 
 
 def test_what_spark_submit_runs_is_the_command_line() -> None:
@@ -406,7 +405,7 @@ def test_a_partition_that_was_quarantined_and_is_idle_does_not_hold_up_its_topic
     other.mark(40, 60, topic_id=ID)
     assert "; 1 partition held back" in export(cli, "--dry-run", code=3)[-1]
     assert "1 partition held back" in export(cli, code=3)[-1]
-    said = "orders-0: is exported up to offset 40, and its archive ends at 24, of the same topic"
+    said = "partition 0 is exported up to offset 40, but the archive ends at 24, of the same topic"
     assert said in cli.err
     assert manifest_in(objects(cli)).next_offsets == {0: 40, 1: 60}
     [left_out] = json.loads("\n".join(export(cli, "--output", "json", code=3)))["held_back"]
@@ -432,7 +431,7 @@ def test_what_is_to_be_exported_anew_is_said_as_what_it_is(cli: CommandLine) -> 
     elect_uncleanly(archive, topic_id=ID)
     before = objects(cli)
     export(cli, "--dry-run", "--on-truncation", "reread")
-    assert "to be exported anew: topic orders, partition 0, offsets [24, 40)" in cli.err
+    assert "to be exported again: topic orders, partition 0, offsets [24, 40)" in cli.err
     export(cli, "--on-truncation", "reread", "--from", "0", code=2)
     assert "a given range is exported once" in cli.err
     assert objects(cli) == before

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.formats.lines import json_lines
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.sink import FileSink
-from sidetier.pipeline.export.files.task import COLUMNS, columns_of, write_range
-from sidetier.pipeline.export.files.zones import EARLIEST_MS, LATEST_MS, moment
+from sidetier.pipeline.export.sinks.files.formats.forms import json_lines
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.sinks.files.upload import FileUploader
+from sidetier.pipeline.export.sinks.files.write_range import COLUMNS, columns_of, write_range
+from sidetier.pipeline.export.sinks.files.zones import EARLIEST_MS, LATEST_MS, moment
 from sidetier.segments.arrow import HEADERS_TYPE
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.keys import ArchiveLayout
@@ -55,7 +55,7 @@ def test_an_archive_of_a_broker_in_commits_of_so_many_bytes() -> None:
     for target in (FakeStorage(), FakeStorage()):
         made = options(flush_size=50)
         with files_job(
-            store, target, made, topic="comp-none", layout=LAYOUT, chunk_bytes=bound
+            store, target, made, topic="comp-none", layout=LAYOUT, most_bytes=bound
         ) as job:
             sizes = []
             while (run := job.once().run) is not None:
@@ -299,9 +299,9 @@ TENS = options(
 @given(st.lists(st.integers(0, 60), max_size=5))
 def test_files_do_not_tell_how_records_were_fetched(cuts: list[int]) -> None:
     whole, parts = FakeStorage(), FakeStorage()
-    write_range(TP, TENS, [sixty()], FileSink(whole, "1-a"))
+    write_range(TP, TENS, [sixty()], FileUploader(whole, "1-a"))
     pieces = [sixty().slice(first, end - first) for first, end in pairwise([0, *sorted(cuts), 60])]
-    write_range(TP, TENS, pieces, FileSink(parts, "1-a"))
+    write_range(TP, TENS, pieces, FileUploader(parts, "1-a"))
     assert parts.contents() == whole.contents()
     assert len(whole.contents()) > 5
 
@@ -327,7 +327,7 @@ def test_open_files_have_no_names_that_a_kill_could_leave(
     """At most so much as a kill at this moment would leave lies in `TMPDIR`: nothing."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     store, seen = FakeStorage(), []
-    sink = FileSink(store, "1-a")
+    sink = FileUploader(store, "1-a")
 
     def looking(count: int, _next_offset: int) -> None:
         seen.append((count, list(tmp_path.iterdir()), len(store.contents())))
@@ -345,7 +345,7 @@ def test_what_waits_in_memory_is_bounded() -> None:
     groups = {}
     for memory in (25_000, 1_000_000):
         store = FakeStorage()
-        write_range(TP, FilesOptions(), parts, FileSink(store, "1-a"), memory=memory)
+        write_range(TP, FilesOptions(), parts, FileUploader(store, "1-a"), memory=memory)
         [(key, data)] = data_files(store.contents()).items()
         assert [row["offset"] for row in rows_of(key, data)] == list(range(60))
         groups[memory] = pq.ParquetFile(pa.BufferReader(data)).num_row_groups

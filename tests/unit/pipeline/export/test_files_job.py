@@ -11,18 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidetier.pipeline.errors import MissingRecordsError
-from sidetier.pipeline.export.engines.local import LocalEngine
 from sidetier.pipeline.export.errors import (
     ForeignFileError,
     MisfitError,
     OtherExportError,
     OtherWriterError,
 )
-from sidetier.pipeline.export.files.job import FilesJob
-from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
-from sidetier.pipeline.export.files.ports import Done, Task
-from sidetier.pipeline.export.files.source import Asked, Place
-from sidetier.pipeline.export.state.manifest import FileEntry
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine
+from sidetier.pipeline.export.sinks.files.manifest import FileEntry
+from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.sinks.files.run import FilesRun
+from sidetier.pipeline.export.sinks.files.tasks import Done, Task
+from sidetier.pipeline.export.source import RangeBound, RequestedRange
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.pipeline.planning.request import Edge
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -60,7 +61,7 @@ def orders() -> MadeArchive:
 EVERY = {(0, offset): 1 for offset in range(40)} | {(3, offset): 1 for offset in range(100, 120)}
 
 
-def job_of(archive: MadeArchive, target: FakeStorage) -> AbstractContextManager[FilesJob]:
+def job_of(archive: MadeArchive, target: FakeStorage) -> AbstractContextManager[FilesRun]:
     return files_job(archive.store, target, HOURS)
 
 
@@ -103,7 +104,7 @@ def test_the_same_range_gives_the_same_files_however_it_is_cut(orders: MadeArchi
     export(orders, whole)
     export(orders, again)
     assert data_files(whole.contents()) == data_files(again.contents())
-    with files_job(orders.store, chunked, HOURS, chunk=9) as job:
+    with files_job(orders.store, chunked, HOURS, most_offsets=9) as job:
         runs = 0
         while job.once().run is not None:
             runs += 1
@@ -174,10 +175,10 @@ def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as slow,
         files_job(orders.store, target, HOURS) as fast,
     ):
-        held = slow.look()
-        run = slow.next_run(held).run
+        remaining = slow.remaining()
+        run = slow.plan_next(remaining)
         assert run is not None
-        held = slow._begin(held, run)
+        held = slow.begin(remaining.held, run)
         assert fast.once().resumed
         before = target.contents()
         plan = slow.plan(run)
@@ -194,13 +195,13 @@ def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
         files_job(orders.store, target, HOURS) as one,
         files_job(orders.store, target, HOURS) as two,
     ):
-        held = two.look()
-        run = two.next_run(held).run
+        remaining = two.remaining()
+        run = two.plan_next(remaining)
         assert run is not None
         one.once()
         before = target.contents()
         with pytest.raises(OtherWriterError):
-            two._begin(held, run)
+            two.begin(remaining.held, run)
     assert target.contents() == before
 
 
@@ -310,11 +311,11 @@ def test_offsets_that_are_missing(orders: MadeArchive) -> None:
 
 def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
     target = FakeStorage()
-    asked = Asked(Place(offset=5), Place(time_ms=110))
+    asked = RequestedRange(RangeBound(offset=5), RangeBound(time_ms=110))
     refused = pytest.raises(MissingRecordsError, match=r"partition 3, offsets \[5, 100\)")
     with files_job(orders.store, target, HOURS, asked=asked) as job, refused:
         job.once()
-    asked = Asked(Place(time_ms=7), Place(time_ms=110))
+    asked = RequestedRange(RangeBound(time_ms=7), RangeBound(time_ms=110))
     with files_job(orders.store, target, HOURS, asked=asked) as job:
         job.once()
         assert job.once().run is None
@@ -322,7 +323,7 @@ def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
     wanted |= {(3, offset): 1 for offset in range(100, 110)}
     assert offsets_in(target.contents()) == wanted
     assert manifest_in(target.contents()).asked == "@7 to @110"
-    for other in (None, Asked(Place(edge=Edge.EARLIEST), Place(offset=7))):
+    for other in (None, RequestedRange(RangeBound(edge=Edge.EARLIEST), RangeBound(offset=7))):
         refused_as_other = pytest.raises(OtherExportError, match="an export of @7 to @110")
         with files_job(orders.store, target, HOURS, asked=other) as job, refused_as_other:
             job.once()
@@ -334,7 +335,7 @@ def test_an_archive_that_ends_before_what_was_exported(orders: MadeArchive) -> N
     anew = MadeArchive()
     anew.segments(0, 10)
     before = target.contents()
-    with pytest.raises(ArchiveError, match="exported up to offset 40, and its archive ends at 10"):
+    with pytest.raises(ArchiveError, match="exported up to offset 40, but the archive ends at 10"):
         export(anew, target)
     assert target.contents() == before
 

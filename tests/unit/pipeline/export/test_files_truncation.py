@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 
 from sidetier.pipeline.errors import MissingRecordsError
+from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import LogTruncatedError, OtherExportError
-from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind
-from sidetier.pipeline.export.files.sink import RUN_NOTE
-from sidetier.pipeline.export.state import changes
-from sidetier.pipeline.export.state.changes import Tail, begun, committed, rewound
-from sidetier.pipeline.export.state.manifest import (
+from sidetier.pipeline.export.sinks.files import manifest_changes
+from sidetier.pipeline.export.sinks.files.manifest import (
     FileEntry,
     Manifest,
     Span,
     decode_manifest,
     encode_manifest,
+    manifest_key,
 )
-from sidetier.pipeline.export.state.manifest_file import manifest_key
-from sidetier.segments.offsets import Offset
+from sidetier.pipeline.export.sinks.files.manifest_changes import begun, committed, rewound
+from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.sinks.files.upload import RUN_METADATA
+from sidetier.pipeline.export.state import Tail
+from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
 from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
@@ -100,7 +102,7 @@ def test_reread_makes_it_an_export_of_what_is_there_now(
     kept = [one.key for one in manifest_in(target.contents()).files if one.last < 20]
     before = target.contents()
     elect_uncleanly(orders)
-    export(orders, target, reread=True, chunk=chunk, said=said.append)
+    export(orders, target, reread=True, most_offsets=chunk, say=said.append)
     assert values_in(target) == present()
     objects = target.contents()
     manifest = manifest_in(objects)
@@ -108,7 +110,7 @@ def test_reread_makes_it_an_export_of_what_is_there_now(
     assert {key: objects[key] for key in kept} == {key: before[key] for key in kept}
     assert manifest.epochs == {0: ((1, 0), (3, 12), (4, FORK))}
     assert said == [
-        "to be exported anew: topic orders, partition 0, offsets [24, 40) (leader epoch 3, now 4)"
+        "to be exported again: topic orders, partition 0, offsets [24, 40) (leader epoch 3, now 4)"
     ]
     export(orders, target)
 
@@ -147,7 +149,7 @@ def test_killed_at_every_request_readers_never_miss_what_later_chunks_bring(
         mortal = MortalStore(target, lives % 23, after=after)
         with (
             suppress(KilledError),
-            files_job(orders.store, mortal, TENS, reread=True, chunk=4) as job,
+            files_job(orders.store, mortal, TENS, reread=True, most_offsets=4) as job,
         ):
             runs += job.once().run is not None
         found, manifest = values_in(target), manifest_in(target.contents())
@@ -171,14 +173,14 @@ def test_what_replaces_files_is_one_run_also_once_its_plan_was_given_up(
     elect_uncleanly(orders)
     orders.store.delete_object(orders.key(FORK))
     with (
-        files_job(orders.store, target, TENS, reread=True, chunk=4) as job,
+        files_job(orders.store, target, TENS, reread=True, most_offsets=4) as job,
         pytest.raises(MissingRecordsError),
     ):
         job.once()
     stood = manifest_in(target.contents())
     assert (stood.pending, stood.next_offsets, stood.replacing) == (None, {0: 20}, {0: 40})
     orders.segment(FORK, of_the_new_leader(FORK, END))
-    with files_job(orders.store, target, TENS, chunk=4) as job:
+    with files_job(orders.store, target, TENS, most_offsets=4) as job:
         done = job.once()
     assert done.run is not None
     assert done.run.spans == {0: Span(first=20, until=40)}
@@ -231,7 +233,7 @@ def test_files_are_replaced_by_more_than_a_manifest_names(
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
-    monkeypatch.setattr(changes, "MOST_FILES", 6)
+    monkeypatch.setattr(manifest_changes, "MOST_FILES", 6)
     threes = TENS.model_copy(update={"flush_size": 3})
     with files_job(orders.store, target, threes, reread=True) as job:
         done = job.once()
@@ -248,7 +250,7 @@ def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchiv
     stood = manifest_in(target.contents()).model_copy(update=other)
     target.put_object(manifest_key("topics", "orders"), BytesBody(encode_manifest(stood)))
     waiting = "topics/orders/ten=001/orders+7+0000000010.snappy.parquet"
-    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_NOTE: "1-a"})
+    target.put_object(waiting, BytesBody(b"old"), metadata={RUN_METADATA: "1-a"})
     with files_job(orders.store, target, TENS, reread=True) as job:
         job.once()
     after = manifest_in(target.contents())
@@ -279,10 +281,10 @@ def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive
     assert manifest_in(target.contents()).pending is not None
     assert any(offset >= FORK for offset, _ in values_in(target))
     elect_uncleanly(orders)
-    export(orders, target, said=said.append)
+    export(orders, target, say=said.append)
     assert values_in(target) == present()
     [told] = said
-    assert told.endswith("is given up: the brokers have thrown away what it read")
+    assert told.endswith("was withdrawn: the brokers have discarded records that it reads")
 
 
 def test_where_no_epoch_history_is_known_nothing_is_compared(orders: MadeArchive) -> None:
@@ -350,7 +352,8 @@ def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
     stood = Manifest(
         cluster="c", topic="orders", next_offsets={0: 100}, epochs={0: ((6, 100),)}, nonce="a"
     )
-    tail = Tail({0: 150}, epochs={0: ((7, 150),)})
+    tp = TopicPartition("orders", 0)
+    tail = Tail({tp: Offset(150)}, epoch_histories={tp: epoch_history_of([(7, 150)])})
     under_way = begun(stood, {0: Span(first=100, until=150)}, TENS, "b", tail)
     ended = committed(under_way, [], [], "c", swept=False)
     assert ended.epochs == {0: ((6, 100), (7, 150))}

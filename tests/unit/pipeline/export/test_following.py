@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidetier.cli.export import files_session
-from sidetier.pipeline.export.engines.local import LocalEngine
-from sidetier.pipeline.export.files.ports import Done, Task
+from sidetier.pipeline.export.sinks.files.engines import LocalEngine
+from sidetier.pipeline.export.sinks.files.tasks import Done, Task
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
@@ -143,7 +143,7 @@ def test_records_that_were_exported_and_thrown_away_end_it(
     stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing, nothing)
     export(cli, "--follow", code=1)
     assert len(stop.left) == 1, "one round has noticed, one has told"
-    assert "the brokers have thrown away records that were exported already" in cli.err
+    assert "the brokers have discarded records that were exported" in cli.err
     assert "offsets [24, 40) (leader epoch 3, now 4)" in cli.err
     assert manifest_in(objects(cli)).next_offsets == {0: 40}
 
@@ -167,7 +167,7 @@ def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
     steps = (lambda: set_aside(orders, ID), nothing, nothing)
     stop = between(*steps, lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread" if reread else "error", code=not reread)
-    told = f"exported up to offset 40, and its archive ends at {FORK}, of the same topic"
+    told = f"exported up to offset 40, but the archive ends at {FORK}, of the same topic"
     assert cli.err.count(told) == 1
     if reread:
         assert values(cli) == present()
@@ -183,7 +183,7 @@ def test_an_archive_that_ends_lower_and_may_be_of_another_topic_ends_it(
     stop = between(lambda: set_aside(orders), nothing, nothing)
     export(cli, "--follow", code=1)
     assert len(stop.left) == 1
-    assert "the topic was created anew, or its archive set aside" in cli.err
+    assert "the topic was deleted and created again, or its archive was moved away" in cli.err
 
 
 def test_a_topic_that_was_made_anew_ends_it(
@@ -235,7 +235,7 @@ def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
     set_aside(orders, ID)
     between(lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread")
-    assert "given up: it reads what is not stored: topic orders, partition 0" in cli.err
+    assert "withdrawn: it reads what is not stored: topic orders, partition 0" in cli.err
     assert values(cli) == present()
 
 

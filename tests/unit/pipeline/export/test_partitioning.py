@@ -5,10 +5,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidetier.pipeline.export.files.names import FileName, escaped, parse_file_name
-from sidetier.pipeline.export.files.options import FilesOptions, PartitionerKind, ValueOptions
-from sidetier.pipeline.export.files.partitioning import partitioner_of
-from sidetier.pipeline.export.files.rows import check_time_field, times_of
+from sidetier.pipeline.export.sinks.files.names import FileName, escaped, parse_file_name
+from sidetier.pipeline.export.sinks.files.options import FilesOptions, PartitionerKind
+from sidetier.pipeline.export.sinks.files.partitioners import partitioner_of
+from sidetier.pipeline.export.sinks.files.rows import check_time_field, times_of
+from sidetier.pipeline.export.values.options import ValueOptions
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, TopicPartition
 

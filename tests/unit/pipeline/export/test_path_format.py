@@ -3,8 +3,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from sidetier.pipeline.export.files.path_format import PathFormat
-from sidetier.pipeline.export.files.zones import local_time, zone_named
+from sidetier.pipeline.export.sinks.files.path_format import PathFormat
+from sidetier.pipeline.export.sinks.files.zones import local_time, zone_named
 from sidetier.segments.errors import ConfigurationError
 
 MOMENT = datetime(2026, 1, 4, 17, 5, 9, 87_000)  # noqa: DTZ001  a Sunday, on some clock

@@ -17,10 +17,10 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.values.decoder import DecodedValues
-from sidetier.pipeline.export.files.values.framing import Framing
-from sidetier.pipeline.export.files.values.protobuf_values import ProtobufDecoder
-from sidetier.pipeline.export.files.values.registry import (
+from sidetier.pipeline.export.values.decoder import DecodedValues
+from sidetier.pipeline.export.values.framing import Framing
+from sidetier.pipeline.export.values.protobuf_values import ProtobufDecoder
+from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
     SchemaRegistry,

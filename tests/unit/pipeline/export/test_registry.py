@@ -16,12 +16,12 @@ import trustme
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 
 from sidetier.config.types import SecretRef
-from sidetier.pipeline.export.files.values.avro_columns import column_of
-from sidetier.pipeline.export.files.values.avro_schema import inlined
-from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
-from sidetier.pipeline.export.files.values.json_values import JsonDecoder
-from sidetier.pipeline.export.files.values.references import UnusableSchemaError
-from sidetier.pipeline.export.files.values.registry import (
+from sidetier.pipeline.export.values.avro_columns import column_of
+from sidetier.pipeline.export.values.avro_schema import inlined
+from sidetier.pipeline.export.values.avro_values import AvroDecoder
+from sidetier.pipeline.export.values.json_values import JsonDecoder
+from sidetier.pipeline.export.values.references import UnusableSchemaError
+from sidetier.pipeline.export.values.registry import (
     CREDENTIALS_VARIABLE,
     RegistryConfig,
     SchemaKind,

@@ -6,11 +6,12 @@ from sidetier.archive.errors import ArchiveReplacedError
 from sidetier.pipeline.errors import MissingRecordsError
 from sidetier.pipeline.export.errors import (
     LogTruncatedError,
+    NotCommittedError,
     OtherTopicError,
     ReadingsDifferError,
+    RefusedRowsError,
 )
-from sidetier.pipeline.export.retries import should_retry
-from sidetier.pipeline.export.tables.errors import NotCommittedError, RefusedRowsError
+from sidetier.pipeline.export.run import should_retry
 from sidetier.pipeline.planning.planner import Planner
 from sidetier.segments.errors import (
     ConfigurationError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.files.rotation import (
+from sidetier.pipeline.export.sinks.files.rotation import (
     Append,
     Close,
     FileGroups,

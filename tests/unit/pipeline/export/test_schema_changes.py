@@ -14,8 +14,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sidetier.cli.export import files_session
 from sidetier.pipeline.export.errors import MisfitError
-from sidetier.pipeline.export.files.options import FilesOptions
-from sidetier.pipeline.export.files.values.registry import (
+from sidetier.pipeline.export.sinks.files.options import FilesOptions
+from sidetier.pipeline.export.values.registry import (
     RegistryConfig,
     SchemaKind,
     SchemaRegistry,
@@ -161,7 +161,9 @@ def test_in_runs_of_one_offset_each_row_is_the_same(
     target = FakeStorage()
     made = options(server, compatibility, null_values="skip")
     for _ in range(9):
-        with files_job(orders.store, target, made, chunk=1) as job:  # each a process of its own
+        with files_job(
+            orders.store, target, made, most_offsets=1
+        ) as job:  # each a process of its own
             job.once()
     rows = [row for file in files.values() for row in file]
     assert [row for file in files_of(target).values() for row in file] == rows
@@ -178,7 +180,7 @@ def test_whole_files_are_the_same_however_runs_cut_them(
     for chunk in (None, 3, 5):
         target = FakeStorage()
         for _ in range(9):
-            with files_job(orders.store, target, made, chunk=chunk) as job:
+            with files_job(orders.store, target, made, most_offsets=chunk) as job:
                 job.once()
         found.append(files_of(target))
     assert found[0] == found[1] == found[2]

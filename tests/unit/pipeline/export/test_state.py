@@ -9,26 +9,27 @@ from sidetier.pipeline.export.errors import (
     OtherWriterError,
     ReadingsDifferError,
 )
-from sidetier.pipeline.export.files.job import Sweep
-from sidetier.pipeline.export.files.options import FileFormat, FilesOptions
-from sidetier.pipeline.export.files.sink import RUN_NOTE, FileSink
-from sidetier.pipeline.export.state import changes
-from sidetier.pipeline.export.state.changes import (
-    Tail,
+from sidetier.pipeline.export.sinks.files import manifest_changes
+from sidetier.pipeline.export.sinks.files.manifest import (
+    FileEntry,
+    Manifest,
+    ManifestFile,
+    Span,
+    decode_manifest,
+    encode_manifest,
+    manifest_key,
+)
+from sidetier.pipeline.export.sinks.files.manifest_changes import (
     begun,
     check_same_export,
     check_settled,
     committed,
     withdrawn,
 )
-from sidetier.pipeline.export.state.manifest import (
-    FileEntry,
-    Manifest,
-    Span,
-    decode_manifest,
-    encode_manifest,
-)
-from sidetier.pipeline.export.state.manifest_file import ManifestFile, manifest_key
+from sidetier.pipeline.export.sinks.files.options import FileFormat, FilesOptions
+from sidetier.pipeline.export.sinks.files.run import Sweep
+from sidetier.pipeline.export.sinks.files.upload import RUN_METADATA, FileUploader
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import MalformedObjectError, StoreTimeoutError
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
@@ -75,7 +76,7 @@ def test_a_run_from_its_plan_to_its_end() -> None:
 
 
 def test_a_manifest_names_the_newest_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "MOST_FILES", 2)
+    monkeypatch.setattr(manifest_changes, "MOST_FILES", 2)
     one = committed(run_of(EMPTY, {0: (0, 2), 1: (0, 2)}), [entry(0, 1)], [], "a", swept=False)
     two = committed(run_of(one, {0: (2, 6)}), [entry(2, 3), entry(4, 5)], [], "b", swept=False)
     assert [file.first for file in two.files] == [2, 4]
@@ -124,7 +125,7 @@ def test_an_output_is_no_mixture() -> None:
         check_settled(done, OPTIONS.model_copy(update={"format": FileFormat.JSON}), "place")
     with pytest.raises(OtherExportError, match="cluster prod-a, not prod-b"):
         check_same_export(done, "prod-b", None, "place")
-    with pytest.raises(OtherExportError, match="all that comes, not of 5 to latest"):
+    with pytest.raises(OtherExportError, match="all records, not of 5 to latest"):
         check_same_export(done, "prod-a", "5 to latest", "place")
 
 
@@ -152,7 +153,7 @@ def test_a_write_whose_answer_is_lost_was_ours() -> None:
 
 
 def put(store: FakeStorage, run: str, file: FileEntry, data: bytes = b"data") -> FileEntry:
-    return FileSink(store, run).put(BytesBody(data), file)
+    return FileUploader(store, run).put(BytesBody(data), file)
 
 
 def test_a_file_that_the_same_run_has_made_stays() -> None:
@@ -193,7 +194,7 @@ def test_only_what_was_given_up_is_swept() -> None:
     store.put_object(
         "topics/other/partition=0/other+0+0000000099.avro",
         BytesBody(b""),
-        metadata={RUN_NOTE: "1-a"},
+        metadata={RUN_METADATA: "1-a"},
     )
     before = set(store.contents())
     sweep = Sweep("orders", ("topics",), {entry(10, 10).key}, {0: 10, 1: 8}, generation=4)

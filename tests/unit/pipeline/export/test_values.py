@@ -8,13 +8,13 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
-from sidetier.pipeline.export.files.values.avro_columns import column_of
-from sidetier.pipeline.export.files.values.avro_schema import avro_schema
-from sidetier.pipeline.export.files.values.avro_values import AvroDecoder
-from sidetier.pipeline.export.files.values.choosing import decoder_of
-from sidetier.pipeline.export.files.values.decoder import DecodedValues, StringDecoder
-from sidetier.pipeline.export.files.values.json_values import JsonDecoder
+from sidetier.pipeline.export.values.avro_columns import column_of
+from sidetier.pipeline.export.values.avro_schema import avro_schema
+from sidetier.pipeline.export.values.avro_values import AvroDecoder
+from sidetier.pipeline.export.values.decoder import DecodedValues, StringDecoder
+from sidetier.pipeline.export.values.decoder_factory import decoder_of
+from sidetier.pipeline.export.values.json_values import JsonDecoder
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.segments.errors import ConfigurationError
 
 ORDER = {

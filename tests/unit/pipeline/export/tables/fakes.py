@@ -6,20 +6,21 @@ from typing import cast
 
 from pyspark.sql import DataFrame
 
-from sidetier.pipeline.export.epoch_history import Truncated, position_at, truncated
+from sidetier.pipeline.export.epoch_history import Positions, Truncated, position_at, truncated
 from sidetier.pipeline.export.errors import BehindError
-from sidetier.pipeline.export.histories import Positions
-from sidetier.pipeline.export.tables.chunks import Ranges
-from sidetier.pipeline.export.tables.history import is_at, last_progress
-from sidetier.pipeline.export.tables.progress import (
-    Offsets,
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     Progress,
-    Tail,
     from_properties,
+    is_at,
+    last_progress,
     to_properties,
 )
+from sidetier.pipeline.export.source import ranges_left
+from sidetier.pipeline.export.state import Offsets, Ranges, Tail
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory
+from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 
@@ -80,20 +81,23 @@ class FakeSource:
         found = [truncated(tp, at, self.epoch_history) for tp, at in positions.items()]
         return tuple(one for one in found if one is not None)
 
-    def stored(
+    def available(
         self,
-        held: Offsets,
+        next_offsets: Offsets,
         tail: Offsets | None = None,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
-        assert isinstance(held, dict)
-        assert tail is None or tail.keys() <= held.keys()
+        assert isinstance(next_offsets, dict)
+        assert tail is None or tail.keys() <= next_offsets.keys()
         assert behind is None or not behind
-        return self.ranges
+        ends = {tp: span.end for tp, span in self.ranges.items()}
+        return ranges_left(self.ranges, ends, next_offsets, tail or {}, behind)
 
-    def undecided(self, reached: Offsets) -> dict[TopicPartition, UndecidedTail]:
+    def undecided(self, next_offsets: Offsets) -> dict[TopicPartition, UndecidedTail]:
         return {
-            tp: tail for tp, tail in self.open.items() if reached.get(tp, Offset(-1)) >= tail.first
+            tp: tail
+            for tp, tail in self.open.items()
+            if next_offsets.get(tp, Offset(-1)) >= tail.first
         }
 
     def tail(self, ranges: Ranges) -> Tail:
@@ -110,10 +114,21 @@ class FakeSource:
         ends = {tp: min(span.end, span.start + most_bytes // 10) for tp, span in ranges.items()}
         return {tp: OffsetRange(span.start, Offset(ends[tp])) for tp, span in ranges.items()}
 
-    def frame(self, ranges: Ranges) -> DataFrame:
+    def plan(
+        self,
+        ranges: Ranges,
+        tail: Offsets | None = None,
+        *,
+        isolation: IsolationLevel | None = None,
+        fail_on_data_loss: bool | None = None,
+    ) -> Plan:
+        assert (tail, isolation, fail_on_data_loss) == (None, None, None)
+        return Plan(ranges, ())
+
+    def frame(self, plan: Plan) -> DataFrame:
         offsets = [
             (tp, offset)
-            for tp, span in ranges.items()
+            for tp, span in plan.ranges.items()
             for offset in range(span.start, span.end)
             if offset not in self.aborted
         ]

@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sidetier.pipeline.export.tables.cancelling import given_up_after
+from sidetier.pipeline.export.sinks.tables.cancelling import cancel_jobs_after
 from tests.harness.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def fake() -> FakeContext:
 
 
 def test_what_ends_in_time_is_left_alone(fake: FakeContext) -> None:
-    with given_up_after(cast("SparkContext", fake), 60) as watch:
+    with cancel_jobs_after(cast("SparkContext", fake), 60) as watch:
         assert len(fake.tags) == 1
     assert (fake.tags, fake.cancelled, watch.reason) == ([], [], "")
 
 
 def test_what_takes_too_long_is_cancelled_again_and_again(fake: FakeContext) -> None:
-    with given_up_after(cast("SparkContext", fake), 0.02) as watch:
+    with cancel_jobs_after(cast("SparkContext", fake), 0.02) as watch:
         wait_until(lambda: len(fake.cancelled) > 2, 10, "the jobs to be cancelled")
         assert set(fake.cancelled) == set(fake.tags)
     assert watch.reason == "it took more than 0.02 s"
@@ -47,7 +47,7 @@ def test_what_takes_too_long_is_cancelled_again_and_again(fake: FakeContext) -> 
 
 def test_a_reason_ends_it_before_its_time(fake: FakeContext) -> None:
     lost = threading.Event()
-    with given_up_after(
+    with cancel_jobs_after(
         cast("SparkContext", fake), 60, lambda: "lost" if lost.is_set() else ""
     ) as watch:
         assert not fake.cancelled

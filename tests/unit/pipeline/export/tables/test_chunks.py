@@ -2,8 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.tables.chunks import continued, next_chunk, offsets_after
-from sidetier.pipeline.export.tables.errors import RecordsGoneError
+from sidetier.pipeline.export.errors import BehindError
+from sidetier.pipeline.export.run import next_chunk
+from sidetier.pipeline.export.sinks.tables.run import offsets_after
+from sidetier.pipeline.export.source import ranges_left
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
@@ -21,21 +23,50 @@ RANGES = st.dictionaries(
 )
 
 
+def left_of(
+    stored: dict[TopicPartition, OffsetRange],
+    held: dict[TopicPartition, Offset],
+    tail: dict[TopicPartition, Offset] | None = None,
+) -> dict[TopicPartition, OffsetRange]:
+    return ranges_left(stored, {tp: one.end for tp, one in stored.items()}, held, tail or {})
+
+
 def test_a_known_partition_goes_on_and_a_new_one_begins() -> None:
     stored = {A: span(0, 10), B: span(5, 9)}
-    assert continued(stored, {A: Offset(4)}) == {A: span(4, 10), B: span(5, 9)}
+    assert left_of(stored, {A: Offset(4)}) == {A: span(4, 10), B: span(5, 9)}
+
+
+@pytest.mark.parametrize(
+    ("first", "until", "end", "held", "wanted"),
+    [
+        (0, 10, 10, None, (0, 10)),  # a new partition, as far as it is stored
+        (0, 20, 10, None, (0, 10)),  # no further, whatever was asked for
+        (15, 20, 10, None, (15, 15)),  # it is to begin where nothing is stored yet
+        (0, 10, 10, 4, (4, 10)),
+        (0, 6, 10, 4, (4, 6)),  # up to a given offset
+        (0, 6, 10, 8, (8, 8)),  # which the export has passed
+    ],
+)
+def test_where_a_range_ends(
+    first: int, until: int, end: int, held: int | None, wanted: tuple[int, int]
+) -> None:
+    next_offsets = {} if held is None else {A: Offset(held)}
+    left = ranges_left({A: span(first, until)}, {A: Offset(end)}, next_offsets)
+    assert left == {A: span(*wanted)}
 
 
 def test_an_archive_that_ends_below_the_table_is_refused() -> None:
-    with pytest.raises(RecordsGoneError, match=r"topic t, partition 0 below offset 11.*ends at 10"):
-        continued({A: span(0, 10)}, {A: Offset(11)})
+    with pytest.raises(
+        BehindError, match=r"partition 0 is exported up to offset 11, but .*ends at 10"
+    ):
+        left_of({A: span(0, 10)}, {A: Offset(11)})
 
 
 def test_an_archive_may_end_below_what_came_from_the_brokers() -> None:
     held, stored = {A: Offset(11)}, {A: span(0, 10)}
-    assert continued(stored, held, {A: Offset(11)}) == {A: span(11, 11)}
-    with pytest.raises(RecordsGoneError):
-        continued(stored, held, {A: Offset(10)})
+    assert left_of(stored, held, {A: Offset(11)}) == {A: span(11, 11)}
+    with pytest.raises(BehindError):
+        left_of(stored, held, {A: Offset(10)})
 
 
 def test_nothing_new_is_no_chunk() -> None:

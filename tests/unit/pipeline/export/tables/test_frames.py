@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
-from sidetier.pipeline.export.files.values.registry import RegistryConfig
-from sidetier.pipeline.export.tables.frames import table_frames, value_columns
-from sidetier.pipeline.export.tables.values import ValueColumns
+from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
+from sidetier.pipeline.export.sinks.tables.frames import table_frames, value_columns
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
+from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.split import BrokerRange, Plan
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 from tests.harness.schema_changes import V1, V3

@@ -1,7 +1,7 @@
 from pyspark.errors import AnalysisException
 
-from sidetier.pipeline.export.tables.errors import NotCommittedError, RefusedRowsError
-from sidetier.pipeline.export.tables.gateway import not_committed
+from sidetier.pipeline.export.errors import NotCommittedError, RefusedRowsError
+from sidetier.pipeline.export.sinks.tables.gateway import not_committed
 
 JAVA = """An error occurred while calling o92.save.
 : org.apache.hudi.exception.HoodieUpsertException: Failed to upsert for commit time 20261121

@@ -1,7 +1,7 @@
 import pytest
 
-from sidetier.pipeline.export.tables.hudi.options import parse_options, whole_state_every
-from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions
+from sidetier.pipeline.export.sinks.tables.hudi import parse_options, whole_state_every
+from sidetier.pipeline.export.sinks.tables.iceberg import IcebergOptions
 from sidetier.segments.errors import ConfigurationError
 
 LEAST = {"target.base.path": "file:///lake/orders/", "target.table.name": "orders"}

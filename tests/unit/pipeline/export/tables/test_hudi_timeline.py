@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from sidetier.pipeline.export.tables.errors import LostProgressError
-from sidetier.pipeline.export.tables.hudi.table import Timeline
-from sidetier.pipeline.export.tables.progress import Progress, to_properties
+from sidetier.pipeline.export.errors import LostProgressError
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, to_properties
+from sidetier.pipeline.export.sinks.tables.hudi import Timeline
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 

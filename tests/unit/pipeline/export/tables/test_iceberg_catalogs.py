@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidetier.pipeline.export.tables.iceberg.table import catalog_of, require_one_step
+from sidetier.pipeline.export.sinks.tables.iceberg import catalog_of, require_one_step
 from sidetier.segments.errors import ConfigurationError
 
 HADOOP = "org.apache.iceberg.hadoop.HadoopCatalog"

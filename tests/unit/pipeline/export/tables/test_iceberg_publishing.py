@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from sidetier.pipeline.export.errors import OtherWriterError
-from sidetier.pipeline.export.tables.cancelling import Watch
-from sidetier.pipeline.export.tables.errors import CommitTimedOutError, NotCommittedError
-from sidetier.pipeline.export.tables.iceberg.table import IcebergOptions, IcebergTable
-from sidetier.pipeline.export.tables.progress import Progress, from_properties, to_properties
+from sidetier.pipeline.export.errors import CommitTimedOutError, NotCommittedError, OtherWriterError
+from sidetier.pipeline.export.sinks.tables.cancelling import Watch
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
+    Progress,
+    from_properties,
+    to_properties,
+)
+from sidetier.pipeline.export.sinks.tables.iceberg import IcebergOptions, IcebergTable
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, TopicPartition
 

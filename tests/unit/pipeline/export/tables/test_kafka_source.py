@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
 
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
-from sidetier.pipeline.export.tables.errors import MissingJarsError
-from sidetier.pipeline.export.tables.frames import value_columns
-from sidetier.pipeline.export.tables.kafka_source import (
+from sidetier.pipeline.export.errors import MissingJarsError
+from sidetier.pipeline.export.sinks.tables.frames import (
     KafkaSource,
     as_stored,
+    value_columns,
 )
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.isolation import IsolationLevel
 

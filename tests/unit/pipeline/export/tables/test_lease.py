@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidetier.pipeline.export.errors import NewerStateError, OtherWriterError
-from sidetier.pipeline.export.tables.lease import (
+from sidetier.pipeline.export.sinks.tables.lease import (
     Lease,
     LeaseTimes,
     ProcessId,

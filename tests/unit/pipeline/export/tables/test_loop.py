@@ -2,8 +2,9 @@ import threading
 
 import pytest
 
-from sidetier.pipeline.export.tables.errors import LostProgressError, NotCommittedError
-from sidetier.pipeline.export.tables.run import MOST_FAILURES, Committed, run_at_interval
+from sidetier.pipeline.export.errors import LostProgressError, NotCommittedError
+from sidetier.pipeline.export.run import MOST_FAILURES, run_at_interval
+from sidetier.pipeline.export.sinks.tables.run import Committed
 from sidetier.segments.errors import SidetierError
 
 DONE = Committed((), {}, 0, 0)

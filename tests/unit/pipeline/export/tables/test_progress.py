@@ -7,18 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidetier.pipeline.export.epoch_history import epoch_history_of
-from sidetier.pipeline.export.errors import NewerStateError
-from sidetier.pipeline.export.tables.errors import BrokenProgressError, LostProgressError
-from sidetier.pipeline.export.tables.history import last_progress
-from sidetier.pipeline.export.tables.progress import (
+from sidetier.pipeline.export.errors import BrokenProgressError, LostProgressError, NewerStateError
+from sidetier.pipeline.export.sinks.tables.commit_metadata import (
     PREFIX,
     SMALL_STATE,
     Progress,
-    Tail,
     following,
     from_properties,
+    last_progress,
     to_properties,
 )
+from sidetier.pipeline.export.state import Tail
 from sidetier.segments.errors import MalformedObjectError
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition

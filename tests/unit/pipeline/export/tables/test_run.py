@@ -11,23 +11,20 @@ from pyspark.sql import DataFrame
 from sidetier.pipeline.export.epoch_history import epoch_history_of
 from sidetier.pipeline.export.errors import (
     BehindError,
+    BrokenProgressError,
     LogTruncatedError,
+    LostProgressError,
+    NotCommittedError,
     OtherExportError,
     OtherTopicError,
     OtherWriterError,
-)
-from sidetier.pipeline.export.tables.chunks import Ranges
-from sidetier.pipeline.export.tables.errors import (
-    BrokenProgressError,
-    LostProgressError,
-    NotCommittedError,
-    RecordsGoneError,
     StrayCommitError,
 )
-from sidetier.pipeline.export.tables.history import last_progress
-from sidetier.pipeline.export.tables.progress import Offsets, Progress
-from sidetier.pipeline.export.tables.run import Committed, TableRun, Terms
+from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress, last_progress
+from sidetier.pipeline.export.sinks.tables.run import Committed, TableRun, TableTerms
+from sidetier.pipeline.export.state import Offsets, Ranges
 from sidetier.pipeline.planning.log_offsets import UndecidedTail
+from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.epoch_history import NO_EPOCHS
 from sidetier.segments.isolation import IsolationLevel
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
@@ -41,8 +38,8 @@ def source() -> FakeSource:
     return FakeSource({A: OffsetRange(Offset(0), Offset(10)), B: OffsetRange(Offset(5), Offset(5))})
 
 
-def export(table: FakeTable, source: FakeSource, terms: Terms | None = None) -> Committed:
-    return TableRun(table, source, terms or Terms()).run()
+def export(table: FakeTable, source: FakeSource, terms: TableTerms | None = None) -> Committed:
+    return TableRun(source, terms or TableTerms(), table, source.frame).run()
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -68,9 +65,12 @@ def test_a_run_goes_on_where_the_table_stands(source: FakeSource) -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "each"), [(Terms(most_bytes=40), 4), (Terms(most_offsets=2, most_bytes=40), 2)]
+    ("terms", "each"),
+    [(TableTerms(most_bytes=40), 4), (TableTerms(most_offsets=2, most_bytes=40), 2)],
 )
-def test_commits_have_so_many_bytes_at_most(source: FakeSource, terms: Terms, each: int) -> None:
+def test_commits_have_so_many_bytes_at_most(
+    source: FakeSource, terms: TableTerms, each: int
+) -> None:
     table = FakeTable()
     done = export(table, source, terms)
     assert [one.offsets[A] for one in table.commits] == [*range(each, 10, each), 10]
@@ -81,7 +81,7 @@ def test_commits_have_so_many_bytes_at_most(source: FakeSource, terms: Terms, ea
 def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> None:
     table = FakeTable()
     source.cut, source.ids = {A: 4, B: 5}, {"t": "id-1"}
-    export(table, source, Terms(most_offsets=3))
+    export(table, source, TableTerms(most_offsets=3))
     assert [one.tail.offsets for one in table.commits] == [{}, {A: 6}, {A: 9}, {A: 10}]
     assert table.commits[-1].tail.topic_ids == {"t": "id-1"}
 
@@ -106,7 +106,7 @@ def test_nothing_new_makes_no_commit(source: FakeSource) -> None:
 
 def test_commits_are_bounded(source: FakeSource) -> None:
     table = FakeTable()
-    done = export(table, source, Terms(most_offsets=4))
+    done = export(table, source, TableTerms(most_offsets=4))
     assert [one.offsets[A] for one in table.commits] == [4, 8, 10]
     assert done.commits == tuple(one.commit for one in table.commits)
 
@@ -144,8 +144,8 @@ def test_another_writer_is_told_at_once(source: FakeSource) -> None:
 def test_offsets_without_a_record_are_committed_or_left(source: FakeSource) -> None:
     source.aborted = set(range(4, 8))
     kept, left = FakeTable(), FakeTable()
-    export(kept, source, Terms(most_offsets=4))
-    done = export(left, source, Terms(most_offsets=4, allow_empty=False))
+    export(kept, source, TableTerms(most_offsets=4))
+    done = export(left, source, TableTerms(most_offsets=4, allow_empty=False))
     assert [one.offsets[A] for one in kept.commits] == [4, 8, 10]
     assert [one.offsets[A] for one in left.commits] == [4, 10]
     assert kept.rows == left.rows == records(A, 0, 4) + records(A, 8, 10)
@@ -155,7 +155,7 @@ def test_offsets_without_a_record_are_committed_or_left(source: FakeSource) -> N
 def test_offsets_left_at_the_end_are_read_again(source: FakeSource) -> None:
     source.aborted = set(range(4, 10))
     table = FakeTable()
-    terms = Terms(most_offsets=4, allow_empty=False)
+    terms = TableTerms(most_offsets=4, allow_empty=False)
     assert export(table, source, terms).offsets[A] == 4
     source.aborted.clear()
     export(table, source, terms)
@@ -173,12 +173,12 @@ def test_a_partition_that_is_not_exported_now_keeps_its_offset(source: FakeSourc
 @pytest.mark.parametrize(
     ("cluster", "terms", "said"),
     [
-        ("prod-b", Terms(), "of the cluster 'prod-a', not of 'prod-b'"),
-        ("prod-a", Terms(isolation=IsolationLevel.READ_UNCOMMITTED), "not read_uncommitted"),
+        ("prod-b", TableTerms(), "of the cluster 'prod-a', not of 'prod-b'"),
+        ("prod-a", TableTerms(isolation=IsolationLevel.READ_UNCOMMITTED), "not read_uncommitted"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    source: FakeSource, cluster: str, terms: Terms, said: str
+    source: FakeSource, cluster: str, terms: TableTerms, said: str
 ) -> None:
     table = FakeTable()
     export(table, source)
@@ -193,7 +193,7 @@ def test_an_archive_that_was_replaced_is_refused(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     grow(source, A, 3)
-    with pytest.raises(RecordsGoneError):
+    with pytest.raises(BehindError):
         export(table, source)
 
 
@@ -227,7 +227,7 @@ def test_whatever_happens_each_record_is_there_once(
         table.before = [raising(one) if one else lambda: None for one in before]
         table.after = [raising(one) if one else lambda: None for one in after]
         with suppress(NotCommittedError, OtherWriterError, Killed):
-            export(table, source, Terms(most_offsets=most, allow_empty=allow_empty))
+            export(table, source, TableTerms(most_offsets=most, allow_empty=allow_empty))
         assert len(table.rows) == len(set(table.rows)), "a record is there twice"
     table.before, table.after = [], []
     export(table, source)
@@ -250,7 +250,7 @@ def test_a_lost_progress_is_an_error_unless_told_where_to_begin(source: FakeSour
     with pytest.raises(LostProgressError):
         export(Forgetful(), source)
     table = Forgetful()
-    export(table, source, Terms(anew=True))
+    export(table, source, TableTerms(anew=True))
     assert table.rows == records(A, 0, 10)
 
 
@@ -280,7 +280,7 @@ def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource
     with pytest.raises(LogTruncatedError, match=said):
         export(table, source)
     assert len(table.commits) == 1
-    terms = Terms(reread=True, most_offsets=2)
+    terms = TableTerms(reread=True, most_offsets=2)
     assert export(table, source, terms).offsets == {A: 12, B: 8}
     assert sorted(table.rows[10:]) == records(A, 8, 12) + records(B, 5, 8)
     first, then, *_ = table.commits
@@ -293,9 +293,9 @@ def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource
 class Growing(FakeSource):
     """The archive goes on behind a fork once the first chunk of a run was read."""
 
-    def frame(self, ranges: Ranges) -> DataFrame:
+    def frame(self, plan: Plan) -> DataFrame:
         self.epoch_history = epoch_history_of([(5, 0), (6, 8)])
-        return super().frame(ranges)
+        return super().frame(plan)
 
 
 @pytest.mark.parametrize("reread", [False, True])
@@ -304,7 +304,7 @@ def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
     source.epoch_history = epoch_history_of([(5, 0)])
     export(table, source)
     growing = Growing({A: OffsetRange(Offset(0), Offset(20))}, epoch_history=source.epoch_history)
-    terms = Terms(most_offsets=4, reread=reread)
+    terms = TableTerms(most_offsets=4, reread=reread)
     if reread:
         assert export(table, growing, terms).offsets == {A: 20}
         assert table.rows == records(A, 0, 14) + records(A, 8, 20)
@@ -322,7 +322,7 @@ def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> Non
     source.epoch_history = epoch_history_of([(5, 0), (6, 6)])
     source.aborted = set(range(4, 8))
     grow(source, A, 12)
-    export(table, source, Terms(most_offsets=4, allow_empty=False))
+    export(table, source, TableTerms(most_offsets=4, allow_empty=False))
     assert table.rows == records(A, 0, 4) + records(A, 8, 12)
     assert export(table, source).commits == ()
 
@@ -350,7 +350,7 @@ def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
     export(table, source)
     source.epoch_history = epoch_history_of([(1, 0), (2, 30)])
     source.ranges = {A: OffsetRange(Offset(0), Offset(50)), B: OffsetRange(Offset(0), Offset(30))}
-    done = export(table, source, Terms(reread=True))
+    done = export(table, source, TableTerms(reread=True))
     assert done.offsets == {A: 50, B: 30}
     assert len(done.commits) == 1
     assert table.commits[-1].tail.epoch_histories == {
@@ -367,15 +367,17 @@ def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
 class Behind(FakeSource):
     """The brokers' log of B ends below what the table has of it."""
 
-    def stored(
+    def available(
         self,
-        held: Offsets,
+        next_offsets: Offsets,
         tail: Offsets | None = None,
         behind: list[BehindError] | None = None,
     ) -> Ranges:
+        errors: list[BehindError] = []
+        left = super().available(next_offsets, tail, errors)
         if behind is not None:
-            behind.append(BehindError(B, "the table holds B below 40", "another table"))
-        return {tp: span for tp, span in super().stored(held, tail).items() if tp != B}
+            behind.append(BehindError(B, "B is exported up to 40", "another table"))
+        return {tp: span for tp, span in left.items() if tp != B}
 
 
 @pytest.mark.parametrize("source_type", [FakeSource, Behind], ids=["archive", "brokers"])
@@ -400,7 +402,7 @@ def test_a_partition_that_ends_below_the_table_does_not_hold_up_the_others(
 def test_a_transaction_that_hangs_is_told(newest_ms: int, *, hung: bool) -> None:
     source = FakeSource({A: OffsetRange(Offset(0), Offset(4))})
     source.open = {A: UndecidedTail(Offset(0), Offset(4), Offset(9), 7, 0, newest_ms)}
-    terms = Terms(now_ms=lambda: 1_000_000)
+    terms = TableTerms(now_ms=lambda: 1_000_000)
     [told] = export(FakeTable(), source, terms).held_back
     assert (told.tp, told.offset, told.is_finding, told.age_s) == (A, 4, hung, 1000.0)
     assert "offsets [4, 9) wait for a transaction: producer 7" in told.detail

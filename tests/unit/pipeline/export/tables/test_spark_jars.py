@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from sidetier.pipeline.export.tables.spark_jars import TableJar, hint_of, jar_of
+from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar, hint_of, jar_of
 from sidetier.segments.errors import ConfigurationError
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from sidetier.config.storage import StorageConfig
 from sidetier.pipeline.export.errors import MisfitError, NewerSchemaError
-from sidetier.pipeline.export.files.options import ValueFormat, ValueOptions
-from sidetier.pipeline.export.tables.dead_letters import DeadLetters
-from sidetier.pipeline.export.tables.frames import COLUMNS
-from sidetier.pipeline.export.tables.values import ValueColumns
+from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
+from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
+from sidetier.pipeline.export.sinks.tables.frames import COLUMNS
+from sidetier.pipeline.export.values.options import ValueFormat, ValueOptions
 from sidetier.pipeline.reading import timestamps
 from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.errors import ConfigurationError

@@ -9,8 +9,8 @@ from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, KafkaError,
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from sidetier.config.model import BrokerConfig
+from sidetier.pipeline.export.errors import BrokerReadError
 from sidetier.pipeline.export.tail.consuming import BrokerReader, first_timestamps
-from sidetier.pipeline.export.tail.logs import BrokerReadError
 from sidetier.pipeline.planning.split import BrokerRange
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidetier.pipeline.export.errors import OtherTopicError
-from sidetier.pipeline.export.tables.tailed import limited
+from sidetier.pipeline.export.errors import BrokerBehindError, OtherTopicError
+from sidetier.pipeline.export.source import limited
 from sidetier.pipeline.export.tail.logs import (
-    BrokerBehindError,
     BrokerLog,
     Divided,
     Log,

@@ -1,1 +1,0 @@
-"""Exports to files, with the names and directories of Confluent's S3 sink connector."""

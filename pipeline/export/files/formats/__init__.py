@@ -1,1 +1,0 @@
-"""File formats: Parquet, JSON lines, Avro container files, raw bytes."""

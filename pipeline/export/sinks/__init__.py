@@ -1,0 +1,1 @@
+"""Sinks of an export: the outputs that it can write to."""

@@ -1,0 +1,95 @@
+"""Dead letters of tables: one object for each record that does not fit, named by its offset.
+
+Tasks store them before the commit that leaves the records out. The name contains only topic,
+partition and offset, so a repeated task or run, also with other bounds, stores the same object.
+After a kill in between, the object of a record exists that the next run stores again.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+
+from sidetier.archive.access import endpoint_provider
+from sidetier.config.storage import StorageConfig
+from sidetier.pipeline.export.values.decoder import Misfit
+from sidetier.storage.bodies import BytesBody
+from sidetier.storage.factory import open_storage
+from sidetier.storage.port import RemoteStorage
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+_Names = dict[str, None]
+_DIGITS: Final = 20
+
+
+class _Union(AccumulatorParam[_Names]):
+    """Accumulator that counts a record once, even if it is read several times."""
+
+    def zero(self, value: _Names) -> _Names:  # noqa: ARG002 - the signature is Spark's
+        return {}
+
+    def addInPlace(self, value1: _Names, value2: _Names) -> _Names:  # noqa: N802 - the name is Spark's
+        value1.update(value2)
+        return value1
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """The store of dead letters, without secrets: it is sent to executors."""
+
+    place: StorageConfig
+    told: "Accumulator[_Names]"
+
+    @classmethod
+    def at(cls, place: StorageConfig, spark: "SparkSession") -> "DeadLetters":
+        """Create it, with a counter on the driver of this session."""
+        nothing: _Names = {}
+        return cls(place, spark.sparkContext.accumulator(nothing, _Union()))
+
+    @property
+    def count(self) -> int:
+        """Number of records that were stored as dead letters. Available on the driver."""
+        return len(self.told.value)
+
+    @contextmanager
+    def open(self) -> Iterator[RemoteStorage]:
+        """Open the store; it is closed at the end of the `with` block."""
+        store = open_storage(endpoint_provider(self.place).endpoints[0])
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def put(self, store: RemoteStorage, batch: pa.RecordBatch, misfits: Sequence[Misfit]) -> None:
+        """Store these records of a batch as dead letters.
+
+        Raises:
+            StorageError: see `RemoteStorage.put_object`.
+        """
+        chosen = batch.take(pa.array([dead.row for dead in misfits], pa.int64()))
+        for row, misfit in zip(_rows(chosen), misfits, strict=True):
+            key = f"{row['topic']}/{row['partition']}/{row['offset']:0{_DIGITS}d}.json"
+            text = json.dumps({**row, "reason": misfit.reason}, default=_plain)
+            store.put_object(key, BytesBody(text.encode()))
+            self.told.add({key: None})
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    index = batch.schema.get_field_index("timestamp")
+    plain = batch.set_column(
+        index, "timestamp", batch.column(index).cast(pa.timestamp("ms", "UTC"))
+    )
+    milliseconds = plain.column(index).cast(pa.int64())
+    yield from plain.set_column(index, "timestamp", milliseconds).to_pylist()
+
+
+def _plain(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

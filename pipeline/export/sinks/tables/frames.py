@@ -1,0 +1,187 @@
+"""The records of a plan as rows of a table: from the archive, and from the brokers.
+
+Archived records are read by one task for each split, with decoded values. Records that only the
+brokers have are read by Spark's own Kafka source over fixed offsets, with `failOnDataLoss` set: if
+the broker has deleted records since they were planned, the write fails and nothing is committed.
+The next run plans again, and may find the records in the archive. Spark's source shows its options
+in no plan, and Kafka's client hides passwords where it logs its settings.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sidetier.pipeline.export.sinks.tables.columns import ValueColumns
+from sidetier.pipeline.export.sinks.tables.dead_letters import DeadLetters
+from sidetier.pipeline.export.sinks.tables.gateway import require_class
+from sidetier.pipeline.export.sinks.tables.spark_jars import TableJar
+from sidetier.pipeline.export.values.options import AS_BYTES, ValueOptions
+from sidetier.pipeline.export.values.registry import RegistryConfig
+from sidetier.pipeline.planning.offsets_json import numbers_json, partitions_json
+from sidetier.pipeline.planning.split import BrokerRange, Plan
+from sidetier.pipeline.spark.columns import TYPES, all_columns
+from sidetier.pipeline.spark.frames import SplitWork
+from sidetier.pipeline.spark.report import ReadReport
+from sidetier.pipeline.spark.settings import ReadSettings
+from sidetier.segments.arrow import HEADERS_TYPE
+from sidetier.segments.isolation import IsolationLevel
+
+Frames = Callable[[Plan], DataFrame]
+"""Returns the records of a plan as rows."""
+
+COLUMNS: Final = all_columns(headers=True)
+
+
+_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """Reads ranges from the brokers.
+
+    Attributes:
+        properties: properties of Kafka's Java client, `bootstrap.servers` included; with secrets.
+    """
+
+    spark: SparkSession
+    properties: Mapping[str, str] = field(repr=False)
+    isolation: IsolationLevel
+
+    def __post_init__(self) -> None:
+        """Raise MissingJarsError if Spark does not have its Kafka source."""
+        require_class(self.spark, _CLASS, TableJar.KAFKA)
+
+    def frame(self, ranges: tuple[BrokerRange, ...], columns: ValueColumns) -> DataFrame:
+        """Return the records of ranges as rows with the same columns as rows from the archive.
+
+        `columns` decodes keys and values.
+        """
+        names = columns.schema.names
+        frame = self.spark.read.format("kafka").options(**self._options(ranges)).load()
+        chosen = frame.select(*names)
+        if not columns.decodes:
+            return chosen
+        return chosen.mapInArrow(_Decoded(columns), from_arrow_schema(columns.decoded_schema()))
+
+    def _options(self, ranges: tuple[BrokerRange, ...]) -> dict[str, str]:
+        return {
+            **{f"kafka.{name}": value for name, value in self.properties.items()},
+            "assign": partitions_json(broker_range.tp for broker_range in ranges),
+            "startingOffsets": numbers_json(
+                {broker_range.tp: broker_range.range.start for broker_range in ranges}
+            ),
+            "endingOffsets": numbers_json(
+                {broker_range.tp: broker_range.range.end for broker_range in ranges}
+            ),
+            "kafka.isolation.level": self.isolation.value,
+            "failOnDataLoss": "true",
+            "includeHeaders": "true",
+        }
+
+
+class _Decoded:
+    """The function that Spark runs on executors: it decodes values as those from the archive."""
+
+    def __init__(self, columns: ValueColumns) -> None:
+        self.__name__ = "sidetier values of Kafka's records"
+        self._columns = columns
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = self._columns.schema
+        return self._columns(as_stored(batch, schema) for batch in batches)
+
+
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch of Spark to the types of batches from the archive.
+
+    Spark returns times in the session's time zone, and headers with its own field names.
+    """
+    arrays = [_typed(batch.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if kind != HEADERS_TYPE:
+        return column.cast(kind)
+    pairs = column.flatten()
+    keys, values = pairs.field(0).cast(pa.string()), pairs.field(1).cast(pa.binary())
+    fields = [HEADERS_TYPE.value_type.field(index) for index in range(2)]
+    structs = pa.StructArray.from_arrays([keys, values], fields=fields)
+    ends = pc.cumulative_sum(column.value_lengths().fill_null(0))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    mask = column.is_null() if column.null_count else None
+    return pa.ListArray.from_arrays(offsets, structs, type=HEADERS_TYPE, mask=mask)
+
+
+def value_columns(
+    values: ValueOptions,
+    letters: DeadLetters | None = None,
+    *,
+    flat: bool,
+    null_values: Literal["keep", "skip"] = "keep",
+    keys: ValueOptions = AS_BYTES,
+    registry: RegistryConfig | None = None,
+) -> ValueColumns:
+    """Return how keys and values become columns, beside the other columns of a record."""
+    kafka = pa.schema([(name, TYPES[name]) for name in COLUMNS])
+    return ValueColumns(values, flat, kafka, letters, null_values, keys, registry)
+
+
+def table_frames(
+    spark: SparkSession,
+    settings: ReadSettings,
+    columns: ValueColumns,
+    report: ReadReport,
+    kafka: KafkaSource | None = None,
+) -> Frames:
+    """Return a function that makes rows of a plan.
+
+    The rows have the columns of Spark's Kafka source, headers included, and decoded values. The
+    schemas of values are those that the registry has when the rows are planned.
+
+    Args:
+        spark: the session.
+        settings: how tasks read the archive.
+        columns: how keys and values become columns.
+        report: receives the results of tasks.
+        kafka: reads records that only the brokers have; None if there are none to read.
+
+    Raises:
+        ConfigurationError: a schema of values cannot be used, or a field has the name of another
+            column.
+    """
+    columns.decoded_schema()  # raise its errors before anything is read
+
+    def frame(plan: Plan) -> DataFrame:
+        current = columns.with_newest_schemas()
+        schema = from_arrow_schema(current.decoded_schema())
+        report.expect(plan)
+        count = len(plan.splits)
+        numbers = spark.range(0, count, 1, max(count, 1))
+        work = _RowWork(
+            SplitWork(settings, replace(plan, on_broker=()), report.task_reporter()), current
+        )
+        stored = numbers.mapInArrow(work, schema)
+        if kafka is None or not plan.on_broker:
+            return stored
+        behind = kafka.frame(plan.on_broker, current)
+        return stored.unionByName(behind) if plan.splits else behind
+
+    return frame
+
+
+class _RowWork:
+    """The function that Spark runs on executors: it reads splits and decodes their values."""
+
+    def __init__(self, work: SplitWork, values: ValueColumns) -> None:
+        self.__name__ = work.__name__
+        self._work = work
+        self._values = values
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._values(self._work(iter(numbers)))

@@ -1,1 +1,0 @@
-"""The state of an export: a manifest that is replaced with conditional puts."""

@@ -1,1 +1,0 @@
-"""Hudi tables. The commit's extra metadata contains the offsets."""

@@ -1,1 +1,0 @@
-"""Iceberg tables. The snapshot's summary contains the offsets."""
