@@ -318,7 +318,7 @@ class PartitionReader:
 
     def view_extract(self, snapshot: ArchiveSnapshot) -> None:
         """Begin with the snapshot of an extract. Every change of the archive counts since then."""
-        self._view, self._view_at = snapshot.view, snapshot.looked_at
+        self._view, self._view_at = snapshot.view, snapshot.taken_at
         self._changes_seen = 0
 
     # -- fetch threads: the next action, and the events that it ends with --------------------------
@@ -648,7 +648,7 @@ class PartitionReader:
         """Process the changes of the archive since the last snapshot."""
         if latest is None:
             return
-        self._view, self._view_at = latest.view, latest.looked_at
+        self._view, self._view_at = latest.view, latest.taken_at
         seen = len(latest.changes) if self._changes_seen is None else self._changes_seen
         self._changes_seen = len(latest.changes)
         for change in latest.changes[seen:]:
