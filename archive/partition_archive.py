@@ -37,11 +37,6 @@ from sidetier.segments.keys import parse_object_key
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import LISTED_AT_ONCE, ObjectSummary, RemoteStorage
 
-# List one partition. A long listing on a slow store is read in several parts at the same time.
-#
-# An object store returns 1,000 objects per page, and a page can be requested only after the one
-# before it. Names of segments are their base offsets, so a part can begin at any base offset.
-
 _PARTS: Final = 4
 _PATIENCE: Final = 0.02
 """Seconds. On a store that answers faster, parallel threads would only wait for Python's GIL."""
@@ -49,6 +44,10 @@ _PATIENCE: Final = 0.02
 
 def partition_rows(store: RemoteStorage, prefix: str, newest: BaseOffset) -> list[ObjectSummary]:
     """List all objects below a partition's prefix, in the order of `RemoteStorage.list_objects`.
+
+    An object store returns 1,000 objects per page, and a page can be requested only after the one
+    before it. So a long listing on a slow store is read in several parts at the same time. A part
+    can begin at any base offset, because segments are named by theirs.
 
     Args:
         store: The partition's store.
@@ -108,13 +107,13 @@ class ArchiveBounds:
         next_offset: One past the last readable offset.
         is_pinterest: Whether Pinterest's uploader fills the archive. Then nothing proves that the
             stored records were ever committed.
-        looked_at: The reader's clock when the snapshot was taken, in seconds.
+        taken_at: The reader's clock when the snapshot was taken, in seconds.
     """
 
     start_offset: Offset
     next_offset: Offset
     is_pinterest: bool
-    looked_at: float
+    taken_at: float
 
 
 _LISTING_SECONDS: Final = 60.0
@@ -128,12 +127,12 @@ class ArchiveSnapshot:
     Attributes:
         view: The readable segments; None if there is no archive.
         changes: All changes since the first snapshot, in order.
-        looked_at: The reader's clock when the snapshot was taken, in seconds.
+        taken_at: The reader's clock when the snapshot was taken, in seconds.
     """
 
     view: ArchiveView | None
     changes: tuple[Change, ...]
-    looked_at: float
+    taken_at: float
 
 
 class PartitionArchive:
@@ -145,27 +144,27 @@ class PartitionArchive:
         self,
         tp: TopicPartition,
         archive: ArchiveAccess,
-        elsewhere: SettingsCheck,
+        settings_check: SettingsCheck,
         clock: Callable[[], float],
         extract: Extract | None = None,
     ) -> None:
         self.tp = tp
         self._archive = archive
-        self._elsewhere = elsewhere
+        self._settings_check = settings_check
         self._clock = clock
         self._guard = threading.Lock()
-        self._look: ArchiveSnapshot | None = None
+        self._latest: ArchiveSnapshot | None = None
         self._listed: tuple[StoredLog, ...] = ()
         self._listed_at = clock()
         self._ends: Ends | None = None
         if extract is not None:
             self._listed = extract.logs
-            self._look = ArchiveSnapshot(extract.view(self.where), (), clock())
+            self._latest = ArchiveSnapshot(extract.view(self.where), (), clock())
 
     @property
     def latest(self) -> ArchiveSnapshot | None:
         """The newest snapshot, without a request; None before the first."""
-        return self._look
+        return self._latest
 
     @property
     def store(self) -> RemoteStorage:
@@ -198,18 +197,18 @@ class PartitionArchive:
         """
         with self._guard:
             # All callers wait here for the thread that asks the store, and then share its snapshot.
-            known = self._look
+            known = self._latest
             if known is not None and not thorough and self._age(known) < max_age:
                 return known
             now = self._clock()
             old = known.view if known is not None else None
-            view = self._see(None if thorough else old)
+            view = self._read_view(None if thorough else old)
             change = compare(old, view)
             changes = known.changes if known is not None else ()
-            self._look = ArchiveSnapshot(
+            self._latest = ArchiveSnapshot(
                 view, changes if change is None else (*changes, change), now
             )
-            return self._look
+            return self._latest
 
     def bounds(self, max_age: float = 0.0) -> ArchiveBounds | None:
         """Return the readable range; None if there is no archive. Raises as `snapshot`.
@@ -224,7 +223,7 @@ class PartitionArchive:
         view = snapshot.view
         if view is None:
             return None
-        return ArchiveBounds(view.start, view.end, view.is_pinterest, snapshot.looked_at)
+        return ArchiveBounds(view.start, view.end, view.is_pinterest, snapshot.taken_at)
 
     def end_of(self, log: StoredLog) -> Offset:
         """Return the offset after the last one of a segment, from the segment's bytes. Raises
@@ -263,19 +262,19 @@ class PartitionArchive:
 
     def _age(self, known: ArchiveSnapshot) -> float:
         is_part = known.view is not None and known.view.is_part
-        return 0.0 if is_part else self._clock() - known.looked_at
+        return 0.0 if is_part else self._clock() - known.taken_at
 
-    def _see(self, old: ArchiveView | None) -> ArchiveView | None:
+    def _read_view(self, old: ArchiveView | None) -> ArchiveView | None:
         """Read the archive, starting from `old` if it is given."""
         if old is not None and old.is_part:
-            return self._see_more(old)
+            return self._extend_extract(old)
         if old is not None and old.is_pinterest:
-            return self._see_peers_again(old)
+            return self._refresh_pinterest(old)
         stored_watermark = self._watermark()
         if stored_watermark is None:
             self._listed = ()
-            if self._look is None or self._look.view is None:
-                self._elsewhere.check(self.tp)
+            if self._latest is None or self._latest.view is None:
+                self._settings_check.check(self.tp)
             return None
         watermark, etag = stored_watermark
         # Each write of `offset.wm` has another nonce: with an equal etag nothing was committed.
@@ -289,7 +288,7 @@ class PartitionArchive:
             self._extend(old)
         return self._view(watermark, etag)
 
-    def _see_more(self, old: ArchiveView) -> ArchiveView | None:
+    def _extend_extract(self, old: ArchiveView) -> ArchiveView | None:
         """List from the last segment of the extract on."""
         stored_watermark = self._watermark()
         if stored_watermark is None:
@@ -298,7 +297,7 @@ class PartitionArchive:
         self._extend(old)
         return self._view(*stored_watermark)
 
-    def _see_peers_again(self, old: ArchiveView) -> ArchiveView | None:
+    def _refresh_pinterest(self, old: ArchiveView) -> ArchiveView | None:
         """Read the listing from the last segment on. It also has the row of `offset.wm`."""
         etag = self._extend(old)
         if etag == old.etag:

@@ -88,17 +88,17 @@ class DeliveryRecorder:
         self._records = {Source.KAFKA: 0, Source.STORE: 0}
         self._bytes = {Source.KAFKA: 0, Source.STORE: 0}
 
-    def one(self, source: Source, message: Message) -> None:
+    def count_message(self, source: Source, message: Message) -> None:
         """Count one message."""
         self._records[source] += 1
         self._bytes[source] += len(message)
 
-    def many(self, source: Source, messages: Sequence[Message]) -> None:
+    def count_messages(self, source: Source, messages: Sequence[Message]) -> None:
         """Count messages, none of them an error."""
         self._records[source] += len(messages)
         self._bytes[source] += sum(map(len, messages))
 
-    def part(self, part: StoreSlice) -> None:
+    def count_slice(self, part: StoreSlice) -> None:
         """Count rows of the store."""
         self._records[Source.STORE] += part.stop - part.start
         self._bytes[Source.STORE] += _value_bytes(part)
@@ -182,12 +182,12 @@ class Feed:
         if self._state.router.errors or self._clock() >= self._serve_at:
             return None
         if self._kafka_turn and self._held and self._buffer.given_back is None:
-            return self._one_of_kafka()
+            return self._next_of_kafka()
         piece = self._stored[0] if self._stored else None
         if not isinstance(piece, StoreRecords) or self._buffer.given_back is not None:
             return None
-        message = piece.one()
-        self._delivery.one(Source.STORE, message)
+        message = piece.next_message()
+        self._delivery.count_message(Source.STORE, message)
         if not piece.left:
             self._kafka_turn = True
             self._finished(piece)
@@ -307,7 +307,7 @@ class Feed:
                 return most
         if run:
             shares.append(run)
-            self._delivery.many(Source.KAFKA, run)
+            self._delivery.count_messages(Source.KAFKA, run)
         return len(run)
 
     def _share_of_store(self, most: int, shares: list[Share]) -> int:
@@ -320,7 +320,7 @@ class Feed:
                 taken += part.stop - part.start
                 if not piece.left:
                     self._finished(piece)
-                self._delivery.part(part)
+                self._delivery.count_slice(part)
             elif shares:
                 break  # `report` may raise, and the records gathered before it would be lost
             else:
@@ -328,11 +328,11 @@ class Feed:
                 report(self._state, piece)
         return taken
 
-    def _one_of_kafka(self) -> Message | None:
+    def _next_of_kafka(self) -> Message | None:
         while self._held and self._held[0].error() is None:
             message = self._held.popleft()
             if self._accepts(message):
-                self._delivery.one(Source.KAFKA, message)
+                self._delivery.count_message(Source.KAFKA, message)
                 return message
         if not self._held:
             self._kafka_turn = False

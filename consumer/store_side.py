@@ -248,7 +248,7 @@ class StoreRecords:
             self._messages = messages_of(self.partition.tp, self.records)
         return self._messages
 
-    def one(self) -> Message:
+    def next_message(self) -> Message:
         """Return the next row."""
         message = (self._messages or self.messages)[self.row]
         self.row += 1

@@ -121,7 +121,7 @@ class FetchThreads:
     def _choose(self) -> tuple[PartitionReader, Action] | None:
         now = self._clock()
         self._budget.divide(sum(partition.is_active(now) for partition in self._partitions))
-        partitions = sorted(self._partitions, key=_load)
+        partitions = sorted(self._partitions, key=PartitionReader.load)
         # If no partition can go on by itself, one must exceed the budget, or all wait for ever.
         is_stalled = not any(map(PartitionReader.goes_on, partitions))
         for partition in partitions:
@@ -185,7 +185,3 @@ def _answer(opener: Opener, action: Open | OpenElsewhere) -> Opening | SidetierE
         return opener.open(action.target, action.max_age)
     except SidetierError as error:
         return error
-
-
-def _load(partition: PartitionReader) -> tuple[int, int]:
-    return partition.load

@@ -318,7 +318,7 @@ class PartitionReader:
 
     def view_extract(self, snapshot: ArchiveSnapshot) -> None:
         """Begin with the snapshot of an extract. Every change of the archive counts since then."""
-        self._view, self._view_at = snapshot.view, snapshot.looked_at
+        self._view, self._view_at = snapshot.view, snapshot.taken_at
         self._changes_seen = 0
 
     # -- fetch threads: the next action, and the events that it ends with --------------------------
@@ -332,6 +332,8 @@ class PartitionReader:
             may_exceed: The partition may exceed its share and the budget by the smallest useful
                 range, so that no partition waits for ever.
         """
+        if self._paused or self._stage is Stage.STOPPED or now < self.due:
+            return None
         action = self._next_action(now, may_exceed=may_exceed)
         if action is not None:
             self.served = turn
@@ -497,7 +499,9 @@ class PartitionReader:
             return True
         if self._events or self._ended or self._answer is not None:
             return True
-        return self._stage is Stage.READING and self.first_range_has_come
+        # Not by `first_range_has_come`: with many partitions, each call counts.
+        ranges = self._ranges
+        return self._stage is Stage.READING and bool(ranges) and ranges[0].has_come
 
     @property
     def first_range_has_come(self) -> bool:
@@ -523,7 +527,6 @@ class PartitionReader:
         is_busy = self._under_way > 0 or self._work is not None
         return is_busy or self.takeable() or self.may_yield()
 
-    @property
     def load(self) -> tuple[int, int]:
         """Sort key for the fetch threads: requests under way, then the turn of the last action."""
         return self._under_way + self._asked, self.served
@@ -537,8 +540,6 @@ class PartitionReader:
     # -- which action is next ----------------------------------------------------------------------
 
     def _next_action(self, now: float, *, may_exceed: bool) -> Action | None:
-        if self._paused or self._stage is Stage.STOPPED or now < self.due:
-            return None
         is_asking = self._asked or self._answer is not None
         if self._stage is Stage.OPENING and not is_asking:
             self._asked = True
@@ -648,7 +649,7 @@ class PartitionReader:
         """Process the changes of the archive since the last snapshot."""
         if latest is None:
             return
-        self._view, self._view_at = latest.view, latest.looked_at
+        self._view, self._view_at = latest.view, latest.taken_at
         seen = len(latest.changes) if self._changes_seen is None else self._changes_seen
         self._changes_seen = len(latest.changes)
         for change in latest.changes[seen:]:

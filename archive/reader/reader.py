@@ -53,7 +53,7 @@ class ArchiveReader:
         self._budget = MemoryBudget(self._settings.memory_budget - indexes)
         self._buffers = buffers or BufferPool()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
-        self._elsewhere = SettingsCheck(archive)
+        self._settings_check = SettingsCheck(archive)
         lock = threading.RLock()
         self._ready = threading.Condition(lock)
         """Wakes `take`."""
@@ -345,7 +345,7 @@ class ArchiveReader:
         with self._ready:
             if tp not in self._archives:
                 self._archives[tp] = PartitionArchive(
-                    tp, self._access, self._elsewhere, self._clock
+                    tp, self._access, self._settings_check, self._clock
                 )
             return self._archives[tp]
 
@@ -354,7 +354,7 @@ class ArchiveReader:
         self._locator.found(extract.logs[0], first, position)
         with self._ready:
             self._archives[tp] = PartitionArchive(
-                tp, self._access, self._elsewhere, self._clock, extract
+                tp, self._access, self._settings_check, self._clock, extract
             )
 
     def _opener(self, tp: TopicPartition, bound: Bound | None = None) -> Opener:

@@ -392,7 +392,7 @@ class FakeReader:
         if log.store_start >= log.store_end:
             return None
         return ArchiveBounds(
-            Offset(log.store_start), Offset(log.store_end), is_pinterest=False, looked_at=0.0
+            Offset(log.store_start), Offset(log.store_end), is_pinterest=False, taken_at=0.0
         )
 
     def where(self, tp: TopicPartition) -> str:

@@ -103,7 +103,7 @@ def test_bytes_of_values_are_counted(skipped: int, most: int, size: int) -> None
     delivery = DeliveryRecorder(_NO_KAFKA, Metrics(), stores=False)
     if skipped:
         piece.slice(skipped)
-    delivery.part(piece.slice(most))
+    delivery.count_slice(piece.slice(most))
     delivery.flush([])
 
     assert counted == [size]

@@ -106,7 +106,7 @@ def test_the_end_is_said_once(archive: MadeArchive) -> None:
 
 def test_bounds_are_those_of_the_archive(archive: MadeArchive, store: FakeStorage) -> None:
     with reading(archive.store, clock=lambda: 7.0) as reader:
-        expected = ArchiveBounds(Offset(0), Offset(300), is_pinterest=False, looked_at=7.0)
+        expected = ArchiveBounds(Offset(0), Offset(300), is_pinterest=False, taken_at=7.0)
         assert reader.bounds(TP) == expected
         asked = len(store.requests)
         assert reader.bounds(TP, max_age=1.0) == expected
