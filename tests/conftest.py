@@ -1,8 +1,8 @@
 """Real servers and real broker segments, as fixtures.
 
-Servers start when the first test asks for them; each worker of pytest-xdist has its own. Tests that
-only make topics or buckets of their own share the session's servers. Who stops, kills or configures
-a server takes `kraft_cluster`, `zookeeper_cluster` or `own_s3_server`.
+Servers start when the first test requests them; each pytest-xdist worker has its own. Tests that
+only create their own topics or buckets share the servers of the session. Tests that stop, kill or
+configure a server use `kraft_cluster`, `zookeeper_cluster` or `own_s3_server`.
 """
 
 import logging
@@ -34,8 +34,9 @@ from tests.harness.s3 import S3Bucket, S3ServerFactory, TlsIdentity, make_tls_id
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files whose tests may take longest come first, as the marks of their timeouts say: a worker
-    that is given one of them last would work alone at the end.
+    """Sort files with the longest test timeouts first.
+
+    A worker that received one of them last would run alone at the end.
     """
     usual = float(config.getini("timeout"))
     longest: dict[Path, float] = {}
@@ -58,7 +59,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tests that follow a seed say which, and what came of it, also when they have passed."""
+    """Print the seed and the result of tests that use a seed, also if they have passed."""
     for reports in terminalreporter.stats.values():
         for report in reports:
             properties = getattr(report, "user_properties", ())
@@ -69,8 +70,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """Commands of the program configure the logs of the whole process; the next test must not
-    write to what was this one's standard error.
+    """Restore the log configuration of the process after each test.
+
+    Commands of the program configure the logs of the whole process; the next test must not write
+    to the standard error of this one.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

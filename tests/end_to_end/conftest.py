@@ -13,14 +13,14 @@ from tests.harness.copied_log_dir import Original, write_original
 
 @pytest.fixture(scope="session")
 def original(kraft43: KraftCluster) -> Original:
-    """A partition of a real broker with twelve closed segments or more."""
+    """A partition of a real broker with at least twelve closed segments."""
     topic = f"original-{uuid.uuid4().hex[:6]}"
     return write_original(kraft43.bootstrap_servers, kraft43.log_dirs(1)[0], topic, 12)
 
 
 @pytest.fixture(scope="module")
 def pair(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KraftCluster]:
-    """Two brokers that can come and go, and a controller that stays."""
+    """Two brokers that tests may stop and start, and a permanent controller."""
     directory = tmp_path_factory.mktemp("pair")
     patient = {"broker.session.timeout.ms": 9000}
     with KraftCluster(

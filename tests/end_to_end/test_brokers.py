@@ -1,4 +1,4 @@
-"""The main job, on each kind of broker: what retention deletes has been stored before."""
+"""The main task on each kind of broker: segments are stored before retention deletes them."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def running(kind: str, request: pytest.FixtureRequest) -> KafkaCluster:
 
 
 @pytest.mark.parametrize("kind", ["kraft43", "kraft39", "zk39"])
-def test_what_retention_deletes_is_stored(
+def test_segments_deleted_by_retention_are_stored(
     kind: str, request: pytest.FixtureRequest, topic: str, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     cluster = running(kind, request)

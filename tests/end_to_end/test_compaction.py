@@ -1,4 +1,4 @@
-"""Kafka's cleaner rewrites and merges segments before the sidecar gets to upload them."""
+"""Kafka's log cleaner rewrites and merges segments before the sidecar uploads them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ RECORDS = 600
 
 
 def produce(bootstrap: str, topic: str, name: str) -> None:
-    """Every tenth key comes once, the others again and again; a batch of some ten records."""
+    """Produce; every tenth key occurs once, the others repeat; a batch has about ten records."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "log_level": 0, "batch.num.messages": 10, "linger.ms": 5}
     )
@@ -33,23 +33,23 @@ def produce(bootstrap: str, topic: str, name: str) -> None:
 
 
 def left(directory: Path, bases: list[int]) -> set[int]:
-    """Of these segments those that have their name still."""
+    """Those of these segments whose file still exists."""
     return {*bases} & {*log_bases(directory)}
 
 
 def size_of(path: Path) -> int:
-    """Size of a file. While the cleaner swaps a segment, there is no file for a moment."""
+    """File size; 0 for the moment without a file while the cleaner swaps a segment."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return SEGMENT_BYTES
 
 
-def test_what_is_merged_while_the_store_is_silent_is_stored(
+def test_segments_merged_while_the_store_is_silent_are_stored(
     kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
 ) -> None:
-    """Of the segments that were pinned the broker has one file left; each record that it still has
-    below the closed end is in the archive, at its offset.
+    """The broker has one file left of the pinned segments; every record that it still has below the
+    closed end is in the archive at its offset.
     """
     server = own_s3_server()
     store = s3_store(new_bucket(server))
@@ -67,7 +67,7 @@ def test_what_is_merged_while_the_store_is_silent_is_stored(
         server.pause()
         produce(bootstrap, topic, "first")
         first = log_bases(directory)[:-1]
-        # Only what it has made small once, the cleaner merges when it comes again.
+        # The cleaner merges segments in the run after the one that shrank them.
         small = directory / f"{first[-2]:020d}.log"
         wait_until(lambda: size_of(small) < SEGMENT_BYTES // 2, 60, "segments to be cleaned")
         produce(bootstrap, topic, "second")

@@ -1,4 +1,4 @@
-"""Damage in a broker's log dir: it holds the watermark and shows, or it is repaired."""
+"""Damage in a broker's log dir blocks the watermark and is reported, or is repaired."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def _flip(path: Path) -> None:
 
 
 def _cut_last_batch(files: Files) -> None:
-    """Cut at a border of batches, so that what is left is whole."""
+    """Cut at a batch boundary, so that the rest consists of complete batches."""
     data, at, last = files.log.read_bytes(), 0, 0
     while at < len(data):
         last = at
@@ -48,7 +48,9 @@ def _cut_last_batch(files: Files) -> None:
 
 
 def _preallocate(files: Files) -> None:
-    """What a kill leaves: the entries, and zeros up to the size that the broker reserves."""
+    """Restore the state after a kill: the entries, and zeros up to the size that the broker
+    preallocates.
+    """
     for path, size in ((files.index, 10_485_760), (files.timeindex, 10_485_756)):
         path.write_bytes(path.read_bytes().ljust(size, b"\0"))
 
@@ -80,7 +82,7 @@ def store(tmp_path: Path) -> ArchiveStore:
     return file_store(tmp_path / "store")
 
 
-def test_a_damaged_log_holds_the_watermark_and_shows(
+def test_damaged_log_blocks_the_watermark_and_is_reported(
     original: Original, store: ArchiveStore, tmp_path: Path
 ) -> None:
     log_dir = CopiedLogDir(tmp_path / "data", original)
@@ -109,7 +111,7 @@ def test_a_damaged_log_holds_the_watermark_and_shows(
     assert all(held not in stored[name, 0].files for name in HOLDING)
 
 
-def test_a_damaged_index_is_rebuilt_as_the_broker_had_it(
+def test_damaged_index_is_rebuilt_like_the_brokers(
     original: Original, store: ArchiveStore, tmp_path: Path
 ) -> None:
     log_dir = CopiedLogDir(tmp_path / "data", original)
@@ -129,7 +131,7 @@ def test_a_damaged_index_is_rebuilt_as_the_broker_had_it(
     compare(store.objects, log_dir.sent())
 
 
-def test_a_zero_byte_index_is_stored_as_one(
+def test_zero_byte_index_is_stored_unchanged(
     original: Original, store: ArchiveStore, tmp_path: Path
 ) -> None:
     log_dir = CopiedLogDir(tmp_path / "data", original)
@@ -150,7 +152,7 @@ def _mark(store: ArchiveStore, topic: str) -> tuple[str, bytes]:
     raise AssertionError(f"{topic} has no watermark")
 
 
-def test_a_malformed_watermark_is_left_alone_and_shows(
+def test_malformed_watermark_stays_unchanged_and_is_reported(
     original: Original, store: ArchiveStore, tmp_path: Path
 ) -> None:
     log_dir = CopiedLogDir(tmp_path / "data", original)
@@ -173,16 +175,16 @@ def test_a_malformed_watermark_is_left_alone_and_shows(
         row = sidecar.partition("bad")
         assert row is not None
         assert key in row["waiting_for"]
-        sidecar.wait_until_ready()  # one held partition makes nobody unready: its own row tells
+        sidecar.wait_until_ready()  # a blocked partition keeps it ready
         assert sidecar.stop() == 0
     assert store.objects.read(key) == b"12x\n"
     assert {k for k in store.objects.listing() - before if "/bad-0/" in k} == set()
 
 
-def test_a_watermark_behind_the_disk_goes_on_and_one_ahead_of_it_alarms(
+def test_watermark_behind_the_disk_continues_and_one_ahead_of_it_alarms(
     original: Original, store: ArchiveStore, tmp_path: Path
 ) -> None:
-    """Ahead of the disk: the cluster has lost what is stored, so there is nothing to add."""
+    """Ahead of the disk, the cluster has lost stored records, so nothing can be added."""
     full = CopiedLogDir(tmp_path / "full", original)
     full.add("ahead")
     full.add("behind", segments=4)

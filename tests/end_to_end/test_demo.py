@@ -26,7 +26,7 @@ def start(directory: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 def processes_in(directory: Path) -> Sequence[str]:
-    """The command lines of this machine that name the directory."""
+    """Command lines of this machine's processes that contain the directory."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -61,7 +61,7 @@ def test_every_record_is_read_back(java: Java, tmp_path: Path) -> None:
     assert not work.exists()
 
 
-def test_what_is_kept_can_be_looked_at(java: Java, tmp_path: Path) -> None:
+def test_kept_archive_can_be_listed(java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
     work = tmp_path / "work"
     demo = start(work, "--megabytes", "4", "--partitions", "1", "--keep")
@@ -79,7 +79,7 @@ def test_what_is_kept_can_be_looked_at(java: Java, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_cleans_up(number: signal.Signals, java: Java, tmp_path: Path) -> None:
+def test_interrupted_demo_cleans_up(number: signal.Signals, java: Java, tmp_path: Path) -> None:
     assert java.version >= 17
     work = tmp_path / "work"
     demo = start(work, "--megabytes", "100")

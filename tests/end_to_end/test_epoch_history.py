@@ -1,6 +1,5 @@
-"""A cluster that has changed its mind: records thrown away, topics made anew, replicas moved.
-
-Afterwards the archive is what the cluster says, record by record, and what it was is kept aside.
+"""Truncated records, recreated topics and moved replicas: afterwards the archive equals the
+cluster's log, record by record, and the former content is kept in quarantine.
 """
 
 import subprocess
@@ -60,13 +59,13 @@ def wait_for_leader(cluster: KafkaCluster, asked: int, topic: str, broker_id: in
 
 
 def archived(objects: Objects, topic: str) -> dict[int, Record]:
-    """The records of partition 0, as far as its watermark says."""
+    """The records of partition 0 below its watermark."""
     reader = ArchiveReader(objects)
     return reader.records(reader.views()[topic, 0])
 
 
 def set_aside(objects: Objects, folder: str, topic: str) -> dict[int, Record]:
-    """The records in what was set aside of partition 0."""
+    """The quarantined records of partition 0."""
     prefix = f"_sidetier/test/{folder}/{topic}-0/"
     return {
         offset: record
@@ -76,7 +75,7 @@ def set_aside(objects: Objects, folder: str, topic: str) -> dict[int, Record]:
     }
 
 
-def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_one_is_kept(
+def test_archive_follows_an_unclean_election_and_keeps_the_old_history(
     two_brokers: KafkaCluster,
     topic: str,
     tmp_path: Path,
@@ -84,8 +83,8 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
     stack: ExitStack,
 ) -> None:
     """The follower is down while the leader, alone in sync, commits and archives; then the leader
-    dies, and the follower is elected with what it has. An export that has read what was thrown away
-    says so, and begins there anew where it is told to; so does one that runs all the time.
+    dies, and the follower is elected with its own records. An export that has read truncated
+    records reports that, and rereads them if requested; so does a continuous export.
     """
     cluster, (old, new) = two_brokers, two_brokers.broker_ids
     store = s3_store(s3_bucket)
@@ -148,7 +147,7 @@ def test_after_an_unclean_election_the_archive_is_the_new_history_and_the_old_on
 def export(
     directory: Path, store: ArchiveStore, topic: str, lake: Path, *more: str
 ) -> tuple[int, str]:
-    """`sidetier export files` with the settings of the sidecar in this directory."""
+    """Run `sidetier export files` with the settings of the sidecar in this directory."""
     line = export_line(directory, topic, lake)
     done = subprocess.run(
         [*line, *more], check=False, env={**store.environment}, stderr=subprocess.PIPE, text=True
@@ -164,7 +163,7 @@ def export_line(directory: Path, topic: str, lake: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Following:
-    """An export that goes on and on, and what it has said."""
+    """A continuous export and its output."""
 
     process: ManagedProcess
     topic: str
@@ -172,12 +171,12 @@ class Following:
     log: Path
 
     def wait_for(self, records: dict[int, Record]) -> None:
-        """Just these are in its files."""
+        """Wait until its files contain exactly these records."""
         wanted = [(offset, records[offset].value) for offset in sorted(records)]
 
         def is_there() -> bool:
             assert self.process.running, self.said()
-            with suppress(FileNotFoundError):  # it was replaced since it was listed
+            with suppress(FileNotFoundError):  # it was replaced after the listing
                 return exported(self.lake, self.topic) == wanted
             return False
 
@@ -187,7 +186,7 @@ class Following:
         return self.log.read_text()
 
     def has_begun_anew(self) -> None:
-        """And ends when it is told to."""
+        """Assert that it has reread records and ends on request."""
         assert "; tried again" in self.said()
         assert "to be exported anew: " in self.said()
         self.process.terminate()
@@ -196,7 +195,7 @@ class Following:
 
 @contextmanager
 def following(directory: Path, store: ArchiveStore, topic: str, lake: Path) -> Iterator[Following]:
-    """`sidetier export files --follow`, which begins anew where it has to."""
+    """Run `sidetier export files --follow`, which rereads truncated records."""
     more = ["--follow", "--interval", "1s", "--chunk", "50", "--on-truncation", "reread"]
     log = directory / "following.log"
     line = [*export_line(directory, topic, lake), *more]
@@ -211,7 +210,7 @@ def following(directory: Path, store: ArchiveStore, topic: str, lake: Path) -> I
 def export_all(
     directory: Path, store: ArchiveStore, topic: str, lake: Path, servers: str, *more: str
 ) -> dict[int, Record]:
-    """The same with what only the broker has: then all of its log is there, and nothing else."""
+    """Export with `--tail kafka`: the files then contain exactly the whole log."""
     code, said = export(
         directory, store, topic, lake, "--tail", "kafka", "--bootstrap", servers, *more
     )
@@ -222,20 +221,22 @@ def export_all(
 
 
 def exported(lake: Path, topic: str) -> list[tuple[int, bytes | None]]:
-    """Every record in any file below, by offset."""
+    """Every record in all files below a directory, by offset."""
     files = (lake / "topics" / topic).rglob(f"{topic}+*")
     rows = [row for path in files for row in rows_of(path.name, path.read_bytes())]
     return sorted((row["offset"], row["value"]) for row in rows)
 
 
 def retire(directory: Path, store: ArchiveStore, *line: str) -> int:
-    """`sidetier retire` with the settings of the sidecar in this directory."""
+    """Run `sidetier retire` with the settings of the sidecar in this directory."""
     command = [str(PROGRAM), "--config", str(directory / "sidetier.yaml"), "retire", *line]
     return subprocess.run(command, check=False, env={**store.environment}).returncode
 
 
 def created(cluster: KafkaCluster, topic: str) -> bool:
-    """With ZooKeeper a name stays "marked for deletion" for a while."""
+    """Return whether the topic was created. With ZooKeeper a name stays "marked for deletion" for a
+    while.
+    """
     try:
         create_topic(cluster.bootstrap_servers, topic, configs=small_segments(cluster.version))
     except KafkaException as error:
@@ -246,7 +247,7 @@ def created(cluster: KafkaCluster, topic: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["kraft43", "zk39"])
-def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_retired(
+def test_recreated_topic_is_archived_once_the_old_archive_is_retired(
     request: pytest.FixtureRequest, kind: str, topic: str, tmp_path: Path
 ) -> None:
     cluster: KafkaCluster = request.getfixturevalue(kind)
@@ -288,7 +289,7 @@ def test_a_topic_that_was_created_again_is_archived_once_the_old_archive_is_reti
     assert (topic, 1) not in views, "the new topic has no partition 1: its archive went, too"
 
 
-def test_a_partition_that_is_reassigned_away_and_back_has_one_archive(
+def test_partition_reassigned_away_and_back_has_one_archive(
     two_brokers: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
     cluster, (first, second) = two_brokers, two_brokers.broker_ids

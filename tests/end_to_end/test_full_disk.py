@@ -1,4 +1,4 @@
-"""The file-system store on a full disk: the watermark waits, and catches up once there is room."""
+"""A file-system store on a full disk: the watermark waits, and catches up once space is freed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(params=["blocks", "file size"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
-    """Without a right to mount, a limit on the size of files stands for a disk without blocks."""
+    """A small disk. Without the right to mount, a file size limit replaces it."""
     if request.param == "blocks" and can_mount(tmp_path):
         with tmpfs(tmp_path / "disk", 8 * SEGMENT_BYTES) as small:
             yield small
@@ -26,7 +26,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
             yield small
 
 
-def test_a_full_disk_holds_the_watermark_until_there_is_room(
+def test_full_disk_blocks_the_watermark_until_space_is_freed(
     disk: SmallDisk, original: Original, tmp_path: Path
 ) -> None:
     store = file_store(disk.root)

@@ -1,6 +1,5 @@
-"""Leadership moves between brokers that each have a sidecar: nothing is lost, nothing wrong stored.
-
-What the cluster has thrown away is not in the archive.
+"""Leadership moves between brokers that each have a sidecar: no record is lost, and no truncated
+record is in the archive.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 def sidecars(
     cluster: KraftCluster, store: ArchiveStore, topic: str, directory: Path
 ) -> Iterator[Mapping[int, Sidecar]]:
-    """One beside each broker; all must end in good order."""
+    """One sidecar beside each broker; all must end without an error."""
     with ExitStack() as stack:
         running = {
             broker_id: stack.enter_context(
@@ -53,7 +52,7 @@ def sidecars(
 
 
 def unstored(sidecar: Sidecar, topic: str) -> int:
-    """Closed segments that this sidecar has not stored."""
+    """Number of closed segments that this sidecar has not stored."""
     return sum(row["unstored_segments"] for row in sidecar.partitions(topic))
 
 
@@ -62,7 +61,7 @@ def wait_for_unstored(sidecar: Sidecar, topic: str, count: int) -> None:
 
 
 def wait_for_reason(sidecar: Sidecar, topic: str, reason: str) -> None:
-    """Until the status page says that the oldest segment waits for this."""
+    """Wait until the status page gives this reason for the oldest waiting segment."""
 
     def said() -> bool:
         row = sidecar.partition(topic)
@@ -75,10 +74,12 @@ def directory_of(cluster: KraftCluster, broker_id: int, topic: str, partition: i
     return cluster.log_dirs(broker_id)[0] / f"{topic}-{partition}"
 
 
-def test_what_lies_above_the_high_watermark_waits_and_what_is_truncated_is_not_stored(
+def test_uncommitted_segments_wait_and_truncated_ones_are_not_stored(
     pair: KraftCluster, topic: str, tmp_path: Path
 ) -> None:
-    """With a stopped follower and acks=1 the leader closes what nobody else has; then it dies."""
+    """With a stopped follower and acks=1 the leader closes segments that no other broker has; then
+    it dies.
+    """
     cluster, (old, new) = pair, pair.broker_ids
     create_topic(
         cluster.bootstrap_servers,
@@ -120,10 +121,12 @@ def test_what_lies_above_the_high_watermark_waits_and_what_is_truncated_is_not_s
     assert stored >= {r for o, r in ledger.records[topic, 0].items() if o < 100}
 
 
-def test_a_rolling_restart_with_unstored_segments_loses_nothing(
+def test_rolling_restart_with_unstored_segments_loses_nothing(
     pair: KraftCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
-    """The store refuses at each stop: every leader hands over closed, unstored segments."""
+    """The store refuses requests at each stop: every leader hands over closed, unstored
+    segments.
+    """
     cluster, partitions = pair, range(2)
     create_topic(
         cluster.bootstrap_servers,

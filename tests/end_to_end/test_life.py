@@ -1,4 +1,4 @@
-"""How the process begins and ends: refusals, signals, deaths."""
+"""Start and end of the process: refusals, signals, deaths."""
 
 import os
 import shutil
@@ -36,14 +36,14 @@ def log_dir(tmp_path: Path, original: Original) -> CopiedLogDir:
 
 
 def refusal(sidecar: Sidecar, code: int = 2) -> str:
-    """What it says when it refuses to start."""
+    """The error message when it refuses to start."""
     sidecar.start_unchecked()
     assert sidecar.exit_code() == code, sidecar.text
     assert sidecar.seen("daemon.started") == []
     return sidecar.text
 
 
-def test_sigterm_with_nothing_to_do_ends_it_at_once(
+def test_sigterm_ends_an_idle_sidecar_at_once(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     with Sidecar(tmp_path, static_settings([log_dir], store)) as sidecar:
@@ -70,7 +70,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_wrong_setting_is_refused_by_name_before_anything_is_touched(
+def test_invalid_setting_is_refused_by_name_before_any_write(
     name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     changes, said = SETTINGS[name]
@@ -110,17 +110,17 @@ LOG_DIRS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def without_privileges() -> list[str]:
-    """What makes root obey permissions as everybody else does."""
+    """Command prefix that removes root's privileges, so that permissions apply."""
     if os.geteuid() != 0:
         return []
     return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
 
 
 @pytest.mark.parametrize("name", LOG_DIRS)
-def test_a_log_dir_that_cannot_be_right_is_refused(
+def test_invalid_log_dir_is_refused(
     name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
-    """One that says nothing of its broker is refused where no other log dir does."""
+    """A log dir without a broker identity is refused if no other log dir has one."""
     other = CopiedLogDir(tmp_path / "other", log_dir.original)
     spoil, said = LOG_DIRS[name]
     spoil(other.path)
@@ -134,7 +134,7 @@ def test_a_log_dir_that_cannot_be_right_is_refused(
 
 
 @pytest.mark.parametrize("name", ["missing", "unreadable", "never started"])
-def test_a_log_dir_that_says_nothing_does_not_hold_up_the_others(
+def test_log_dir_without_a_broker_identity_does_not_block_the_others(
     name: str, log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     other = CopiedLogDir(tmp_path / "other", log_dir.original)
@@ -147,7 +147,7 @@ def test_a_log_dir_that_says_nothing_does_not_hold_up_the_others(
         assert sidecar.stop() == 0
 
 
-def test_the_archive_of_another_cluster_is_refused(
+def test_archive_of_another_cluster_is_refused(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     settings = static_settings([log_dir], store)
@@ -178,14 +178,14 @@ main()
 
 
 def tampered(directory: Path, settings: Mapping[str, Any], error: str) -> Sidecar:
-    """A sidecar in which every upload raises this."""
+    """A sidecar in which every upload raises this error."""
     script = directory / "tampered.py"
     where = {"module": "sending.upload", "name": "Uploader", "method": "upload"}
     script.write_text(TAMPERED.format(**where, error=error))
     return Sidecar(directory, settings, program=(sys.executable, script))
 
 
-def test_the_death_of_a_thread_ends_the_process_with_its_reason(
+def test_death_of_a_thread_ends_the_process_with_its_reason(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     error = 'SystemExit("the worker is gone")'
@@ -195,7 +195,7 @@ def test_the_death_of_a_thread_ends_the_process_with_its_reason(
     assert "the worker is gone" in sidecar.text.splitlines()[-1]
 
 
-def test_an_unexpected_exception_is_held_and_ends_nothing(
+def test_unexpected_exception_delays_its_partition_and_ends_nothing(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     error = 'TypeError("what a mistake")'
@@ -207,13 +207,13 @@ def test_an_unexpected_exception_is_held_and_ends_nothing(
 
 
 def wait_for_more(proxy: S3Proxy) -> None:
-    """Until six segments more are stored."""
+    """Wait until six more segments are stored."""
     wanted = len(proxy.found("PUT", ".log")) + 6
     wait_until(lambda: len(proxy.found("PUT", ".log")) >= wanted, 30, "six segments more")
 
 
 @SEARCHES
-def test_kill_and_sigterm_amid_a_catch_up_lose_nothing_and_send_nothing_twice(
+def test_kill_and_sigterm_during_a_catch_up_lose_nothing_and_upload_nothing_twice(
     original: Original, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     copied = CopiedLogDir(tmp_path / "data", original)

@@ -1,4 +1,4 @@
-"""Log dirs: several of them, what in them is no partition, and that nothing in them is touched."""
+"""Several log dirs, foreign entries in them, and proof that nothing in them is changed."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ NO_PARTITIONS = (f"t-1.{HEX}-delete", f"t-2.{HEX}-future", f"t-3.{HEX}-stray", "
 
 
 def fingerprint(directory: Path) -> dict[str, tuple[object, ...]]:
-    """Everything below a directory, with all that a write would change."""
+    """Everything below a directory, with all attributes that a write would change."""
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted(directory.rglob("*")):
         status = path.stat()
@@ -36,7 +36,7 @@ def fingerprint(directory: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def test_only_partitions_are_archived_and_nothing_in_a_log_dir_is_changed(
+def test_only_partitions_are_archived_and_no_log_dir_is_changed(
     original: Original, tmp_path: Path
 ) -> None:
     copied = CopiedLogDir(tmp_path / "data", original)
@@ -63,9 +63,7 @@ def test_only_partitions_are_archived_and_nothing_in_a_log_dir_is_changed(
     assert fingerprint(copied.path) == before
 
 
-def test_an_unreadable_partition_does_not_hold_up_the_others(
-    original: Original, tmp_path: Path
-) -> None:
+def test_unreadable_partition_does_not_block_the_others(original: Original, tmp_path: Path) -> None:
     copied = CopiedLogDir(tmp_path / "data", original)
     hidden = copied.add("hidden")
     secret = copied.add("secret")
@@ -92,7 +90,7 @@ def test_an_unreadable_partition_does_not_hold_up_the_others(
 
 
 def wait_for_error(sidecar: Sidecar, topic: str, text: str) -> None:
-    """Until the status page shows such an error of the topic."""
+    """Wait until the status page shows this error for the topic."""
 
     def shown() -> bool:
         row = sidecar.partition(topic)
@@ -101,7 +99,7 @@ def wait_for_error(sidecar: Sidecar, topic: str, text: str) -> None:
     wait_until(shown, 30, f"{text!r} of {topic}")
 
 
-def test_a_replica_moves_between_log_dirs_while_it_is_archived(
+def test_replica_can_move_between_log_dirs_while_it_is_archived(
     kraft_cluster: KraftFactory, topic: str, tmp_path: Path
 ) -> None:
     cluster = kraft_cluster(log_dirs=2)
@@ -136,7 +134,7 @@ def test_a_replica_moves_between_log_dirs_while_it_is_archived(
 
 
 def directory_of(cluster: KraftCluster, topic: str, partition: int) -> Path:
-    """Where the replica lies now."""
+    """The replica's present directory."""
     for log_dir in cluster.log_dirs(1):
         if (log_dir / f"{topic}-{partition}").is_dir():
             return log_dir / f"{topic}-{partition}"

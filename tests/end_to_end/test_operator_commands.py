@@ -32,7 +32,9 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Run a command in this process with a sidecar's configuration; its JSON and exit code."""
+    """Run a command in this process with a sidecar's configuration; return its JSON and exit
+    code.
+    """
 
     def command(sidecar: Sidecar, *line: object, environment: Mapping[str, str]) -> dict[str, Any]:
         for name, value in environment.items():
@@ -110,7 +112,7 @@ def test_explain_follows_a_record_from_the_active_segment_to_the_store(
     assert watermark_offsets(bootstrap, topic)[0] > end
 
 
-def test_a_broker_can_be_lost_when_another_or_the_archive_has_all_of_it(
+def test_broker_can_be_lost_if_another_replica_or_the_archive_has_everything(
     pair: KraftCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket, ask: Ask
 ) -> None:
     bootstrap, (one, two) = pair.bootstrap_servers, pair.broker_ids

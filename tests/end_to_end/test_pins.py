@@ -1,4 +1,4 @@
-"""The broker deletes before the sidecar gets to upload: the bytes are still there."""
+"""The broker deletes segments before the sidecar uploads them: open files keep the bytes."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def partition_of(cluster: KraftCluster, topic: str) -> Path:
     return cluster.log_dirs(1)[0] / f"{topic}-0"
 
 
-def test_what_is_deleted_while_the_store_is_silent_is_stored_from_open_files(
+def test_segments_deleted_while_the_store_is_silent_are_stored_from_open_files(
     kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
 ) -> None:
     server = own_s3_server()
@@ -57,7 +57,7 @@ def test_what_is_deleted_while_the_store_is_silent_is_stored_from_open_files(
 
 
 def _open_files(pid: int, directory: Path) -> dict[int, str]:
-    """Descriptors of a process that lead into a directory, with what they lead to."""
+    """Descriptors of a process for files in a directory, with their targets."""
     found = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -75,7 +75,7 @@ def _unlinked_but_open(pid: int, directory: Path) -> int:
 
 
 def _descriptors(pid: int, directory: Path) -> set[int]:
-    """The access modes of a process's open files in a directory."""
+    """Access modes of a process's open files in a directory."""
     modes = set()
     for number in _open_files(pid, directory):
         info = Path(f"/proc/{pid}/fdinfo/{number}").read_text().split()
@@ -83,7 +83,7 @@ def _descriptors(pid: int, directory: Path) -> set[int]:
     return modes
 
 
-def test_segments_staged_before_the_start_are_stored(
+def test_segments_marked_for_deletion_before_the_start_are_stored(
     kraft43: KraftCluster, topic: str, tmp_path: Path
 ) -> None:
     store = file_store(tmp_path / "store")
@@ -101,7 +101,7 @@ def test_segments_staged_before_the_start_are_stored(
     compare(store.objects, ledger.records)
 
 
-def test_a_segment_that_rolls_and_is_staged_in_the_same_instant_is_stored(
+def test_segment_rolled_and_marked_for_deletion_at_once_is_stored(
     kraft43: KraftCluster, topic: str, tmp_path: Path
 ) -> None:
     """Its records are older than the retention: the broker rolls the segment to delete it."""
@@ -127,10 +127,12 @@ def test_a_segment_that_rolls_and_is_staged_in_the_same_instant_is_stored(
     assert compare(store.objects, ledger.records) == 30
 
 
-def test_a_sidecar_that_missed_many_rolls_finds_them(
+def test_sidecar_that_missed_many_rolls_finds_the_segments(
     kraft43: KraftCluster, topic: str, tmp_path: Path
 ) -> None:
-    """Stopped for as long as the broker rolls and stages; then the listing is the truth."""
+    """The sidecar is stopped while the broker rolls and deletes; afterwards only the listing shows
+    it.
+    """
     store = file_store(tmp_path / "store")
     directory = partition_of(kraft43, topic)
     configs = small_segments(retention_bytes=2 * SEGMENT_BYTES, file_delete_delay_ms=HOUR_MS)

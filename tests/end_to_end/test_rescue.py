@@ -1,4 +1,4 @@
-"""One sidecar is dead, and the brokers delete: the followers' sidecars store what it does not."""
+"""One sidecar is dead, and the brokers delete segments: the followers' sidecars store the rest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def sidecar(
 
 
 def create(cluster: KraftCluster, topic: str, replicas: list[int]) -> None:
-    """Two segments stay; a third is deleted, 3 s after it was renamed."""
+    """Create a topic that keeps two segments; further ones are deleted 3 s after their renaming."""
     configs = small_segments(
         min_insync_replicas=1, retention_bytes=2 * SEGMENT_BYTES, file_delete_delay_ms=3000
     )
@@ -57,10 +57,10 @@ def directory_of(cluster: KraftCluster, broker_id: int, topic: str) -> Path:
     return cluster.log_dirs(broker_id)[0] / f"{topic}-0"
 
 
-def test_what_a_dead_sidecar_leaves_unstored_is_stored_by_the_followers(
+def test_followers_store_the_segments_of_a_dead_sidecar(
     pair: KraftCluster, topic: str, store: ArchiveStore, tmp_path: Path
 ) -> None:
-    """Both brokers delete by size, and the leader's sidecar is killed while it stores."""
+    """Both brokers delete by size, and the leader's sidecar is killed during its uploads."""
     cluster, (leads, follows) = pair, pair.broker_ids
     create(cluster, topic, [leads, follows])
     ledger = Ledger()
@@ -91,7 +91,7 @@ def test_what_a_dead_sidecar_leaves_unstored_is_stored_by_the_followers(
     assert compare(store.objects, ledger.records) >= end
 
 
-def test_a_new_leader_has_held_what_was_deleted_before_it_led(
+def test_new_leader_has_pinned_segments_deleted_before_it_led(
     pair: KraftCluster, topic: str, store: ArchiveStore, tmp_path: Path
 ) -> None:
     """A lead change with a backlog older than the retention, without a rescue in between."""

@@ -1,4 +1,4 @@
-"""What a real broker writes beside its segments: aborted transactions, producers, leader epochs."""
+"""Optional files of a real broker: transaction indexes, producer snapshots, leader epochs."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 
 def run_transactions(bootstrap: str, topic: str, count: int) -> None:
-    """Every third one is aborted; each is larger than a batch."""
+    """Run transactions; every third is aborted, and each is larger than a batch."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-writer", "log_level": 0}
     )
@@ -33,11 +33,11 @@ def run_transactions(bootstrap: str, topic: str, count: int) -> None:
         if number % 3:
             producer.commit_transaction(30)
         else:
-            producer.flush(120)  # or nothing of it need be in the log
+            producer.flush(120)  # otherwise it may have no records in the log
             producer.abort_transaction(30)
 
 
-def test_aborted_transactions_and_producers_go_with_their_segments(
+def test_transaction_indexes_and_producer_snapshots_are_stored_with_their_segments(
     kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     create_topic(kraft43.bootstrap_servers, topic, configs=small_segments())
@@ -71,7 +71,7 @@ def _has(objects: object, prefix: str, base: int) -> bool:
     return objects.read(f"{prefix}{base:020d}.snapshot") is not None
 
 
-def test_every_stored_record_finds_its_epoch_after_leader_changes(
+def test_every_stored_record_has_its_epoch_after_leader_changes(
     pair: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     bootstrap = pair.bootstrap_servers

@@ -1,4 +1,4 @@
-"""What a broker leaves on its disk about when a segment began and was closed."""
+"""Start and close times of a segment, as a broker leaves them on its disk."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 LONG_AGO_MS = 1_700_000_000_000
 
 
-def test_a_closed_segment_tells_its_roll_and_its_largest_timestamp(
+def test_closed_segment_gives_its_roll_time_and_largest_timestamp(
     kraft43: KraftCluster, topic: str
 ) -> None:
     """A slow topic: the append that rolls the segment comes long after the last one in it."""

@@ -1,4 +1,4 @@
-"""The sidecar is killed with unstored segments, and the broker deletes them before it is back."""
+"""The sidecar is killed with unstored segments, and the broker deletes them before it restarts."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 
 SEGMENTS = 4
-EACH_ROUND = 200  # records of some 1,000 bytes: no matter how they are batched, so many segments
+EACH_ROUND = 200  # about 1,000 bytes per record: independent of batching
 
 
 def kept(home: Path, topic: str) -> list[str]:
@@ -28,14 +28,14 @@ def kept(home: Path, topic: str) -> list[str]:
 
 
 def kept_to(home: Path, topic: str, end: int) -> bool:
-    """The last closed segment is there; those before it are linked before."""
+    """Return whether the last closed segment is spooled; earlier ones are linked before it."""
     return any(name.endswith(f"-{end:020d}.log") for name in kept(home, topic))
 
 
-def test_a_kill_and_a_deletion_before_the_next_start_lose_nothing(
+def test_kill_and_deletion_before_the_next_start_lose_nothing(
     kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
 ) -> None:
-    """Twice in a row."""
+    """Repeated twice in a row."""
     server = own_s3_server()
     store = s3_store(new_bucket(server))
     home = kraft43.log_dirs(1)[0].parent / f"spool-{topic}"
@@ -69,7 +69,7 @@ def test_a_kill_and_a_deletion_before_the_next_start_lose_nothing(
     assert compare(store.objects, ledger.records) >= end
 
 
-def test_a_spool_on_another_mount_is_told_at_the_start(
+def test_spool_on_another_mount_is_refused_at_the_start(
     kraft43: KraftCluster, topic: str, own_s3_server: S3ServerFactory, tmp_path: Path
 ) -> None:
     store = s3_store(new_bucket(own_s3_server()))

@@ -1,4 +1,4 @@
-"""Bad days of the store: nothing is lost, the watermark waits, and catches up."""
+"""Store failures: nothing is lost, the watermark waits and catches up."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ class Place:
             wait_until_stored(self.store.objects, topic, 0, end, CATCH_UP_SECONDS)
 
     def lose_local_copies(self) -> None:
-        """Wait until the broker has deleted what is closed, but for the last two segments."""
+        """Wait until the broker has deleted all closed segments except the last two."""
         for topic in self.topics:
             directory = self.cluster.log_dirs(1)[0] / f"{topic}-0"
             wait_until_gone(directory, closed_end(directory) - 100)
@@ -72,11 +72,15 @@ class Place:
         return row
 
     def wait_for_error(self, topic: str) -> None:
-        """Only one thing at a time is asked of a store that fails: it may take its time."""
+        """Wait for the error. A failing store is probed with one request at a time, so this may
+        take long.
+        """
         wait_until(lambda: self.row(topic)["last_error"], 120, f"an error of {topic}")
 
     def end_well(self) -> None:
-        """Everything closed is stored, nothing was lost, and the sidecar ends in good order."""
+        """Assert that every closed segment is stored, no gap is recorded, and the sidecar ends
+        without an error.
+        """
         self.wait_until_stored()
         for topic in self.topics:
             self._reached(topic, self.end(topic))
@@ -104,7 +108,7 @@ def make_place(
 def _place(
     cluster: KraftCluster, bucket: S3Bucket, directory: Path, names: Sequence[str]
 ) -> Iterator[Place]:
-    """The first records of each topic are stored already."""
+    """Set up topics whose first records are stored already."""
     run = uuid.uuid4().hex[:6]
     topics = [f"{name}-{run}" for name in names]
     configs = small_segments(retention_bytes=SEGMENT_BYTES, file_delete_delay_ms=500)
@@ -131,7 +135,7 @@ FAULTS = {
 
 
 @pytest.mark.timeout(300)
-def test_while_the_store_fails_segments_stay_pinned_and_then_are_stored(
+def test_segments_stay_pinned_while_the_store_fails_and_are_stored_later(
     make_place: PlaceFactory,
 ) -> None:
     place = make_place(tuple(FAULTS))
@@ -156,7 +160,7 @@ def test_while_the_store_fails_segments_stay_pinned_and_then_are_stored(
 LOST = {"log": ".log", "index": ".index", "metadata": "_metadata", "watermark": "offset.wm"}
 
 
-def test_an_answer_that_is_lost_after_success_does_no_harm(make_place: PlaceFactory) -> None:
+def test_answer_lost_after_a_success_is_harmless(make_place: PlaceFactory) -> None:
     place = make_place(tuple(LOST))
     rules = {
         topic: first_puts(3, lose_the_answer, suffix)
@@ -169,10 +173,10 @@ def test_an_answer_that_is_lost_after_success_does_no_harm(make_place: PlaceFact
         assert len(place.proxy.found("PUT", topic, None)) == 3
 
 
-def test_a_store_that_is_away_for_long_is_waited_for(make_place: PlaceFactory) -> None:
+def test_long_store_outage_is_waited_for(make_place: PlaceFactory) -> None:
     place = make_place(["away"])
     topic = place.topics[0]
-    place.proxy.upstream, port = 1, place.proxy.upstream  # nobody listens there
+    place.proxy.upstream, port = 1, place.proxy.upstream  # no server listens there
     for _ in range(3):
         place.produce(100)
         place.lose_local_copies()
@@ -194,7 +198,7 @@ def _refuse_one(fault: Fault) -> Rule:
     return rule
 
 
-def test_one_object_that_is_always_refused_holds_the_watermark_and_shows(
+def test_object_that_is_always_refused_blocks_the_watermark_and_is_reported(
     make_place: PlaceFactory,
 ) -> None:
     place = make_place(["refused"])

@@ -1,7 +1,7 @@
-"""A partition of a real broker that Pinterest's uploader has filled, on a real S3 server.
+"""Takeover of a real broker's partition that Pinterest's uploader has filled, on a real S3 server.
 
-Its archive is made of the broker's own files, in its format, with the faults that it was seen to
-make; afterwards its consumer's reading rule finds every record that is anywhere.
+The archive consists of the broker's own files in Pinterest's format, with its observed faults;
+afterwards its consumer finds every record that still exists.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ SMALL_BATCHES = {"batch.num.messages": 2}
 
 @dataclass
 class Scene:
-    """The partition on the broker, what was sent to it, and Pinterest's archive of it."""
+    """The broker's partition, the produced records, and Pinterest's archive of it."""
 
     cluster: KraftCluster
     topic: str
@@ -44,7 +44,7 @@ class Scene:
     scratch: Path
 
     def upload(self, base: int) -> None:
-        """As Pinterest's uploader does: the broker's own three files."""
+        """Upload the broker's three files as Pinterest's uploader does."""
         index, timeindex, log = (
             (self.directory / segment_file_name(BaseOffset(base), kind)).read_bytes()
             for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
@@ -52,7 +52,7 @@ class Scene:
         self.peer.segment(base, log, index, timeindex)
 
     def produce(self) -> None:
-        """Some more closed segments."""
+        """Produce some more closed segments."""
         bootstrap = self.cluster.bootstrap_servers
         self.ledger.produce(bootstrap, self.topic, 200, settings=SMALL_BATCHES)
 
@@ -66,7 +66,9 @@ class Scene:
             yield running
 
     def check(self, end: int, gaps: tuple[tuple[int, int], ...] = ()) -> None:
-        """Pinterest's consumer reads every record up to `end` once, in order, but for the gaps."""
+        """Assert that Pinterest's consumer reads every record up to `end` once and in order, except
+        gaps.
+        """
         objects = s3_store(self.bucket).objects
         prefix = LAYOUT.partition_prefix(self.peer.tp)
         found = list(read_as_pinterest(objects.read, prefix))
@@ -92,8 +94,8 @@ def scene(kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
 
 
 def fill(scene: Scene) -> None:
-    """Eleven segments: one `.log` that was never sent, one index, two entries lost, and a watermark
-    that names a segment that is not there.
+    """Upload eleven segments with faults: one missing `.log`, one missing index, two missing
+    entries, and a watermark of a segment that is not stored.
     """
     for base in scene.bases[:11]:
         scene.upload(base)
@@ -105,7 +107,7 @@ def fill(scene: Scene) -> None:
     scene.peer.mark(scene.bases[10])
 
 
-def test_what_the_broker_still_has_fills_every_gap(scene: Scene) -> None:
+def test_gaps_are_filled_from_the_brokers_segments(scene: Scene) -> None:
     fill(scene)
     end = closed_end(scene.directory)
     objects = s3_store(scene.bucket).objects
@@ -124,8 +126,8 @@ def test_what_the_broker_still_has_fills_every_gap(scene: Scene) -> None:
     scene.check(end)
 
 
-def test_what_nobody_has_any_more_is_recorded(scene: Scene) -> None:
-    """Retention has passed the gap: only Pinterest's archive holds what lies around it."""
+def test_records_that_no_longer_exist_are_recorded_as_a_gap(scene: Scene) -> None:
+    """Retention has passed the gap: only Pinterest's archive has the records around it."""
     fill(scene)
     end = closed_end(scene.directory)
     start = scene.bases[9]
@@ -142,7 +144,7 @@ def test_what_nobody_has_any_more_is_recorded(scene: Scene) -> None:
     scene.check(end, (gap,))
 
 
-def test_the_peers_uploader_that_still_runs_is_told_of_and_not_fought(scene: Scene) -> None:
+def test_running_pinterest_uploader_is_reported_and_not_overwritten(scene: Scene) -> None:
     fill(scene)
     end = closed_end(scene.directory)
     objects = s3_store(scene.bucket).objects
@@ -161,6 +163,6 @@ def test_the_peers_uploader_that_still_runs_is_told_of_and_not_fought(scene: Sce
 
 
 def wait_until_stored_by_us(scene: Scene, sidecar: Sidecar, end: int) -> None:
-    """The takeover, and then the watermark: until then it has no second line to be read."""
+    """Wait for the takeover and then the watermark, which has no second line before."""
     sidecar.wait_for_event("pinterest.taken_over", topic=scene.topic)
     wait_until_stored(s3_store(scene.bucket).objects, scene.topic, 0, end)

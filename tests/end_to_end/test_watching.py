@@ -1,4 +1,4 @@
-"""Events are hints, and may be lost or not be had at all: the listing is the truth."""
+"""File system events are hints that may be lost or unavailable: the listing decides."""
 
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ def watching(mode: str) -> dict[str, Any]:
     return {"uploader": {"watch": mode, "poll_interval": "500ms"}}
 
 
-def test_rolls_whose_events_were_lost_are_found(
+def test_rolls_with_lost_events_are_found(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
-    """A sidecar that is stopped does not empty its queue, and the kernel drops what comes then."""
+    """A stopped sidecar does not empty its queue, and the kernel drops further events."""
     directory = log_dir.add("t", segments=2)
     bases = log_dir.original.bases
     settings = static_settings([log_dir], store, {"uploader": {"rescan_interval": "1h"}})
@@ -49,7 +49,7 @@ def test_rolls_whose_events_were_lost_are_found(
     compare(store.objects, log_dir.sent())
 
 
-def test_rolls_are_noticed_at_once_where_events_come(
+def test_rolls_are_noticed_at_once_with_events(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     directory = log_dir.add("t", segments=2)
@@ -63,7 +63,7 @@ def test_rolls_are_noticed_at_once_where_events_come(
         assert sidecar.stop() == 0
 
 
-def test_more_partitions_than_inotify_allows_are_refused_when_it_is_asked_for(
+def test_inotify_mode_is_refused_with_more_partitions_than_watches(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     for number in range(10):
@@ -78,7 +78,7 @@ def test_more_partitions_than_inotify_allows_are_refused_when_it_is_asked_for(
     assert not any(key.endswith("offset.wm") for key in store.objects.listing())
 
 
-def test_more_partitions_than_inotify_allows_are_polled_and_the_log_says_so(
+def test_auto_mode_polls_with_more_partitions_than_watches_and_logs_it(
     log_dir: CopiedLogDir, store: ArchiveStore, tmp_path: Path
 ) -> None:
     directories = [log_dir.add("t", number, segments=2) for number in range(10)]

@@ -1,4 +1,4 @@
-"""What every leadership source does from start to stop, whatever stands behind it."""
+"""Behaviour of every leadership source from start to stop."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ ID = b"A" * 16
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A source that leads ORDERS once `connect` was called; `lose` and `kill` are None where the
-    source cannot lose a partition, or has no thread that could die.
+    """A source that leads ORDERS once `connect` was called; `lose` is None if the source cannot
+    lose a partition, `kill` is None if it has no thread that could die.
     """
 
     source: LeadershipSource
@@ -110,18 +110,18 @@ def start(rig: Rig, views: ViewRecorder) -> None:
     views.wait_for([ORDERS])
 
 
-def test_before_start_nothing_is_known_and_nothing_failed(rig: Rig) -> None:
+def test_source_is_unknown_and_without_failure_before_start(rig: Rig) -> None:
     assert rig.source.view() == LeadershipView()
     assert rig.source.failure() is None
 
 
-def test_start_delivers_a_first_view_without_a_change(rig: Rig, views: ViewRecorder) -> None:
+def test_start_publishes_a_first_view_without_a_change(rig: Rig, views: ViewRecorder) -> None:
     start(rig, views)
     assert rig.source.view() == views.last
     assert rig.source.failure() is None
 
 
-def test_a_loss_is_delivered(rig: Rig, views: ViewRecorder) -> None:
+def test_loss_is_published(rig: Rig, views: ViewRecorder) -> None:
     start(rig, views)
     if rig.lose is None:
         return
@@ -130,14 +130,14 @@ def test_a_loss_is_delivered(rig: Rig, views: ViewRecorder) -> None:
     assert rig.source.view().leads == {}
 
 
-def test_stop_may_come_twice_and_before_start(rig: Rig, views: ViewRecorder) -> None:
+def test_stop_may_be_called_twice_and_before_start(rig: Rig, views: ViewRecorder) -> None:
     rig.source.stop()
     rig.source.stop()
     assert views.views == []
     assert rig.source.failure() is None
 
 
-def test_after_stop_nothing_is_delivered(rig: Rig, views: ViewRecorder) -> None:
+def test_nothing_is_published_after_stop(rig: Rig, views: ViewRecorder) -> None:
     others = set(threads())
     start(rig, views)
     rig.source.stop()
@@ -155,7 +155,7 @@ def test_after_stop_nothing_is_delivered(rig: Rig, views: ViewRecorder) -> None:
     assert rig.source.failure() is None
 
 
-def test_a_listener_may_stop_its_source(rig: Rig) -> None:
+def test_listener_may_stop_its_source(rig: Rig) -> None:
     seen: list[LeadershipView] = []
 
     def listener(view: LeadershipView) -> None:
@@ -170,7 +170,7 @@ def test_a_listener_may_stop_its_source(rig: Rig) -> None:
     assert len(seen) == 1
 
 
-def test_a_death_inside_is_told_with_its_reason(rig: Rig, views: ViewRecorder) -> None:
+def test_death_of_a_thread_is_a_failure_with_its_reason(rig: Rig, views: ViewRecorder) -> None:
     start(rig, views)
     if rig.kill is None:
         return
@@ -180,7 +180,7 @@ def test_a_death_inside_is_told_with_its_reason(rig: Rig, views: ViewRecorder) -
     rig.source.stop()
 
 
-def test_a_listener_that_raises_is_told_as_a_failure(rig: Rig) -> None:
+def test_exception_of_a_listener_is_a_failure(rig: Rig) -> None:
     error = ValueError("the listener's own")
 
     def listener(_: LeadershipView) -> None:

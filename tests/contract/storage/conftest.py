@@ -46,7 +46,7 @@ def moto() -> Iterator[S3Settings]:
 
 @pytest.fixture(params=STORES)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    """A store with nothing in it, and a look behind it."""
+    """An empty store with access to its internals."""
     kind: str = request.param
     subject = _make(kind, request, tmp_path)
     yield subject

@@ -1,4 +1,4 @@
-"""What every store promises of conditional writes."""
+"""Contract of conditional writes for every store."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -34,13 +34,13 @@ def test_if_match_loses_no_update(store: RemoteStorage) -> None:
     assert store.get_object("k").data == b"3 nonce-d"
 
 
-def test_if_match_over_nothing_is_refused(store: RemoteStorage) -> None:
+def test_if_match_on_a_missing_object_is_refused(store: RemoteStorage) -> None:
     with pytest.raises(PreconditionFailedError):
         store.put_object("k", BytesBody(b"x"), condition=IfMatch("0123456789abcdef"))
     assert list(store.list_objects("")) == []
 
 
-def test_an_etag_from_a_listing_and_a_head_can_be_matched(store: RemoteStorage) -> None:
+def test_etag_of_a_listing_and_of_a_head_can_be_matched(store: RemoteStorage) -> None:
     store.put_object("k", BytesBody(b"1"))
     (row,) = store.list_objects("k")
     store.put_object("k", BytesBody(b"2"), condition=IfMatch(row.etag))
@@ -51,7 +51,7 @@ def test_an_etag_from_a_listing_and_a_head_can_be_matched(store: RemoteStorage) 
 
 
 def _race(store: RemoteStorage, condition: IfAbsent | IfMatch, size: int) -> list[int]:
-    """Eight writers at once; the numbers of those that won."""
+    """Run eight writers at once; return the numbers of the successful ones."""
     start = Barrier(8)
 
     def put(number: int) -> bool:
@@ -69,12 +69,12 @@ def _race(store: RemoteStorage, condition: IfAbsent | IfMatch, size: int) -> lis
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_one_of_eight_racers_creates(store: RemoteStorage, size: int) -> None:
+def test_one_of_eight_concurrent_creates_succeeds(store: RemoteStorage, size: int) -> None:
     (winner,) = _race(store, IfAbsent(), size)
     assert store.get_object("contested").data == bytes([winner]) * size
 
 
-def test_one_of_eight_racers_updates(subject: Subject) -> None:
+def test_one_of_eight_concurrent_updates_succeeds(subject: Subject) -> None:
     store = subject.storage
     etag = store.put_object("contested", BytesBody(b"start"))
     winners = _race(store, IfMatch(etag), 200)
@@ -83,7 +83,7 @@ def test_one_of_eight_racers_updates(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 100_000])
-def test_a_copy_under_a_condition(store: RemoteStorage, size: int) -> None:
+def test_copy_obeys_a_condition(store: RemoteStorage, size: int) -> None:
     etag = store.put_object("source", BytesBody(b"s" * size), metadata={"m": "1"})
     store.copy_object("source", "target", condition=IfAbsent())
     with pytest.raises(PreconditionFailedError):
@@ -97,7 +97,7 @@ def test_a_copy_under_a_condition(store: RemoteStorage, size: int) -> None:
     assert copied.head.metadata == {"m": "1"}
 
 
-def test_a_large_body_obeys_conditions_too(subject: Subject) -> None:
+def test_large_body_obeys_conditions(subject: Subject) -> None:
     store = subject.storage
     store.put_object("big", BytesBody(b"1" * LARGE), condition=IfAbsent())
     with pytest.raises(PreconditionFailedError):
@@ -110,7 +110,7 @@ def test_a_large_body_obeys_conditions_too(subject: Subject) -> None:
     assert subject.left_over() == []
 
 
-def test_a_delete_under_a_condition_spares_another_version(store: RemoteStorage) -> None:
+def test_conditional_delete_keeps_another_version(store: RemoteStorage) -> None:
     first = store.put_object("k", BytesBody(b"1 nonce-a"))
     second = store.put_object("k", BytesBody(b"2 nonce-b"))
     with pytest.raises(PreconditionFailedError, match="k"):

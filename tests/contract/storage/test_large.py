@@ -1,4 +1,6 @@
-"""What every store promises of large bodies (in parts, where there are parts), and of its end."""
+"""Contract of large bodies (multipart uploads if the store has them) and of close, for every
+store.
+"""
 
 import pytest
 
@@ -17,7 +19,7 @@ LARGE = bytes(i * 31 % 251 for i in range(65_536)) * 180
 
 
 @pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
-def test_a_large_body_is_whole_and_has_one_checksum(
+def test_large_body_is_complete_and_has_one_checksum(
     subject: Subject, algorithm: ChecksumAlgorithm
 ) -> None:
     store = subject.storage
@@ -37,7 +39,7 @@ def test_a_large_body_is_whole_and_has_one_checksum(
 @pytest.mark.parametrize(
     "error", [OSError("disk"), DamagedSegmentError("segment"), KeyboardInterrupt()]
 )
-def test_a_large_body_that_breaks_leaves_nothing(
+def test_failing_large_body_leaves_nothing(
     subject: Subject, after: int, error: BaseException
 ) -> None:
     store = subject.storage
@@ -52,7 +54,7 @@ def test_a_large_body_that_breaks_leaves_nothing(
     assert subject.left_over() == []
 
 
-def test_a_large_body_with_a_wrong_checksum_leaves_nothing(subject: Subject) -> None:
+def test_large_body_with_a_wrong_checksum_leaves_nothing(subject: Subject) -> None:
     wrong = Checksum(ChecksumAlgorithm.CRC64NVME, bytes(8))
     with pytest.raises(ChecksumMismatchError, match="big"):
         subject.storage.put_object("big", BytesBody(LARGE), checksum=wrong)
@@ -60,7 +62,7 @@ def test_a_large_body_with_a_wrong_checksum_leaves_nothing(subject: Subject) -> 
     assert subject.left_over() == []
 
 
-def test_a_large_copy(subject: Subject) -> None:
+def test_large_object_is_copied(subject: Subject) -> None:
     store = subject.storage
     store.put_object("big", BytesBody(LARGE), metadata={"a": "1"})
     store.copy_object("big", "plain")

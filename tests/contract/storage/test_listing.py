@@ -1,4 +1,4 @@
-"""What every store promises of listings."""
+"""Contract of listings for every store."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,14 +6,14 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.port import RemoteStorage
 
 TRICKY = ["a", "a-b/x", "a.b", "a0/x", "b/1", "b/1-1", "b/10/z", "b/2", "Z", "_x", "é", "😀"]
-"""Where the order of whole keys differs from that of a walk of directories."""
+"""Keys whose order differs from the order of a directory walk."""
 
 
 def _keys(store: RemoteStorage, prefix: str, start_after: str = "") -> list[str]:
     return [row.key for row in store.list_objects(prefix, start_after=start_after)]
 
 
-def test_order_is_that_of_the_keys_bytes(store: RemoteStorage) -> None:
+def test_keys_are_in_byte_order(store: RemoteStorage) -> None:
     tricky = [*TRICKY, "c/x", "c-", "c0"]
     for key in tricky:
         store.put_object(key, BytesBody(b""))
@@ -23,7 +23,7 @@ def test_order_is_that_of_the_keys_bytes(store: RemoteStorage) -> None:
         assert _keys(store, "", after) == [k for k in expected if k.encode() > after.encode()]
 
 
-def test_a_prefix_is_of_characters_not_of_components(store: RemoteStorage) -> None:
+def test_prefix_matches_characters_instead_of_components(store: RemoteStorage) -> None:
     for key in ("t-1/0.log", "t-1/1.log", "t-10/0.log", "t/0.log", "other"):
         store.put_object(key, BytesBody(b""))
     assert _keys(store, "t-1") == ["t-1/0.log", "t-1/1.log", "t-10/0.log"]
@@ -35,7 +35,7 @@ def test_a_prefix_is_of_characters_not_of_components(store: RemoteStorage) -> No
     assert _keys(store, "nothing/here") == []
 
 
-def test_a_write_and_a_delete_show_at_once(store: RemoteStorage) -> None:
+def test_write_and_delete_are_visible_at_once(store: RemoteStorage) -> None:
     for number in range(5):
         store.put_object(f"d/{number}", BytesBody(b"x" * number))
         assert [row.size for row in store.list_objects("d/")] == list(range(number + 1))
@@ -43,7 +43,7 @@ def test_a_write_and_a_delete_show_at_once(store: RemoteStorage) -> None:
     assert _keys(store, "d/") == ["d/0", "d/1", "d/3", "d/4"]
 
 
-def test_more_than_a_page_of_keys(store: RemoteStorage) -> None:
+def test_more_than_one_page_of_keys_is_listed(store: RemoteStorage) -> None:
     keys = [f"many/{number:06d}.log" for number in range(1105)]
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(lambda key: store.put_object(key, BytesBody(b"")), keys))
@@ -54,7 +54,7 @@ def test_more_than_a_page_of_keys(store: RemoteStorage) -> None:
     assert _keys(store, "many/", keys[-1]) == []
 
 
-def test_directories_are_what_keys_have_in_common_up_to_a_slash(store: RemoteStorage) -> None:
+def test_directories_are_common_prefixes_up_to_a_slash(store: RemoteStorage) -> None:
     for key in (*TRICKY, "c/t-1/0.log", "c/t-1/d/0.log", "c/t-10/0.log", "c/t-é/x", "c/other"):
         store.put_object(key, BytesBody(b""), metadata={"a": "1"})
     assert store.list_directories("") == ["a-b/", "a0/", "b/", "c/"]

@@ -1,4 +1,4 @@
-"""What every store promises of single objects."""
+"""Contract of single objects for every store."""
 
 import time
 
@@ -36,11 +36,13 @@ ODD_KEYS = [
 
 
 def _shows(store: RemoteStorage) -> bool:
-    """Whether the checksum of an object can be asked for: some stores keep ours in the metadata."""
+    """Return whether the store reports the checksum of an object: some keep ours in the
+    metadata.
+    """
     return store.capabilities.checksum is not None or isinstance(store, HdfsStorage | ObjectStorage)
 
 
-def test_what_was_put_is_what_is_read(store: RemoteStorage) -> None:
+def test_stored_bytes_are_read_back(store: RemoteStorage) -> None:
     data = bytes(range(256)) * 1000
     etag = store.put_object("a/b.log", BytesBody(data))
     stored = store.get_object("a/b.log")
@@ -48,7 +50,7 @@ def test_what_was_put_is_what_is_read(store: RemoteStorage) -> None:
     assert (stored.head.key, stored.head.size, stored.head.etag) == ("a/b.log", len(data), etag)
 
 
-def test_an_empty_object_is_an_object(store: RemoteStorage) -> None:
+def test_empty_object_is_an_object(store: RemoteStorage) -> None:
     etag = store.put_object("empty.index", BytesBody(b""), metadata={"next-offset": "0"})
     stored = store.get_object("empty.index")
     assert (stored.data, stored.head.size, stored.head.etag) == (b"", 0, etag)
@@ -58,7 +60,7 @@ def test_an_empty_object_is_an_object(store: RemoteStorage) -> None:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_keys_with_odd_characters(subject: Subject, key: str) -> None:
+def test_keys_with_unusual_characters_are_stored(subject: Subject, key: str) -> None:
     store = subject.storage
     if any(character in key for character in subject.refused):
         with pytest.raises(InvalidRequestError, match=r"backslash|colon"):
@@ -77,7 +79,7 @@ def test_keys_with_odd_characters(subject: Subject, key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["", "/abs", "a//b", "a/", "../up", "a/../b", "a/./b", ".", "a\0b", "a\nb", "x" * 1025]
 )
-def test_keys_that_no_store_can_hold_are_refused(store: RemoteStorage, key: str) -> None:
+def test_keys_that_some_store_cannot_hold_are_refused(store: RemoteStorage, key: str) -> None:
     with pytest.raises(InvalidRequestError, match="key"):
         store.put_object(key, BytesBody(b"x"))
     with pytest.raises(InvalidRequestError, match="key"):
@@ -85,7 +87,7 @@ def test_keys_that_no_store_can_hold_are_refused(store: RemoteStorage, key: str)
     assert list(store.list_objects("")) == []
 
 
-def test_what_is_not_there_is_not_found(store: RemoteStorage) -> None:
+def test_missing_object_is_not_found(store: RemoteStorage) -> None:
     for look in (store.get_object, store.head_object, store.get_object_input_stream):
         with pytest.raises(ObjectNotFoundError, match="absent"):
             look("dir/absent")
@@ -96,7 +98,7 @@ def test_what_is_not_there_is_not_found(store: RemoteStorage) -> None:
     assert list(store.list_objects("")) == []
 
 
-def test_a_directory_is_no_object(subject: Subject) -> None:
+def test_directory_is_no_object(subject: Subject) -> None:
     store = subject.storage
     store.put_object("dir/file", BytesBody(b"x"))
     with pytest.raises(ObjectNotFoundError):
@@ -107,7 +109,7 @@ def test_a_directory_is_no_object(subject: Subject) -> None:
     assert store.get_object("dir/file").data == b"x"
 
 
-def test_deleting_what_is_not_there_is_no_error(store: RemoteStorage) -> None:
+def test_delete_of_a_missing_object_is_no_error(store: RemoteStorage) -> None:
     store.put_object("a", BytesBody(b"x"))
     store.delete_object("a")
     store.delete_object("a")
@@ -125,7 +127,7 @@ def test_overwriting_replaces_bytes_and_metadata(store: RemoteStorage) -> None:
     assert store.get_object("k").data == b"two"
 
 
-def test_metadata_comes_back_as_it_was(store: RemoteStorage) -> None:
+def test_metadata_is_returned_unchanged(store: RemoteStorage) -> None:
     metadata = {"next-offset": "12345678901234567890", "leader-epoch": "7", "odd": "a=b; c,d %20"}
     store.put_object("k", BytesBody(b"x"), metadata=metadata)
     assert store.head_object("k").metadata == metadata
@@ -146,7 +148,7 @@ def test_metadata_that_would_not_survive_is_refused(
 
 
 @pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
-def test_a_right_checksum_is_accepted_and_shown(
+def test_correct_checksum_is_accepted_and_reported(
     store: RemoteStorage, algorithm: ChecksumAlgorithm
 ) -> None:
     checksum = checksum_of_bytes(b"data", algorithm)
@@ -154,13 +156,13 @@ def test_a_right_checksum_is_accepted_and_shown(
     assert store.head_object("k").checksum == (checksum if _shows(store) else None)
 
 
-def test_without_a_checksum_one_is_computed(store: RemoteStorage) -> None:
+def test_checksum_is_computed_if_none_is_given(store: RemoteStorage) -> None:
     store.put_object("k", BytesBody(b"data"))
     expected = checksum_of_bytes(b"data", CRC64)
     assert store.head_object("k").checksum == (expected if _shows(store) else None)
 
 
-def test_a_wrong_checksum_is_refused_and_leaves_nothing(subject: Subject) -> None:
+def test_wrong_checksum_is_refused_and_leaves_nothing(subject: Subject) -> None:
     store = subject.storage
     wrong = Checksum(CRC64, bytes(8))
     verified = store.capabilities.checksum is not None
@@ -174,7 +176,7 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing(subject: Subject) -> Non
     assert subject.left_over() == []
 
 
-def test_a_body_that_breaks_leaves_nothing_and_keeps_its_error(subject: Subject) -> None:
+def test_failing_body_leaves_nothing_and_its_error_is_raised(subject: Subject) -> None:
     store = subject.storage
     data = b"z" * 300_000
     for error in (OSError("disk"), DamagedSegmentError("segment"), KeyboardInterrupt()):
@@ -191,7 +193,7 @@ def test_a_body_that_breaks_leaves_nothing_and_keeps_its_error(subject: Subject)
     assert store.get_object("k").data == data
 
 
-def test_a_body_that_breaks_keeps_what_was_there(store: RemoteStorage) -> None:
+def test_failing_body_keeps_the_existing_object(store: RemoteStorage) -> None:
     etag = store.put_object("k", BytesBody(b"old"), metadata={"v": "1"})
     with pytest.raises(OSError, match="disk"):
         store.put_object("k", BreakingBody(b"n" * 200_000, 100_000, OSError("disk")))
@@ -199,7 +201,7 @@ def test_a_body_that_breaks_keeps_what_was_there(store: RemoteStorage) -> None:
     assert (store.head_object("k").etag, store.head_object("k").metadata) == (etag, {"v": "1"})
 
 
-def test_a_body_shorter_than_it_says_is_an_error(store: RemoteStorage) -> None:
+def test_body_shorter_than_its_size_is_an_error(store: RemoteStorage) -> None:
     for size in (10, 200_000):
         with pytest.raises(OSError, match="body ended"):
             store.put_object("k", ShortBody(b"12345", size))
@@ -210,14 +212,14 @@ def test_a_body_shorter_than_it_says_is_an_error(store: RemoteStorage) -> None:
     ("start", "end"),
     [(0, None), (0, 10), (10, 20), (990, None), (990, 5000), (1000, None), (2000, 3000), (5, 5)],
 )
-def test_ranges_are_slices(store: RemoteStorage, start: int, end: int | None) -> None:
+def test_ranges_are_half_open_slices(store: RemoteStorage, start: int, end: int | None) -> None:
     data = bytes(i % 251 for i in range(1000))
     store.put_object("k", BytesBody(data))
     with store.get_object_input_stream("k", start, end) as stream:
         assert stream.read() == data[start:end]
 
 
-def test_a_stream_can_be_read_in_pieces_and_left(store: RemoteStorage) -> None:
+def test_stream_can_be_read_in_pieces_and_closed_early(store: RemoteStorage) -> None:
     data = bytes(i % 251 for i in range(1_000_000))
     store.put_object("k", BytesBody(data))
     with store.get_object_input_stream("k", 100) as stream:
@@ -228,13 +230,13 @@ def test_a_stream_can_be_read_in_pieces_and_left(store: RemoteStorage) -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, None), (10, 5), (-5, -1)])
-def test_a_range_that_is_none_is_refused(store: RemoteStorage, start: int, end: int) -> None:
+def test_invalid_range_is_refused(store: RemoteStorage, start: int, end: int) -> None:
     store.put_object("k", BytesBody(b"0123456789"))
     with pytest.raises(InvalidRequestError, match="range"):
         store.get_object_input_stream("k", start, end)
 
 
-def test_a_copy_has_the_same_bytes_metadata_and_checksum(subject: Subject) -> None:
+def test_copy_has_the_same_bytes_metadata_and_checksum(subject: Subject) -> None:
     store = subject.storage
     data = b"q" * 200_000
     store.put_object("a", BytesBody(data), metadata={"next-offset": "5"})
@@ -248,7 +250,7 @@ def test_a_copy_has_the_same_bytes_metadata_and_checksum(subject: Subject) -> No
     assert store.get_object("a").data == data
 
 
-def test_the_time_of_a_write_is_shown_in_milliseconds(store: RemoteStorage) -> None:
+def test_modification_time_is_reported_in_milliseconds(store: RemoteStorage) -> None:
     store.put_object("k", BytesBody(b"x"))
     now = time.time_ns() // 1_000_000
     head = store.head_object("k")
@@ -258,7 +260,7 @@ def test_the_time_of_a_write_is_shown_in_milliseconds(store: RemoteStorage) -> N
     assert abs(row.modified_ms - now) < 60_000
 
 
-def test_a_stream_is_of_the_version_that_was_meant(store: RemoteStorage) -> None:
+def test_stream_returns_the_opened_version(store: RemoteStorage) -> None:
     first = store.put_object("k", BytesBody(b"first"))
     with store.get_object_input_stream("k", 1, 3, condition=IfMatch(first)) as stream:
         assert stream.read() == b"ir"

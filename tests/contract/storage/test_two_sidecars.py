@@ -27,7 +27,7 @@ def key(segment: int) -> str:
 
 
 def race(store: RemoteStorage, segments: int, size: int) -> dict[int, set[int]]:
-    """By sidecar, the segments of which it has stored the log."""
+    """Segments whose log each sidecar has stored."""
     start = Barrier(len(SIDECARS))
 
     def upload(epoch: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""A partition's archive as it lies on the store at the end, decoded record by record."""
+"""A partition's stored archive at the end of a run, decoded record by record."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ _MARKER_TYPES = {b"\0\0": Fate.ABORTED, b"\0\1": Fate.COMMITTED}
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What is stored of a partition; the records, and their transactions' fates, are those of the
-    `.log` files up to the watermark.
+    """Content of a partition's archive.
 
-    `extents` are first and next offset of each of these files, by base; `controls` the offsets of
-    transactions' markers; `listed` the base offsets in `_metadata`.
+    Records and transaction fates come from the `.log` files up to the watermark. `extents` has the
+    first and next offset of each of these files by base offset; `controls` the offsets of
+    transaction markers; `listed` the base offsets in `_metadata`.
     """
 
     mark: Mark
@@ -39,10 +39,10 @@ class Archived:
 
 
 def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | None:
-    """All of it; None where the partition has no watermark.
+    """Read a whole archive; None if the partition has no watermark.
 
     Raises:
-        DamagedSegmentError: a `.log` is not whole, sound record batches.
+        DamagedSegmentError: a `.log` is not a sequence of complete, valid record batches.
     """
     place = TopicPartition(*tp)
     data = eye.read(layout.watermark_key(place))
@@ -69,7 +69,7 @@ def read_archive(eye: Eye, layout: ArchiveLayout, tp: Partition) -> Archived | N
 
 
 def read_set_aside(eye: Eye, prefix: str) -> SetAside:
-    """All records in the `.log` files below a prefix, in whatever folders."""
+    """Read all records in the `.log` files below a prefix, in any folder."""
     found: dict[int, set[int]] = {}
     for key in eye.listing(prefix):
         if key.endswith(".log"):
@@ -80,7 +80,7 @@ def read_set_aside(eye: Eye, prefix: str) -> SetAside:
 
 
 class _Reading:
-    """Walks over `.log` files by rising base offset."""
+    """A walk over `.log` files by ascending base offset."""
 
     def __init__(self) -> None:
         self.extents: dict[int, Range] = {}
@@ -92,7 +92,7 @@ class _Reading:
         self._open: dict[int, list[int]] = {}
 
     def add(self, base: int, log: bytes, key: str) -> None:
-        """One more file."""
+        """Add another file."""
         for record in read_records(log, key):
             if record.offset <= self._last:
                 self.disorder.append(f"{key}: offset {record.offset} follows on {self._last}")
@@ -109,7 +109,7 @@ class _Reading:
             self.extents[base] = (first.base_offset, last.last_offset + 1)
 
     def _follow(self, header: BatchHeader, payload: bytes) -> None:
-        """Which records a marker decides about: those of its producer since the last one."""
+        """Assign a marker's decision to the producer's records since its last marker."""
         if not header.is_transactional:
             return
         records = decode_records(header, payload)

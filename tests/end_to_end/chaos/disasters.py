@@ -1,6 +1,7 @@
-"""Actions that take several steps: what they do to the cluster, and what is noted for the verdict.
+"""Actions of several steps: their effect on the cluster, and their records for the verdict.
 
-Each function mends its damage, and raises DidNotHappenError where the cluster gave no occasion.
+Each function repairs its damage, and raises DidNotHappenError if the state of the cluster did not
+allow the action.
 """
 
 import re
@@ -66,7 +67,7 @@ _TOPIC_SECONDS = 240.0
 _REFUSALS = (
     KafkaException,
     AssertionError,
-    KeyError,  # a broker that has just started does not know every partition
+    KeyError,  # a recently started broker does not know every partition
     TimeoutError,
     subprocess.TimeoutExpired,
 )
@@ -74,7 +75,7 @@ _ACTIVE = re.compile(r"Becoming the active controller at epoch (\d+)")
 
 
 class DidNotHappenError(Exception):
-    """An action was drawn, and there was no occasion for it."""
+    """A drawn action found no opportunity."""
 
 
 class Guards:
@@ -88,7 +89,9 @@ class Guards:
 
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:
-        """Wait for these; always in the same order, brokers first and topics last."""
+        """Hold these locks; they are always taken in the same order, brokers first and topics
+        last.
+        """
         with ExitStack() as stack:
             for name in sorted(names):
                 stack.enter_context(self._locks[name])
@@ -96,20 +99,20 @@ class Guards:
 
 
 def sidecar_of(broker: int) -> str:
-    """The name of a sidecar's guard."""
+    """The name of a sidecar's lock."""
     return f"sidecar-{broker}"
 
 
 def store_of(broker: int) -> str:
-    """The name of the guard of the store as a sidecar sees it."""
+    """The name of the lock for the store as a sidecar sees it."""
     return f"store-{broker}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an action needs: the servers, those who watch and remember, and the special topics'
-    producers. `broken` are the log dirs that were broken on purpose; `spooled` are the partitions
-    of which brokers have deleted what only a spool holds, and up to where.
+    """The servers, observers, records and special topics' producers that an action needs. `broken`
+    are the deliberately broken log dirs; `spooled` has, by partition, the offset up to which
+    brokers have deleted segments that only a spool holds.
     """
 
     scene: Scene
@@ -127,12 +130,12 @@ class Stage:
         return self.scene.cluster
 
     def expect_running(self, broker: int) -> None:
-        """AssertionError where a broker has ended by itself."""
+        """Raise AssertionError if a broker has ended by itself."""
         process = self.cluster.process_of(broker)
         assert process.running, f"broker {broker} has ended by itself\n{process.log_tail()}"
 
     def try_to(self, ask: Callable[..., None], *arguments: object) -> bool:
-        """Ask the cluster; what it refuses while it is in other trouble is left undone."""
+        """Send a request to the cluster; a refusal during other trouble is ignored."""
         try:
             ask(self.cluster.bootstrap_servers, *arguments)
         except _REFUSALS as error:
@@ -141,13 +144,13 @@ class Stage:
         return True
 
     def elect_preferred(self) -> None:
-        """A preferred election of every partition that is not special."""
+        """Run a preferred election of every partition that is not special."""
         for tp in PARTITIONS:
             self.try_to(elect_preferred_leader, *tp)
 
     def expect_nothing_in_spools(self) -> None:
-        """What a spool alone holds is let go on a full disk, for the broker's sake, and cannot be
-        read on a failing one.
+        """Expect spooled segments to be lost. A full disk makes the sidecar release them for the
+        broker's sake, and a failing disk cannot be read.
         """
 
         def is_stored() -> bool:
@@ -157,7 +160,7 @@ class Stage:
             raise DidNotHappenError(f"only a spool has what is up to {self.spooled}")
 
     def bring_back(self, broker: int, down: float) -> None:
-        """Start a broker after so many seconds, and wait until it is in sync."""
+        """Start a broker after a delay, and wait until it is in sync."""
         pause(down)
         self.cluster.start_broker(broker)
         self.scene.wait_until_healed()
@@ -165,7 +168,7 @@ class Stage:
 
 
 def pause(seconds: float) -> None:
-    """Let so much time pass, also when the end has come: damage lasts as long as drawn."""
+    """Wait the given time, even if the run's time is over: damage lasts as long as drawn."""
     threading.Event().wait(seconds)
 
 
@@ -173,7 +176,7 @@ def pause(seconds: float) -> None:
 
 
 def elect_uncleanly(stage: Stage, action: ElectUncleanly) -> None:
-    """Throw away what a leader has acknowledged alone, and had its sidecar archive."""
+    """Let a leader acknowledge records alone, let its sidecar archive them, and then lose them."""
     scene, cluster, tp = stage.scene, stage.cluster, (UNCLEAN, action.number)
     scene.wait_until_healed()
     leader = scene.leader_of(tp)
@@ -211,8 +214,8 @@ def _is_alone(scene: Scene, tp: Partition, leader: int) -> bool:
 
 
 def _elect(scene: Scene, tp: Partition, broker: int, before: int) -> tuple[int, int]:
-    """An unclean election of this broker, once the old leader is known to be dead; the new leader
-    epoch with the offset at which it starts.
+    """Elect this broker uncleanly once the old leader is known to be dead; return the new leader
+    epoch and its start offset.
     """
     wanted = TopicPartition(*tp)
 
@@ -245,7 +248,7 @@ def _last_epoch(directory: Path) -> tuple[int, int]:
 
 
 def _wait_a_while(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Return whether the condition became true in time."""
     try:
         wait_until(condition, seconds, "what need not come", ASK_SECONDS)
     except AssertionError:
@@ -257,12 +260,12 @@ def _wait_a_while(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def fill_disk(stage: Stage, action: FillDisk) -> None:
-    """Leave no room until the broker notices."""
+    """Fill the disk until the broker notices."""
     _break(stage, action.broker, action.down, stage.scene.disks[action.broker].fill, again=True)
 
 
 def fail_log_dir(stage: Stage, action: FailLogDir) -> None:
-    """Have the disk fail."""
+    """Make the disk fail."""
     fail = partial(stage.scene.disks[action.broker].fail, action.failure)
     _break(stage, action.broker, action.down, fail, again=False)
 
@@ -298,8 +301,8 @@ def _break(
 
 
 def _expect_progress(stage: Stage, broker: int) -> None:
-    """The sidecar goes on with what is in the log dir that is left: it stores what closes now.
-    Where a transaction waits for the log dir that is away, nothing closes.
+    """Assert that the sidecar continues with the remaining log dir: it stores segments that close
+    now. No segment closes while a transaction waits for the missing log dir.
     """
     here = {tp: stage.scene.directory_of(broker, tp) for tp in PARTITIONS}
     held = {tp: directory for tp, directory in here.items() if directory is not None}
@@ -324,7 +327,7 @@ def _expect_progress(stage: Stage, broker: int) -> None:
 
 
 def _repair(stage: Stage, broker: int) -> None:
-    """A broker takes a log dir back at its next start only."""
+    """Repair a disk; a broker takes a log dir back only at its next start."""
     disk, sidecar = stage.scene.disks[broker], stage.scene.sidecars[broker]
     stage.cluster.stop_broker(broker)
     if disk.needs_closed_files:
@@ -343,7 +346,7 @@ def _repair(stage: Stage, broker: int) -> None:
 
 
 def fail_controller(stage: Stage, action: FailController) -> None:
-    """In ZooKeeper mode the controller is one of the brokers."""
+    """Kill the controller; with ZooKeeper it is one of the brokers."""
     cluster = stage.cluster
     stage.scene.wait_until_healed()
     if isinstance(cluster, KraftCluster):
@@ -363,7 +366,7 @@ def fail_controller(stage: Stage, action: FailController) -> None:
 
 
 def _active_controller(cluster: KraftCluster) -> tuple[int, KafkaNode]:
-    """The last epoch that a controller has begun, and the controller."""
+    """The epoch of the last controller election, and the controller."""
     begun = [(_last_active_epoch(node), node.id) for node in cluster.controllers.values()]
     epoch, node_id = max(begun)
     return epoch, cluster.controllers[node_id]
@@ -386,7 +389,7 @@ def _controlling_broker(admin: AdminClient) -> int:
 
 
 def stop_metadata(stage: Stage, action: StopMetadata) -> None:
-    """Brokers go on, and elect nobody meanwhile."""
+    """Stop the metadata service; brokers continue, but elect no leader meanwhile."""
     cluster = stage.cluster
     stage.scene.wait_until_healed()
     if isinstance(cluster, KraftCluster):
@@ -403,7 +406,7 @@ def stop_metadata(stage: Stage, action: StopMetadata) -> None:
 
 
 def restart_everything(stage: Stage, _: RestartEverything) -> None:
-    """One after the other, as an upgrade does."""
+    """Restart all servers one after the other, as an upgrade does."""
     cluster, scene = stage.cluster, stage.scene
     for broker in BROKERS:
         scene.wait_until_healed()
@@ -432,7 +435,7 @@ def restart_everything(stage: Stage, _: RestartEverything) -> None:
 
 
 def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
-    """Delete the topic and create it again, with nothing in flight."""
+    """Delete and recreate the topic, with no requests in flight."""
     scene, load = stage.scene, stage.loads[RECREATED]
     partitions = [(RECREATED, number) for number in range(FEW_PARTITIONS)]
     with load.held(*partitions):
@@ -453,7 +456,9 @@ def recreate_topic(stage: Stage, action: RecreateTopic) -> None:
 
 
 def _deleted(stage: Stage) -> bool:
-    """With ZooKeeper a deletion is not over before a broker that is down is back."""
+    """Return whether the deletion is complete. With ZooKeeper it waits for brokers that are
+    down.
+    """
     try:
         topics = stage.scene.admin.list_topics(timeout=30).topics
     except KafkaException:
@@ -464,8 +469,9 @@ def _deleted(stage: Stage) -> bool:
 
 
 def _created(scene: Scene) -> bool:
-    """A name stays "marked for deletion" for a while; a replica may have no broker just now; the
-    controller may have moved; and the answer of a creation that succeeded may be lost.
+    """Return whether the topic was created. Its name may still be "marked for deletion", a replica
+    may have no broker, the controller may have moved, and the answer to a successful creation may
+    be lost.
     """
     try:
         scene.create_topic(RECREATED)
@@ -475,7 +481,7 @@ def _created(scene: Scene) -> bool:
             KafkaError.INVALID_REPLICATION_FACTOR,
             KafkaError.NOT_CONTROLLER,
             KafkaError.REQUEST_TIMED_OUT,
-            KafkaError.UNKNOWN,  # with ZooKeeper, while what is left of the old topic is removed
+            KafkaError.UNKNOWN,  # with ZooKeeper, while the old topic is being removed
             KafkaError._TIMED_OUT,
             KafkaError._TRANSPORT,
         )
@@ -487,7 +493,7 @@ def _created(scene: Scene) -> bool:
 
 
 def _topic_id(scene: Scene, tp: Partition) -> str | None:
-    """What the leader has on its disk."""
+    """The topic ID on the leader's disk."""
     leader = scene.leader_of(tp)
     directory = None if leader is None else scene.directory_of(leader, tp)
     try:
@@ -504,7 +510,7 @@ def _new_topic_id(scene: Scene, tp: Partition, old: str) -> str | None:
 
 
 def shorten(stage: Stage, action: DeleteRecords) -> None:
-    """Delete records; what is acknowledged below need not be stored from now on."""
+    """Delete records; acknowledged records below need not be stored from now on."""
     tp, bootstrap = (SHORTENED, action.number), stage.cluster.bootstrap_servers
     try:
         low, high = watermark_offsets(bootstrap, *tp)
@@ -513,7 +519,7 @@ def shorten(stage: Stage, action: DeleteRecords) -> None:
             raise DidNotHappenError(f"{tp} has nothing from {low} to {high}")
         stage.ledger.raise_log_start(tp, before)
         delete_records(bootstrap, *tp, before)
-    except (KafkaException, TimeoutError) as error:  # a replica's disk may be failing just now
+    except (KafkaException, TimeoutError) as error:  # a replica's disk may be failing
         raise DidNotHappenError(f"{tp} was not shortened: {error!r}") from None
     stage.tell(f"{tp} begins at {before}, archived up to {stage.observer.next_offset(tp)}")
 
@@ -522,8 +528,8 @@ def shorten(stage: Stage, action: DeleteRecords) -> None:
 
 
 def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
-    """To be called with all guards held, and the store away for all sidecars; they are killed, and
-    not started again.
+    """Kill all sidecars with only the spool left, and do not restart them. All locks must be held,
+    and the store must be away for all sidecars.
     """
     scene, tp, load = stage.scene, (SPOOLED, action.number), stage.loads[SPOOLED]
     scene.wait_until_healed()
@@ -543,7 +549,7 @@ def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
             60,
             f"the segments of {tp} up to {end} in {spool}",
         )
-        if scene.leader_of(tp) != leader:  # it was paused before, and its session has ended
+        if scene.leader_of(tp) != leader:  # it was paused before, and its session has expired
             raise DidNotHappenError(f"broker {leader} leads {tp} no more")
         for sidecar in scene.sidecars.values():
             sidecar.kill()
@@ -555,7 +561,7 @@ def restart_on_spool(stage: Stage, action: RestartOnSpool) -> None:
 
 
 def _is_kept(spool: Path, directory: Path, stored: int) -> bool:
-    """Whether each closed segment that reaches above `stored` is in the spool."""
+    """Return whether each closed segment above `stored` is in the spool."""
     names = {path.name for path in spool.glob("*/*.log")}
     closed = pairwise(log_bases(directory))
     return all(f"{base:020d}-{end:020d}.log" in names for base, end in closed if end > stored)

@@ -1,4 +1,4 @@
-"""What is done when the trouble is over: catch up, stop, and hear everybody out."""
+"""The end of a run: catch up, stop all processes, and collect the evidence."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ from tests.harness.waiting import wait_until
 
 
 class Ending:
-    """What still runs when the trouble is over."""
+    """The processes that still run after the faults."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Ending:
         careless: CarelessLoad,
         broken: Iterable[str] = (),
     ) -> None:
-        """`broken` are the log dirs that were broken on purpose."""
+        """Create the ending; `broken` are the deliberately broken log dirs."""
         self.scene = scene
         self._broken = broken
         self.observer = observer
@@ -45,7 +45,7 @@ class Ending:
         self.markers_skipped: set[Partition] = set()
 
     def catch_up(self) -> list[str]:
-        """Wait until all that is closed is stored, and all that is committed is served."""
+        """Wait until every closed segment is stored and every committed record is served."""
         problems = []
         try:
             for condition, what in (
@@ -75,8 +75,8 @@ class Ending:
         )
 
     def _distances(self) -> dict[str, tuple[int, int, int]]:
-        """Per partition: the watermark, the end of what is closed, and what was served (-1: that is
-        not followed).
+        """By partition: archive end offset, end of the closed segments, and the served position (-1
+        for a partition that is not followed).
         """
         return {
             f"{tp[0]}-{tp[1]}": (
@@ -88,7 +88,7 @@ class Ending:
         }
 
     def end(self) -> list[str]:
-        """End the sidecars, look once more, and read what everybody has said."""
+        """Stop the sidecars, look at the store once more, and read all logs."""
         problems = [*self._stop_sidecars()]
         self.served.stop()
         self.observer.stop()
@@ -122,7 +122,7 @@ class Ending:
                 yield f"the sidecar of {broker} ended with {code}\n{process.log_tail()}"
 
     def _first_offset(self, tp: Partition) -> int:
-        """How many offsets no broker holds any more."""
+        """The first offset that brokers still hold."""
         directories = (self.scene.directory_of(broker, tp) for broker in BROKERS)
         bases = [base for path in directories if path is not None for base in log_bases(path)]
         return min(bases, default=0)

@@ -1,5 +1,5 @@
-"""What producers were told: each acknowledged record by a checksum, at its offset; and which of the
-records the cluster was made to throw away since.
+"""Acknowledgements of producers: a checksum of each acknowledged record by offset, and the records
+that the cluster was made to lose.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _NONE = 0
 
 
 def checksum(key: bytes | None, value: bytes | None) -> int:
-    """64 bits that tell one record from another; never 0. A null is no empty string."""
+    """64-bit checksum of a record, never 0. A null differs from an empty string."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part) + part)
@@ -24,7 +24,7 @@ def checksum(key: bytes | None, value: bytes | None) -> int:
 
 
 class Sums:
-    """Checksums by offset: eight bytes each, so that an hour of records fits."""
+    """Checksums by offset, eight bytes each, so that an hour of records fits into memory."""
 
     def __init__(self, *pairs: tuple[int, int]) -> None:
         self._sums = array("Q")
@@ -32,7 +32,7 @@ class Sums:
             self.put(offset, number)
 
     def put(self, offset: int, number: int) -> bool:
-        """Enter it; False where another one stands already, which stays."""
+        """Store a checksum; return False, without replacing it, if the offset has another one."""
         if offset >= len(self._sums):
             self._sums.extend([_NONE] * (offset + 1 - len(self._sums)))
         before = self._sums[offset]
@@ -41,18 +41,18 @@ class Sums:
         return before in {_NONE, number}
 
     def get(self, offset: int) -> int | None:
-        """What stands at an offset."""
+        """The checksum at an offset."""
         found = self._sums[offset] if offset < len(self._sums) else _NONE
         return None if found == _NONE else found
 
     def cut(self, offset: int) -> "Sums":
-        """Remove and return what stands at this offset and above."""
+        """Remove and return the checksums at this offset and above."""
         removed = Sums(*((at, number) for at, number in self.items() if at >= offset))
         del self._sums[offset:]
         return removed
 
     def items(self) -> Iterator[tuple[int, int]]:
-        """Offsets with their checksums, rising."""
+        """Offsets with their checksums, ascending."""
         return ((offset, number) for offset, number in enumerate(self._sums) if number != _NONE)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Sums:
 
 
 class Fate(IntEnum):
-    """How the transaction of a record ended; what nobody knows is not entered."""
+    """Outcome of a record's transaction; an unknown outcome is not recorded."""
 
     COMMITTED = 1
     ABORTED = 2
@@ -68,8 +68,8 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ThrownAway:
-    """Acknowledged records of a partition that were thrown away, at `start` and above. Those below
-    `archived_to` were archived before, under this topic id where the topic was deleted.
+    """Acknowledged records of a partition that were lost, at `start` and above. Those below
+    `archived_to` were archived before, under this topic ID if the topic was deleted.
     """
 
     tp: Partition
@@ -80,7 +80,7 @@ class ThrownAway:
 
 
 class Ledger:
-    """Filled by producers' threads, read by the nemesis, and by the verdict at the end."""
+    """Written by producer threads, read by the nemesis and by the verdict at the end."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[Partition, Sums] = {}
@@ -88,40 +88,42 @@ class Ledger:
         self.problems: list[str] = []
         self.undelivered = 0
         self.unplaced: dict[Partition, set[int]] = {}
-        """Checksums of records that are acknowledged at an offset that nobody told."""
+        """Checksums of acknowledged records whose offsets are unknown."""
         self.by_elections: list[ThrownAway] = []
         self.by_deletions: list[ThrownAway] = []
         self.log_starts: dict[Partition, int] = {}
-        """How far the log start was raised by deleting records."""
+        """The log start offset to which deletions of records have raised it."""
         self._times: dict[Partition, deque[tuple[int, float]]] = {}
         self._lock = threading.Lock()
 
     def acknowledge(self, tp: Partition, offset: int, number: int, now: float) -> None:
-        """The cluster has promised to keep this record there."""
+        """Record that the cluster has acknowledged this record at this offset."""
         with self._lock:
             if not self.acknowledged.setdefault(tp, Sums()).put(offset, number):
                 self.problems.append(f"{tp[0]}-{tp[1]}: offset {offset} was acknowledged twice")
             self._times.setdefault(tp, deque()).append((offset, now))
 
     def acknowledge_unplaced(self, tp: Partition, number: int) -> None:
-        """The cluster has this record, and has not told where."""
+        """Record that the cluster has acknowledged this record without its offset."""
         with self._lock:
             self.unplaced.setdefault(tp, set()).add(number)
 
     def lose_to_election(self, tp: Partition, start: int, archived_to: int) -> ThrownAway:
-        """An unclean election has thrown away what was acknowledged from `start` on."""
+        """Move the records acknowledged from `start` on to those lost in an unclean election."""
         lost = self._throw_away(tp, start, archived_to, None)
         self.by_elections.append(lost)
         return lost
 
     def lose_to_deletion(self, tp: Partition, archived_to: int, topic_id: str) -> ThrownAway:
-        """The topic was deleted."""
+        """Move the records of a deleted topic to the lost ones."""
         lost = self._throw_away(tp, 0, archived_to, topic_id)
         self.by_deletions.append(lost)
         return lost
 
     def raise_log_start(self, tp: Partition, start: int) -> None:
-        """Records below were deleted: they need not be stored, if a gap says so."""
+        """Record that earlier records were deleted: they need not be stored if a gap is
+        recorded.
+        """
         with self._lock:
             self.log_starts[tp] = max(start, self.log_starts.get(tp, 0))
 
@@ -135,14 +137,14 @@ class Ledger:
             return ThrownAway(tp, start, archived_to, records, topic_id)
 
     def decide(self, tp: Partition, offset: int, fate: Fate) -> None:
-        """The transaction of this record has ended so."""
+        """Record the outcome of this record's transaction."""
         with self._lock:
             self.fates.setdefault(tp, Sums()).put(offset, fate)
 
     def lag(self, tp: Partition, next_offset: int, now: float) -> float:
-        """For how many seconds the oldest record at or above an offset has been acknowledged.
+        """Seconds since the oldest record at or above an offset was acknowledged.
 
-        To be asked with offsets that do not fall.
+        Successive calls must not lower the offset.
         """
         with self._lock:
             times, following = self._times.get(tp), max(next_offset, self.log_starts.get(tp, 0))
@@ -151,7 +153,7 @@ class Ledger:
             return now - times[0][1] if times else 0.0
 
     def total(self) -> int:
-        """How many records were acknowledged, also of those that were thrown away."""
+        """Number of acknowledged records, including lost ones."""
         lost = sum(len(row.records) for row in (*self.by_elections, *self.by_deletions))
         with self._lock:
             return lost + sum(map(len, self.acknowledged.values()))

@@ -1,6 +1,7 @@
-"""Producers that note what they are told: idempotent, transactional, and one that asks too little.
+"""Producers that record their acknowledgements: an idempotent one, a transactional one, and one
+with acks=1.
 
-Each runs in a thread of its own from entering its context; `stop` waits until all is acknowledged.
+Each has its own thread while its context is entered; `stop` waits for all acknowledgements.
 """
 
 import random
@@ -29,7 +30,7 @@ _PATIENT = {
 
 
 class Load:
-    """What the producers have in common; `rate` is in records a second over all partitions."""
+    """Common part of the producers; `rate` is in records per second over all partitions."""
 
     def __init__(self, name: str, partitions: list[Partition], rate: float, seed: int) -> None:
         self.name = name
@@ -49,7 +50,7 @@ class Load:
         self.stopping.set()
 
     def stop(self) -> None:
-        """End, and wait until everything is acknowledged."""
+        """Stop, and wait until everything is acknowledged."""
         self.stopping.set()
         self._thread.join(FLUSH_SECONDS * 3)
         assert not self._thread.is_alive(), f"the {self.name} producer does not come to its end"
@@ -57,11 +58,11 @@ class Load:
             raise self.error
 
     def run(self) -> None:
-        """Produce until `stopping`, then wait until all is acknowledged."""
+        """Produce until `stopping`, then wait until everything is acknowledged."""
         raise NotImplementedError
 
     def paced(self) -> bool:
-        """Wait as the rate wants it; False when the end has come."""
+        """Wait as the rate requires; return False at the end of the run."""
         return not self.stopping.wait(self._pause)
 
     def record(self) -> tuple[bytes, bytes]:
@@ -78,7 +79,7 @@ class Load:
 
 
 class IdempotentLoad(Load):
-    """What is acknowledged to it stands in the ledger."""
+    """A producer whose acknowledgements go into the ledger."""
 
     def __init__(
         self,
@@ -111,17 +112,17 @@ class IdempotentLoad(Load):
             else:
                 self._ledger.acknowledge(tp, offset, number, monotonic())
 
-        with suppress(BufferError):  # the cluster takes nothing just now: this one is left out
+        with suppress(BufferError):  # the cluster accepts nothing now: skip this record
             self._producer.produce(tp[0], value, key, tp[1], on_delivery=note)
 
 
 class PausableLoad(Load):
-    """Idempotent, and with every record acknowledged whenever a partition is held."""
+    """An idempotent producer; holding a partition waits until its records are acknowledged."""
 
     def __init__(
         self, ledger: Ledger, bootstrap: str, topic: str, count: int, rate: float, seed: int
     ) -> None:
-        """Over the partitions 0 to `count` - 1 of a topic."""
+        """Create a load over the partitions 0 to `count` - 1 of a topic."""
         super().__init__(topic, [(topic, number) for number in range(count)], rate, seed)
         self._ledger = ledger
         self._settings = {**_PATIENT, "bootstrap.servers": bootstrap}
@@ -130,14 +131,14 @@ class PausableLoad(Load):
 
     @contextmanager
     def held(self, *partitions: Partition) -> Iterator[None]:
-        """Nothing is sent to these partitions meanwhile, but by `send`."""
+        """Hold these partitions: only `send` produces to them meanwhile."""
         with ExitStack() as stack:
             for tp in sorted(partitions):
                 stack.enter_context(self._locks[tp])
             yield
 
     def send(self, tp: Partition, count: int) -> None:
-        """Send so many records to a held partition, and wait until they are acknowledged."""
+        """Send `count` records to a held partition, and wait until they are acknowledged."""
         if tp not in self._producers:
             self._producers[tp] = Producer(self._settings)
         producer = self._producers[tp]
@@ -148,7 +149,7 @@ class PausableLoad(Load):
         assert left == 0, f"{left} records to {tp} were neither acknowledged nor refused"
 
     def begin_anew(self, tp: Partition) -> None:
-        """Take another producer: the cluster has thrown away what it knew of the last one."""
+        """Replace the producer: the cluster has lost the state of the last one."""
         self._producers.pop(tp, None)
 
     def run(self) -> None:
@@ -179,7 +180,9 @@ class PausableLoad(Load):
 
 
 class CarelessLoad(Load):
-    """acks=1: what it is told is no promise. It gives leaders something that may be thrown away."""
+    """A producer with acks=1, whose acknowledgements promise nothing. Leaders receive records that
+    may be lost.
+    """
 
     def __init__(self, bootstrap: str, partitions: list[Partition], rate: float, seed: int) -> None:
         super().__init__("careless", partitions, rate, seed)
@@ -190,11 +193,11 @@ class CarelessLoad(Load):
         self._told: list[tuple[Partition, int, int]] = []
 
     def burst(self) -> None:
-        """Send so much at once that segments close."""
+        """Send enough records at once to close segments."""
         self._more.set()
 
     def thrown_away(self, served: Mapping[Partition, Sums]) -> int:
-        """How many records a leader had taken that were never served."""
+        """Number of records that a leader acknowledged and that were never served."""
         return sum(served[tp].get(offset) != number for tp, offset, number in self._told)
 
     def run(self) -> None:
@@ -219,7 +222,7 @@ class CarelessLoad(Load):
 
 
 class TransactionalLoad(Load):
-    """Transactions of some records over its partitions; three of ten are aborted."""
+    """Transactions of several records over its partitions; three of ten are aborted."""
 
     def __init__(
         self,
@@ -249,7 +252,7 @@ class TransactionalLoad(Load):
             try:
                 producer = producer or self._begin_anew()
                 self._transaction(producer)
-            except KafkaException:  # nobody knows how this one ends; its successor fences it
+            except KafkaException:  # its outcome is unknown; its successor fences it
                 self.unknown += 1
                 producer = None
 

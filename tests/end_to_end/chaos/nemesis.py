@@ -1,7 +1,8 @@
-"""Does what the schedule says, one thread per track, and mends each damage before the next.
+"""Executes the schedule with one thread per track, and repairs each damage before the next action.
 
-What a schedule cannot know is waited for here: all replicas in sync before a broker is hurt, and an
-archive that is not far behind before anything is, so that no outage outlasts what is promised.
+It waits for conditions that a schedule cannot know: all replicas are in sync before a broker is
+damaged, and the archive is nearly caught up before any action, so that no outage exceeds the
+promised duration.
 """
 
 import random
@@ -64,13 +65,13 @@ from tests.harness.sidecar import Sidecar
 from tests.harness.topics import elect_preferred_leader, leader_of, move_leader, reassign
 
 LAG_SECONDS = 15.0
-"""Nothing new is broken while an archive is further behind than this."""
+"""No new fault is injected while an archive lags by more than this."""
 
 _CALM_SECONDS = 60.0
 
 
 class Nemesis:
-    """Runs from entering the context; `wait` returns when the schedule is over and mended."""
+    """Runs while its context is entered; `wait` returns when the schedule is over and repaired."""
 
     def __init__(
         self,
@@ -79,8 +80,8 @@ class Nemesis:
         lag: Callable[[], float],
         burst: Callable[[], None],
     ) -> None:
-        """`lag` is for how many seconds the oldest record waits to be stored; `burst` sends what
-        fills segments, and needs no follower.
+        """Create a nemesis. `lag` gives the seconds for which the oldest unstored record has
+        waited; `burst` sends records that fill segments and need no follower.
         """
         self.errors: list[BaseException] = []
         self.counts: dict[str, int] = {}
@@ -108,9 +109,10 @@ class Nemesis:
             thread.join()
 
     def wait(self, events: int) -> None:
-        """Until the schedule's time is over, and everything that it broke is mended.
+        """Wait until the schedule's time is over and everything is repaired.
 
-        Where a slow machine had so few `events` in that time, it goes on for as long once more.
+        If a slow machine had fewer than `events` actions, the run continues for the same time once
+        more.
         """
         self._over.wait(self._schedule.seconds)
         deadline = monotonic() + self._schedule.seconds
@@ -130,13 +132,13 @@ class Nemesis:
                     if self._over.is_set():
                         return
                     self._carry_out(step.action)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             self.errors.append(error)
             self._tell(f"the nemesis failed: {error!r}")
             self._over.set()
 
     def _is_calm(self, action: Action) -> bool:
-        """Wait until the archive has caught up; False when the end came before."""
+        """Wait until the archive has caught up; return False if the run ended before."""
         deadline = monotonic() + _CALM_SECONDS
         while self._lag() > LAG_SECONDS:
             if monotonic() > deadline:
@@ -296,7 +298,7 @@ _DISASTERS: Mapping[type, Callable[[Stage, Any], None]] = {
 
 
 def guards_of(action: Action) -> Iterable[str]:
-    """What nobody else may touch while an action is under way."""
+    """Names of the locks that an action needs."""
     if isinstance(action, TroubleStore):
         return map(store_of, action.brokers)
     if isinstance(action, KillSidecar | RestartSidecar | PauseSidecar):
@@ -306,7 +308,7 @@ def guards_of(action: Action) -> Iterable[str]:
     if isinstance(action, RecreateTopic | DeleteRecords):
         return (RECREATION,) if isinstance(action, RecreateTopic) else ()
     if isinstance(action, FailLogDir | FillDisk):
-        # With ZooKeeper a broker that finds two directories of a topic, one of them on a disk that
-        # was away while the topic was created again, refuses to start.
+        # With ZooKeeper, a broker refuses to start if it finds two directories of a topic, one of
+        # them on a disk that was away while the topic was recreated.
         return ("brokers", RECREATION)
     return ("brokers",)

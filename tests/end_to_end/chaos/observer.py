@@ -1,7 +1,7 @@
-"""Watches the store from outside, around all faults: what must hold at every moment.
+"""Observes the store directly, without the injected faults: what must hold at every moment.
 
-Each look reads a partition's watermark first, then `_metadata`, then lists what is new: so all that
-the watermark promises must be there, with its bytes.
+Each observation reads a partition's watermark first, then `_metadata`, and then lists new objects.
+Thus everything that the watermark promises must exist, with its bytes.
 """
 
 import json
@@ -24,11 +24,11 @@ KINDS = frozenset({"log", "index", "timeindex"})
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a partition found.
+    """Result of one look at a partition.
 
-    `listed` are the entries of `_metadata`, base offset and timestamp; `files` the kinds of file of
-    each base above the watermark of the look before; `extents` first and next offset of the new
-    `.log` files up to the watermark; `gaps` all recorded gaps.
+    `listed` are the `_metadata` entries, base offset and timestamp; `files` the file kinds of each
+    base offset above the watermark of the previous look; `extents` the first and next offset of the
+    new `.log` files up to the watermark; `gaps` all recorded gaps.
     """
 
     mark: Mark
@@ -40,9 +40,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """In whose name a watermark was written, and whether it names an unfinished quarantine or
-    retirement as `pending`.
-    """
+    """The writer of a watermark, and in `pending` its unfinished quarantine or retirement."""
 
     epoch: int
     topic_id: str | None
@@ -50,7 +48,7 @@ class Owner:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read the second line of `offset.wm`."""
+        """Parse the second line of `offset.wm`."""
         fields = json.loads(data.decode().partition("\n")[2])
         return cls(
             fields.get("leader_epoch", -1),
@@ -61,8 +59,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A point where an archive must begin anew: everything at `offset` and above is of another
-    history, in leader epochs from `epoch` on or under another topic id.
+    """A point where the archive must change to another history: everything at `offset` and above is
+    in leader epochs from `epoch` on, or under another topic ID.
     """
 
     offset: int
@@ -70,7 +68,7 @@ class Turn:
     topic_id: str | None = None
 
     def is_reached(self, owner: Owner) -> bool:
-        """Whether a watermark of this owner belongs to the new history."""
+        """Return whether a watermark of this owner belongs to the new history."""
         if owner.pending or owner.epoch < self.epoch:
             return False
         return self.topic_id is None or owner.topic_id == self.topic_id
@@ -78,10 +76,11 @@ class Turn:
 
 @dataclass(slots=True)
 class History:
-    """What was seen of one partition so far: its last watermark, and all that it covered.
+    """State of one partition: its last watermark, and the objects below it.
 
-    `paused`: nothing is judged, because the cluster is about to throw records away; `turn`: nothing
-    is judged until the archive has followed; `turned_at` is when that was, in monotonic seconds.
+    `paused`: nothing is checked, because the cluster is about to lose records. `turn`: nothing is
+    checked until the archive has followed; `turned_at` is the time of the turn in monotonic
+    seconds.
     """
 
     mark: Mark = field(default_factory=lambda: Mark(-1, 0))
@@ -106,7 +105,7 @@ class History:
         self.turn = None
 
     def judge(self, look: Look) -> list[str]:
-        """What does not hold; the look is history from then on."""
+        """Return the violations; the look becomes the new state."""
         if look.mark.next < self.mark.next or look.mark.base < self.mark.base:
             return [f"the watermark went back from {self.mark} to {look.mark}"]
         new = sorted(base for base in look.extents if self.mark.base < base <= look.mark.base)
@@ -117,7 +116,9 @@ class History:
         return found
 
     def _files(self, look: Look, new: list[int]) -> list[str]:
-        """An index without a `.log` is what a fallen leader has left: no reader looks for it."""
+        """Check files. An index without a `.log` is the leftover of a former leader, which no
+        reader uses.
+        """
         found = [
             f"the watermark covers {base}, of which only {sorted(look.files[base])} is stored"
             for base in sorted(look.files)
@@ -128,7 +129,7 @@ class History:
         return found
 
     def _chain(self, look: Look, new: list[int]) -> list[str]:
-        """From the last watermark to this one without a gap, but for recorded gaps."""
+        """Check that the offsets from the last watermark to this one have no unrecorded gap."""
         expected, found = self.mark.next, []
         gaps = [gap for gap in look.gaps if expected <= gap[0] < look.mark.next]
         for start, end in sorted([*(look.extents[base] for base in new), *gaps]):
@@ -156,12 +157,12 @@ class History:
         return found
 
     def changed(self, etags: Mapping[str, str]) -> list[str]:
-        """Which of the covered objects are others now, or gone."""
+        """Return covered objects that were changed or removed."""
         return [key for key, etag in sorted(self.etags.items()) if etags.get(key) != etag]
 
 
 class Observer:
-    """Looks from entering the context until it is left; problems are kept, and told to `tell`."""
+    """Looks repeatedly while its context is entered; violations are kept and passed to `tell`."""
 
     def __init__(
         self,
@@ -189,17 +190,17 @@ class Observer:
         self.stop()
 
     def stop(self) -> None:
-        """End; may be called twice."""
+        """Stop; may be called twice."""
         self._stop.set()
         self._thread.join()
 
     def next_offset(self, tp: Partition) -> int:
-        """The watermark's next offset as it was seen last; 0 before the first."""
+        """The archive end offset at the last look; 0 before the first one."""
         return self.histories[tp].mark.next
 
     def pause(self, tp: Partition) -> int:
-        """Judge nothing until `turn` is called. Returns how far the present history is archived, 0
-        where the archive has not followed to it.
+        """Check nothing until `turn` is called. Return the archive end offset of the present
+        history, or 0 if the archive has not followed it.
         """
         with self._lock:
             history = self.histories[tp]
@@ -207,7 +208,7 @@ class Observer:
             return history.mark.next if history.turn is None else 0
 
     def turn(self, tp: Partition, turn: Turn) -> None:
-        """Judge again once the archive has followed the cluster to its new history."""
+        """Check again once the archive has followed the cluster to its new history."""
         with self._lock:
             history = self.histories[tp]
             if history.turn is not None:
@@ -215,12 +216,12 @@ class Observer:
             history.turn, history.paused, history.turned_at = turn, False, monotonic()
 
     def is_waiting(self, tp: Partition) -> bool:
-        """Whether nothing is judged: the archive has not followed the cluster."""
+        """Return whether checks are suspended: the archive has not followed the cluster yet."""
         return self.histories[tp].paused or self.histories[tp].turn is not None
 
     def waiting_since(self, tp: Partition) -> float | None:
-        """When the cluster began a new history that the archive has not followed to, in monotonic
-        seconds; None where it has followed, or where the cluster is still at it.
+        """Time, in monotonic seconds, at which the cluster began a history that the archive has not
+        followed yet; None if it has followed, or if the change is still under way.
         """
         history = self.histories[tp]
         return None if history.turn is None or history.paused else history.turned_at
@@ -232,7 +233,7 @@ class Observer:
                 yield f"{tp[0]}-{tp[1]}: the archive has not followed to {history.turn}"
 
     def look(self) -> None:
-        """Look at every partition once; not for two threads at once."""
+        """Look at every partition once; must not be called from two threads at once."""
         for tp, history in self.histories.items():
             try:
                 with self._lock:
@@ -244,10 +245,10 @@ class Observer:
         self.looks += 1
 
     def check_covered(self) -> None:
-        """Whether all that was ever covered by a watermark is there unchanged.
+        """Check that all objects ever below a watermark are unchanged.
 
         An index may have become empty: of two sidecars that store the same segment at once, the
-        one that comes second empties what it cannot vouch for. Readers then read the `.log` alone.
+        second one empties an index that it cannot confirm. Readers then use only the `.log`.
         """
         for tp, history in self.histories.items():
             if self.is_waiting(tp):
@@ -303,7 +304,7 @@ class Observer:
 
 
 def files_of(keys: Mapping[str, str], prefix: str) -> dict[int, frozenset[str]]:
-    """The kinds of file that are there of each base offset."""
+    """The existing file kinds of each base offset."""
     files: dict[int, set[str]] = {}
     for key in keys:
         stem, _, kind = key.removeprefix(prefix).partition(".")
@@ -313,6 +314,6 @@ def files_of(keys: Mapping[str, str], prefix: str) -> dict[int, frozenset[str]]:
 
 
 def gaps_of(keys: Mapping[str, str]) -> tuple[Range, ...]:
-    """Start and end of each recorded gap, from the names of their records."""
+    """Start and end of each recorded gap, from the names of the gap records."""
     names = (key.rpartition("/")[2].removesuffix(".json").split("-") for key in keys)
     return tuple(sorted((int(start), int(end)) for start, end in names))

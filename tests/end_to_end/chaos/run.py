@@ -43,24 +43,26 @@ PLAIN_RATE = 60.0
 CARELESS_RATE = 20.0
 PAID_RATE = 50.0
 SPECIAL_RATE = 12.0
-"""Records a second of each of the special topics."""
+"""Records per second of each special topic."""
 TAIL_SECONDS = 60.0
 _RECORDS_PER_SEGMENT = 100
 _FIRST_SEGMENT_SECONDS = 10.0
-"""So long the first segment of a new history takes to close: there is nothing to archive before."""
+"""The time until the first segment of a new history is closed; before that there is nothing to
+archive.
+"""
 _LAST_EVENTS = 60
 _LONG_SECONDS = 1800.0
-_SECONDS_PER_EVENT = 20  # on a loaded machine; a quiet one has one in three seconds
+_SECONDS_PER_EVENT = 20  # on a loaded machine; an idle one has one per three seconds
 
 
 def _events(seconds: float) -> int:
-    """How many things must go wrong in a run of so many seconds for it to prove anything."""
+    """Minimum number of actions that makes a run of this duration meaningful."""
     return ceil(seconds / _SECONDS_PER_EVENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run."""
+    """Result of a run."""
 
     title: str
     seconds: float
@@ -85,7 +87,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """One-line summary."""
         done = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
         never = ", ".join(self.never) or "nothing"
         return (
@@ -101,12 +103,12 @@ class Report:
 
     @property
     def never(self) -> list[str]:
-        """Which kinds of action were drawn and did not happen."""
+        """Kinds of actions that were drawn and did not happen."""
         return sorted(kind for kind in self.drawn if not self.counts.get(kind))
 
     @property
     def text(self) -> str:
-        """Everything that somebody needs who looks for the cause."""
+        """All information needed to find the cause."""
         return "\n".join(
             [
                 f"{self.title}: {len(self.violations)} violations; logs are in {self.directory}",
@@ -118,8 +120,8 @@ class Report:
         )
 
     def check_that_it_was_chaos(self) -> None:
-        """A run in which hardly anything happened proves nothing, nor does a long one in which some
-        kind of action never did.
+        """Raise if hardly anything happened, or if some kind of action never happened in a long
+        run.
         """
         enough = {
             "events": sum(self.counts.values()) >= _events(self.seconds),
@@ -136,7 +138,7 @@ class Report:
 
 
 class Chaos:
-    """One seed, one directory, so many seconds of trouble."""
+    """A run with one seed, one directory and a duration of faults."""
 
     def __init__(self, seed: int, seconds: float, directory: Path) -> None:
         self.title = f"chaos seed {seed}, {seconds:g} s"
@@ -150,18 +152,18 @@ class Chaos:
 
     @property
     def retention(self) -> float:
-        """Seconds: far longer than any outage, and far shorter than the run."""
+        """Retention in seconds: far longer than any outage, and far shorter than the run."""
         return min(90.0, max(45.0, self._schedule.seconds / 3))
 
     def tell(self, event: str) -> None:
-        """Write it down; called from every thread."""
+        """Write to the log; called from every thread."""
         line = f"{monotonic() - self._began:8.2f} {event}"
         self._events.append(line)
         with self._log.open("a") as log:
             log.write(f"{line}\n")
 
     def run(self, cluster: KafkaCluster, store: ChaosStore, disks: Mapping[int, Disk]) -> Report:
-        """Do it all, and look."""
+        """Execute the run, and check the result."""
         self.tell(self.title)
         bootstrap, seed = cluster.bootstrap_servers, self._schedule.seed
         with ExitStack() as stack:
@@ -201,7 +203,9 @@ class Chaos:
             return self._judge(ending, nemesis.counts, problems)
 
     def _close_segments(self, loads: Iterable[PausableLoad]) -> None:
-        """What was thrown away is set aside when the archive goes on, with the next segment."""
+        """Close segments: lost records are quarantined once the archive continues with the next
+        segment.
+        """
         for load in loads:
             for tp in load.partitions:
                 with load.held(tp):

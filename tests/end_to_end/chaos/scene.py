@@ -1,5 +1,5 @@
-"""The servers of a chaos run: three brokers with two log dirs each, a sidecar for each behind a
-proxy of its own, a store.
+"""Servers of a chaos run: three brokers with two log dirs each, one sidecar per broker behind its
+own proxy, and a store.
 """
 
 import json
@@ -35,8 +35,8 @@ TOPICS: Mapping[str, int] = {"plain": 4, "paid": 3}
 
 UNCLEAN, RECREATED, SHORTENED, SPOOLED = "unclean", "recreated", "shortened", "spooled"
 SPECIAL_TOPICS: Sequence[str] = (UNCLEAN, RECREATED, SHORTENED, SPOOLED)
-"""Topics for actions that would break what is promised of the others: records are thrown away by
-unclean elections, topics are recreated, records are deleted, all sidecars are killed.
+"""Topics for actions that would break the guarantees of the other topics: unclean elections discard
+records, topics are recreated, records are deleted, all sidecars are killed.
 """
 
 PARTITIONS: tuple[Partition, ...] = tuple(
@@ -49,7 +49,7 @@ ALL_PARTITIONS = PARTITIONS + SPECIAL_PARTITIONS
 
 CONTROLLERS = 3
 DISK = "disk"
-"""The directory of each broker that is a disk of its own, with the second log dir on it."""
+"""The directory of each broker that is a separate disk, with the second log dir on it."""
 SEGMENT_BYTES = 24 * 1024
 HEAL_SECONDS = 240.0
 CATCH_UP_SECONDS = 150.0
@@ -63,7 +63,7 @@ CLUSTER_PROPERTIES: Properties = {
     "transaction.state.log.min.isr": 2,
     "min.insync.replicas": 2,
     "unclean.leader.election.enable": "false",
-    "auto.leader.rebalance.enable": "false",  # elections are the schedule's
+    "auto.leader.rebalance.enable": "false",  # the schedule runs elections
     "replica.lag.time.max.ms": 6000,
 }
 TWO_LOG_DIRS: Properties = {"log.dirs": f"{{directory}}/data-1,{{directory}}/{DISK}/data-2"}
@@ -81,16 +81,16 @@ SIDECAR_SETTINGS: Mapping[str, Any] = {
         "rescue": {"patience": "8s"},
     },
 }
-"""Requests are given up sooner than the store's late ones arrive. On two cores that run all this, a
-sidecar that stands back for everybody would only show how long it can be kept waiting. A leader
-waits with a gap for longer than the trouble of any one sidecar with the store lasts.
+"""Requests time out before the late requests of the store arrive. On two cores that run everything,
+a sidecar with a high niceness would only show how long it can be delayed. A leader waits for longer
+before it records a gap than the store faults of any one sidecar last.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that runs; each sidecar, proxy and disk under its broker's id. `configs` are those
-    of the topics.
+    """All processes; each sidecar, proxy and disk by its broker's ID. `configs` are the configs of
+    the topics.
     """
 
     cluster: KafkaCluster
@@ -103,7 +103,7 @@ class Scene:
     configs: Mapping[str, object]
 
     def is_healed(self) -> bool:
-        """All replicas of all partitions are in sync, and all have leaders."""
+        """Return whether all partitions have a leader and all replicas in sync."""
         try:
             metadata = self.admin.list_topics(timeout=5)
         except KafkaException:
@@ -114,17 +114,17 @@ class Scene:
         )
 
     def wait_until_healed(self) -> None:
-        """Until `is_healed`; AssertionError when that takes too long."""
+        """Wait until `is_healed`; AssertionError on a timeout."""
         wait_until(self.is_healed, HEAL_SECONDS, "all replicas to be in sync", ASK_SECONDS)
 
     def closed_end(self, tp: Partition) -> int | None:
-        """The end of the last closed segment on the leader's disk; None while nobody leads."""
+        """The end of the last closed segment on the leader's disk; None without a leader."""
         leader = self.leader_of(tp)
         directory = None if leader is None else self.directory_of(leader, tp)
         return None if directory is None else closed_end(directory)
 
     def leader_of(self, tp: Partition) -> int | None:
-        """The broker that leads a partition; None while there is none."""
+        """The leader of a partition; None without one."""
         found = self.admin.list_topics(tp[0], timeout=60).topics[tp[0]].partitions.get(tp[1])
         return None if found is None or found.leader not in BROKERS else found.leader
 
@@ -133,13 +133,13 @@ class Scene:
         return set(self.admin.list_topics(tp[0], timeout=60).topics[tp[0]].partitions[tp[1]].isrs)
 
     def directory_of(self, broker: int, tp: Partition) -> Path | None:
-        """Where a broker has its replica of a partition; None while it has none that is there."""
+        """Directory of a broker's replica of a partition; None without an accessible one."""
         paths = (path / f"{tp[0]}-{tp[1]}" for path in self.cluster.log_dirs(broker))
         return next((path for path in paths if path.is_dir()), None)
 
     def start_sidecar(self, broker: int, tell: Callable[[str], None]) -> None:
-        """Start one as a supervisor does. A store that denies access at the start is taken for a
-        mistake in the configuration: the sidecar refuses, and is started again.
+        """Start a sidecar as a supervisor does. A denied access at the start looks like a
+        configuration error: the sidecar refuses to start, and is started again.
         """
         while True:
             try:
@@ -153,11 +153,11 @@ class Scene:
                 return
 
     def create_topic(self, topic: str) -> None:
-        """Create one of the special topics as it was at first."""
+        """Create one of the special topics with its original settings."""
         create_special(self.cluster.bootstrap_servers, topic, self.configs)
 
     def sidecar_events(self, broker: int) -> Iterator[dict[str, Any]]:
-        """All that a sidecar has logged, over all its lives."""
+        """All log events of a sidecar, over all its restarts."""
         with self.sidecars[broker].process.command.log.open(errors="replace") as log:
             for line in log:
                 if line.startswith("{") and line.endswith("}\n"):
@@ -165,7 +165,9 @@ class Scene:
 
 
 def create_special(bootstrap: str, topic: str, configs: Mapping[str, object]) -> None:
-    """An unclean election needs a leader that acknowledges alone, and one follower."""
+    """Create the special topics. An unclean election needs a leader that acknowledges alone, and
+    one follower.
+    """
     if topic != UNCLEAN:
         create_topic(bootstrap, topic, partitions=FEW_PARTITIONS, replicas=3, configs=configs)
         return
@@ -176,7 +178,7 @@ def create_special(bootstrap: str, topic: str, configs: Mapping[str, object]) ->
 
 @contextmanager
 def make_disks(cluster: Path) -> Iterator[Mapping[int, Disk]]:
-    """The disk of each broker of a cluster below this directory, before the cluster is started."""
+    """Make a disk for each broker of a cluster below this directory, before the cluster starts."""
     with ExitStack() as stack:
         yield {
             broker: stack.enter_context(make_disk(cluster / f"broker-{broker}" / DISK))
@@ -192,8 +194,8 @@ def set_up(
     retention: float,
     disks: Mapping[int, Disk] = MappingProxyType({}),
 ) -> Iterator[Scene]:
-    """Topics whose closed segments are deleted after `retention` seconds, and ready sidecars. With
-    `disks` also the special topics, and a spool on each disk.
+    """Create topics whose closed segments are deleted after `retention` seconds, and ready
+    sidecars. With `disks`, also create the special topics and a spool on each disk.
     """
     configs = small_segments(
         cluster.version,
@@ -244,5 +246,5 @@ def _sidecar(
 
 
 def spool_of(log_dir: Path) -> Path:
-    """The spool for a log dir: beside it, on the same disk."""
+    """The spool of a log dir, beside it on the same disk."""
     return log_dir.with_name(f"{log_dir.name}-spool")

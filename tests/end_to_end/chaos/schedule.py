@@ -1,8 +1,8 @@
-"""What goes wrong when: a pure function of the seed.
+"""The schedule of faults: a pure function of the seed.
 
-Four tracks run side by side, each one step after the other: what happens to the brokers, to the
-sidecars, to the store, and to topics. A step is over when its damage is mended, so no track hurts
-two of its own at once. Durations are seconds.
+Four tracks run in parallel, each one step after the other: faults of brokers, of sidecars, of the
+store, and of topics. A step is over when its damage is repaired, so no track causes two faults at
+once. Durations are in seconds.
 """
 
 import random
@@ -15,11 +15,12 @@ from tests.harness.disks import Failure
 
 BROKERS = (1, 2, 3)
 FEW_PARTITIONS = 2
-"""Of each topic that only certain actions are for."""
+"""Number of partitions of each topic that only certain actions use."""
 
 Trouble = Literal["away", "denied", "error", "slow-down", "cut", "late", "unanswered", "mixed"]
-"""What the store does: `late` lets requests wait, and some arrive after their sender gave up;
-`unanswered` does what is asked and cuts the connection; `mixed` draws for each request.
+"""Faults of the store. `late` delays requests, and some arrive after their sender has timed out;
+`unanswered` processes the request and closes the connection; `mixed` chooses a fault for each
+request.
 """
 
 _TROUBLES: Sequence[Trouble] = (
@@ -29,7 +30,7 @@ _TROUBLES: Sequence[Trouble] = (
 
 @dataclass(frozen=True, slots=True)
 class KillBroker:
-    """SIGKILL, and a new start after `down`."""
+    """SIGKILL, and a restart after `down`."""
 
     broker: int
     down: float
@@ -37,7 +38,7 @@ class KillBroker:
 
 @dataclass(frozen=True, slots=True)
 class StopBroker:
-    """A controlled shutdown, and a new start after `down`."""
+    """A controlled shutdown, and a restart after `down`."""
 
     broker: int
     down: float
@@ -45,7 +46,7 @@ class StopBroker:
 
 @dataclass(frozen=True, slots=True)
 class PauseBroker:
-    """SIGSTOP for so long: a leader that does not know yet that it leads no more."""
+    """SIGSTOP for a time: the leader does not know yet that it has lost the lead."""
 
     broker: int
     down: float
@@ -53,10 +54,10 @@ class PauseBroker:
 
 @dataclass(frozen=True, slots=True)
 class ForkLeader:
-    """Both followers are paused for `held`, while the leader is sent what needs no follower's word;
-    then it is killed, the followers go on without that, and it starts again after `down`.
+    """Both followers are paused for `held`, while the leader receives records with acks=1; then it
+    is killed, the followers continue without these records, and it restarts after `down`.
 
-    Its closed segments hold what the cluster throws away.
+    Its closed segments contain records that the cluster loses.
     """
 
     broker: int
@@ -71,7 +72,9 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True)
 class Reassign:
-    """Other replicas, the preferred leader first, for the partition of this number; then elect."""
+    """Assign other replicas, the preferred leader first, to the partition of this number; then
+    elect.
+    """
 
     number: int
     replicas: tuple[int, ...]
@@ -79,7 +82,7 @@ class Reassign:
 
 @dataclass(frozen=True, slots=True)
 class KillSidecar:
-    """SIGKILL, and a new start after `down`."""
+    """SIGKILL, and a restart after `down`."""
 
     broker: int
     down: float
@@ -87,16 +90,16 @@ class KillSidecar:
 
 @dataclass(frozen=True, slots=True)
 class RestartSidecar:
-    """SIGTERM, a good end, and a new start."""
+    """SIGTERM, a regular end, and a restart."""
 
     broker: int
 
 
 @dataclass(frozen=True, slots=True)
 class PauseSidecar:
-    """SIGSTOP for so long; meanwhile what its broker leads is led by the broker `heir`.
+    """SIGSTOP for a time; meanwhile the broker `heir` leads its broker's partitions.
 
-    When it goes on it believes that it leads, while the other's sidecar does.
+    Resumed, the sidecar believes that it leads, while the heir's sidecar does.
     """
 
     broker: int
@@ -106,9 +109,9 @@ class PauseSidecar:
 
 @dataclass(frozen=True, slots=True)
 class RestartOnSpool:
-    """With the store away, segments close in the partition of this number of the topic for it. All
-    sidecars are killed, the broker deletes the segments, and the sidecars start again after `down`:
-    only the spool holds the records.
+    """While the store is away, segments close in the partition of this number of the dedicated
+    topic. All sidecars are killed, the broker deletes the segments, and the sidecars restart after
+    `down`: only the spool has the records.
     """
 
     number: int
@@ -117,9 +120,9 @@ class RestartOnSpool:
 
 @dataclass(frozen=True, slots=True)
 class ElectUncleanly:
-    """In the partition of this number of the topic for it, the leader alone acknowledges records
+    """In the partition of this number of the dedicated topic, the leader alone acknowledges records
     while its follower is stopped. Then it is killed, the follower is elected without these records,
-    and the old leader starts again after `down`.
+    and the old leader restarts after `down`.
     """
 
     number: int
@@ -128,8 +131,8 @@ class ElectUncleanly:
 
 @dataclass(frozen=True, slots=True)
 class FillDisk:
-    """The disk of a broker's second log dir has no room until the broker takes the log dir offline,
-    and for `down` after that; then there is room, and the broker starts again.
+    """The disk of a broker's second log dir is full until the broker takes the log dir offline, and
+    for `down` after that; then space is freed, and the broker restarts.
     """
 
     broker: int
@@ -138,7 +141,7 @@ class FillDisk:
 
 @dataclass(frozen=True, slots=True)
 class FailLogDir:
-    """As `FillDisk`, with a disk that fails."""
+    """Like `FillDisk`, with a failing disk."""
 
     broker: int
     failure: Failure
@@ -147,14 +150,14 @@ class FailLogDir:
 
 @dataclass(frozen=True, slots=True)
 class FailController:
-    """SIGKILL for the active controller, and a new start after `down`."""
+    """SIGKILL for the active controller, and a restart after `down`."""
 
     down: float
 
 
 @dataclass(frozen=True, slots=True)
 class StopMetadata:
-    """SIGTERM for ZooKeeper, or for all controllers of the quorum; a new start after `down`."""
+    """SIGTERM for ZooKeeper, or for all controllers of the quorum; a restart after `down`."""
 
     down: float
 
@@ -166,15 +169,15 @@ class RestartEverything:
 
 @dataclass(frozen=True, slots=True)
 class RecreateTopic:
-    """The topic for it is deleted, and created again under its name after `down`."""
+    """The dedicated topic is deleted, and recreated under its name after `down`."""
 
     down: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteRecords:
-    """The log start offset of the partition of this number of the topic for it is raised over this
-    share of what the brokers hold.
+    """The log start offset of the partition of this number of the dedicated topic is raised over
+    this share of the broker's records.
     """
 
     number: int
@@ -183,7 +186,7 @@ class DeleteRecords:
 
 @dataclass(frozen=True, slots=True)
 class TroubleStore:
-    """The store misbehaves for so long, towards these brokers' sidecars."""
+    """The store misbehaves for a time towards the sidecars of these brokers."""
 
     trouble: Trouble
     brokers: tuple[int, ...]
@@ -201,12 +204,13 @@ TopicAction: TypeAlias = RecreateTopic | DeleteRecords
 Action: TypeAlias = BrokerAction | SidecarAction | TroubleStore | TopicAction
 
 _STEPS_PER_DISASTER = 3
-"""Of the steps of brokers, so many hold one disaster: they take longer than the others."""
+"""One in this number of broker steps contains a disaster: disasters take longer than other steps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """After so much quiet, this."""
+    """An action after a quiet time."""
 
     quiet: float
     action: Action
@@ -231,7 +235,7 @@ class Schedule:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of all actions in it."""
+        """The names of all contained actions."""
         steps = chain.from_iterable(self.tracks.values())
         return frozenset(type(step.action).__name__ for step in steps)
 
@@ -258,7 +262,7 @@ def draw(seed: int, seconds: float, partitions: int) -> Schedule:
 
 
 def lasts(action: Action) -> float:
-    """For how long an action's damage is wanted at the least."""
+    """Minimum duration of an action's damage."""
     if isinstance(action, TroubleStore):
         return action.lasts
     return getattr(action, "down", 0.0)
@@ -267,7 +271,7 @@ def lasts(action: Action) -> float:
 def _until(
     seconds: float, dice: random.Random, actions: Iterator[Action], quiet: tuple[float, float]
 ) -> Iterator[Step]:
-    """So many steps that they cannot be over before the time is."""
+    """Enough steps to last beyond the time."""
     spent = 0.0
     for action in actions:
         step = Step(_seconds(dice, *quiet), action)
@@ -341,7 +345,7 @@ def _store_actions(dice: random.Random) -> Iterator[Action]:
 
 
 def _rounds(dice: random.Random, kinds: Sequence[Callable[[], Action]]) -> Iterator[Action]:
-    """Every kind once in each round, in an order of its own: short runs see all of them."""
+    """Every kind once per round in random order, so that short runs see all of them."""
     while True:
         for kind in dice.sample(kinds, len(kinds)):
             yield kind()

@@ -1,4 +1,6 @@
-"""What the brokers serve, read while they serve it: what was ever below a high watermark."""
+"""Records that the brokers serve, read during the run: everything that was ever below a high
+watermark.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ _ASK_SECONDS = 30.0
 
 
 def reader_of(bootstrap: str) -> Consumer:
-    """A consumer that shows aborted records too, and keeps quiet about brokers that are away."""
+    """A consumer that returns aborted records too and does not log errors about stopped brokers."""
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -24,14 +26,14 @@ def reader_of(bootstrap: str) -> Consumer:
             "isolation.level": "read_uncommitted",
             "auto.offset.reset": "earliest",
             "check.crcs": True,
-            "enable.partition.eof": True,  # tells of an end behind a transaction's marker
+            "enable.partition.eof": True,  # reports an end after a transaction marker
             "log_level": 0,
         }
     )
 
 
 class Served:
-    """Reads every partition from its start on, from entering the context until it is left."""
+    """Reads every partition from its start on while its context is entered."""
 
     def __init__(self, bootstrap: str, partitions: Sequence[Partition]) -> None:
         self.sums: dict[Partition, Sums] = {tp: Sums() for tp in partitions}
@@ -50,12 +52,12 @@ class Served:
         self.stop()
 
     def stop(self) -> None:
-        """End; may be called twice."""
+        """Stop; may be called twice."""
         self._stop.set()
         self._thread.join()
 
     def position(self, tp: Partition) -> int:
-        """One past the last offset that was read."""
+        """The last read offset plus one."""
         return self._positions[tp]
 
     def _run(self) -> None:
@@ -83,7 +85,7 @@ class Served:
 def read_tails(
     bootstrap: str, starts: dict[Partition, int], timeout: float
 ) -> dict[Partition, Sums]:
-    """What the brokers hold now from each start on, up to the high watermark.
+    """Records that the brokers hold now, from each start up to the high watermark.
 
     Raises:
         AssertionError: an offset could not be read in time.
@@ -96,7 +98,7 @@ def read_tails(
 
 
 def high_watermarks(bootstrap: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
-    """The high watermark of each partition; raises KafkaException where one has no leader."""
+    """The high watermark of each partition; KafkaException if one has no leader."""
     consumer = reader_of(bootstrap)
     try:
         return {tp: _ends(consumer, tp)[1] for tp in partitions}
@@ -122,8 +124,8 @@ def _tail(consumer: Consumer, tp: Partition, start: int, timeout: float) -> Sums
 
 
 def _read(message: Message) -> tuple[Partition, int, int | None] | None:
-    """The partition, the position after it, and the checksum where it is a record; None for what
-    is no news. The end of a partition is news: its last offset can be a transaction's marker.
+    """The partition, the next position, and the checksum if it is a record; None if nothing
+    changed. The end of a partition counts as a change: its last offset may be a transaction marker.
     """
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     error = message.error()

@@ -1,4 +1,6 @@
-"""The store of a chaos run: how sidecars reach it through proxies, and how it is looked at."""
+"""The store of a chaos run: the sidecars' access through proxies, and the direct access of the
+observer.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,20 +24,20 @@ from tests.harness.s3 import S3Bucket
 
 
 class Eye(Protocol):
-    """Looks at a store without the product's own code."""
+    """A view of a store without the product's own code."""
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object, None when it is not there."""
+        """The bytes of an object; None if it does not exist."""
         ...
 
     def listing(self, prefix: str, after: str = "") -> Mapping[str, str]:
-        """The keys below a prefix that sort after another, with their ETags."""
+        """The keys below a prefix that sort after a given one, with their ETags."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BucketEye:
-    """A bucket, asked directly of its server."""
+    """A bucket, read directly from its server."""
 
     bucket: S3Bucket
 
@@ -55,7 +57,7 @@ class BucketEye:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEye:
-    """A container, asked directly of its server; the parent of a prefix is listed, and cut."""
+    """A container, read directly from its server; the parent of a prefix is listed and filtered."""
 
     store: AzureStore
 
@@ -77,13 +79,13 @@ class ContainerEye:
 
 @dataclass(frozen=True, slots=True)
 class ChaosStore:
-    """A store that is emptied at the end with its server.
+    """A store that is emptied at the end, together with its server.
 
     Attributes:
-        port: Of its server, for the proxies before it.
-        eye: Looks at it past the proxies.
-        objects: The same, without etags.
-        behind: What a sidecar is given that reaches it at the url of a proxy.
+        port: The port of its server, for the proxies in front of it.
+        eye: Observes the store without the proxies.
+        objects: The same, without ETags.
+        behind: Returns the store for a sidecar that reaches it at the URL of a proxy.
     """
 
     port: int

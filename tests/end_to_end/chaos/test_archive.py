@@ -1,4 +1,4 @@
-"""Reading an archive at the end: records, order, and how transactions ended."""
+"""Reading an archive at the end of a run: records, order, and transaction outcomes."""
 
 import json
 import struct
@@ -27,7 +27,7 @@ def batch(
     attributes: int = 0,
     keys: Sequence[bytes] = (),
 ) -> bytes:
-    """A batch of records with these values, at `base` and on."""
+    """A batch of records with these values, from `base` on."""
     names = keys or [b"k"] * len(values)
     pairs = zip(names, values, strict=True)
     payload = b"".join(encode_record(n, value, key) for n, (key, value) in enumerate(pairs))
@@ -37,14 +37,14 @@ def batch(
 
 
 def marker(base: int, producer: int, kind: bytes) -> bytes:
-    """The end of a producer's transaction."""
+    """The marker that ends a producer's transaction."""
     both = TRANSACTIONAL | CONTROL
     return batch(base, [b"\0\0\0\0\0\0"], producer=producer, attributes=both, keys=[kind])
 
 
 @dataclass
 class Store:
-    """A made-up store of one partition."""
+    """A fake store of one partition."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Store:
 
 
 def archived(mark: Mark, logs: Mapping[int, bytes]) -> Archived:
-    """These `.log` files with a watermark, as they are read."""
+    """The archive read from these `.log` files with a watermark."""
     store = Store()
     for base, log in logs.items():
         for kind in KINDS:
@@ -68,11 +68,11 @@ def archived(mark: Mark, logs: Mapping[int, bytes]) -> Archived:
     return found
 
 
-def test_there_is_no_archive_without_a_watermark() -> None:
+def test_archive_without_a_watermark_is_none() -> None:
     assert read_archive(Store(), LAYOUT, TP) is None
 
 
-def test_records_below_the_watermark_are_read_and_those_above_it_are_not() -> None:
+def test_only_records_below_the_watermark_are_read() -> None:
     logs = {0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c"]), 3: batch(3, [b"d"])}
     found = archived(Mark(2, 3), logs)
     assert dict(found.records.items()) == {
@@ -84,7 +84,7 @@ def test_records_below_the_watermark_are_read_and_those_above_it_are_not() -> No
     assert found.disorder == ()
 
 
-def test_each_record_has_the_fate_that_its_producers_next_marker_tells() -> None:
+def test_each_record_has_the_fate_given_by_its_producers_next_marker() -> None:
     log = b"".join(
         [
             batch(0, [b"a"], producer=1, attributes=TRANSACTIONAL),
@@ -102,14 +102,14 @@ def test_each_record_has_the_fate_that_its_producers_next_marker_tells() -> None
     assert set(dict(found.records.items())) == {0, 1, 2, 4, 7}
 
 
-def test_offsets_that_fall_and_offsets_with_two_records_are_told() -> None:
+def test_descending_and_duplicate_offsets_are_reported() -> None:
     logs = {0: batch(0, [b"a", b"b", b"c"]), 2: batch(2, [b"other"])}
     said = archived(Mark(2, 3), logs).disorder
     assert any("offset 2 follows on 2" in problem for problem in said)
     assert any("offset 2 is stored with other bytes" in problem for problem in said)
 
 
-def test_what_is_set_aside_is_read_from_all_folders_with_all_records_of_an_offset() -> None:
+def test_quarantined_records_are_read_from_all_folders() -> None:
     store = Store()
     store.objects["q/t-0/5-epoch-1/00000000000000000005.log"] = batch(5, [b"a", b"b"])
     store.objects["q/t-0/5-epoch-1/00000000000000000005.index"] = b"no log"

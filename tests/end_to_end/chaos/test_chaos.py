@@ -26,8 +26,8 @@ ZOOKEEPER_SECONDS = SECONDS or 90.0
 AZURE_SECONDS = SECONDS or 60.0
 _AROUND_SECONDS = 600
 _LONGER = 2.5
-"""Seconds at the most for each of the schedule's, on a busy machine: it may go on for twice its
-time until enough has happened, and then reads everything back.
+"""Maximum duration of a run as a multiple of its scheduled duration, on a busy machine: it may run
+for twice that duration until enough has happened, and then reads everything back.
 """
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.alone, SEARCHES]

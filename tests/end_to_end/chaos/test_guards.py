@@ -1,4 +1,4 @@
-"""What may not happen at the same time: two actions that want the same guard."""
+"""Mutual exclusion of actions that need the same lock."""
 
 import threading
 
@@ -22,31 +22,31 @@ from tests.harness.waiting import wait_until
 
 
 def actions() -> list[Action]:
-    """All of an hour."""
+    """All actions of an hour."""
     tracks = draw(7, 3600, 7).tracks.values()
     return [step.action for track in tracks for step in track]
 
 
-def test_only_topics_change_while_all_that_is_stored_is_in_the_spool() -> None:
+def test_only_topic_actions_run_while_records_are_only_in_the_spool() -> None:
     alone = set(guards_of(RestartOnSpool(0, 1.0)))
     beside = {type(action) for action in actions() if not alone & set(guards_of(action))}
     assert beside == {DeleteRecords, RecreateTopic}
 
 
-def test_brokers_sidecars_and_the_store_are_hurt_at_the_same_time() -> None:
+def test_brokers_sidecars_and_the_store_can_fail_at_the_same_time() -> None:
     broker, sidecar = guards_of(KillBroker(1, 1.0)), guards_of(KillSidecar(1, 1.0))
     store = guards_of(TroubleStore("away", (1,), 1.0))
     assert len({*broker, *sidecar, *store}) == 3
     assert set(guards_of(RestartEverything())) == set(broker)
 
 
-def test_no_topic_is_created_again_while_a_disk_is_away() -> None:
+def test_no_topic_is_recreated_while_a_disk_is_away() -> None:
     recreation = set(guards_of(RecreateTopic(1.0)))
     assert recreation & set(guards_of(FillDisk(1, 1.0)))
     assert recreation & set(guards_of(FailLogDir(1, "absent", 1.0)))
 
 
-def test_a_guard_is_held_by_one_action_after_the_other() -> None:
+def test_lock_is_held_by_one_action_at_a_time() -> None:
     guards, held, over = Guards(), threading.Event(), threading.Event()
 
     def hold_all() -> None:

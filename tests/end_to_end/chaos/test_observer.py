@@ -1,4 +1,4 @@
-"""The observer finds what breaks a promise while a run lasts, over a store that a test makes up."""
+"""The observer finds violations during a run, with a fake store."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ PREFIX = "test/t-0/"
 
 @dataclass
 class Store:
-    """A made-up store; the ETag of an object is its bytes."""
+    """A fake store; the ETag of an object is its bytes."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
 
@@ -34,13 +34,13 @@ class Store:
         }
 
     def add(self, base: int, count: int) -> None:
-        """A whole segment."""
+        """Store a whole segment."""
         for kind in KINDS:
             body = make_batch(base, count) if kind == "log" else b"index"
             self.objects[f"{PREFIX}{base:020d}.{kind}"] = body
 
     def commit(self, base: int, following: int, *listed: int, **owner: object) -> None:
-        """`_metadata` and the watermark; `owner` are more fields of it."""
+        """Write `_metadata` and the watermark; `owner` has further fields of the watermark."""
         rows = [{"baseOffset": b, "timestamp": 1000 + b, "relativeOffset": 0} for b in listed]
         body = {"metadata": {"timeindex": {"entries": rows}}}
         self.objects[f"{PREFIX}_metadata"] = json.dumps(body).encode()
@@ -50,7 +50,7 @@ class Store:
 
 @pytest.fixture
 def store() -> Store:
-    """Two segments, up to offset 10."""
+    """A store with two segments, up to offset 10."""
     made = Store()
     made.add(0, 4)
     made.add(4, 6)
@@ -65,7 +65,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def observer(store: Store, told: list[str]) -> Observer:
-    """It has looked once."""
+    """An observer that has looked once."""
     made = Observer(store, LAYOUT, [TP], told.append)
     made.look()
     assert told == []
@@ -73,9 +73,7 @@ def observer(store: Store, told: list[str]) -> Observer:
     return made
 
 
-def test_nothing_is_said_while_all_is_well(
-    store: Store, observer: Observer, told: list[str]
-) -> None:
+def test_valid_archive_has_no_violation(store: Store, observer: Observer, told: list[str]) -> None:
     store.add(10, 5)
     observer.look()
     store.commit(10, 15, 0, 4, 10)
@@ -90,7 +88,7 @@ def test_nothing_is_said_while_all_is_well(
     assert observer.next_offset(TP) == 18
 
 
-def test_a_watermark_that_goes_back_is_found_and_not_forgotten(
+def test_decreasing_watermark_is_found_and_stays_reported(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.commit(0, 4, 0, 4)
@@ -99,16 +97,14 @@ def test_a_watermark_that_goes_back_is_found_and_not_forgotten(
     assert observer.next_offset(TP) == 10
 
 
-def test_a_watermark_that_is_deleted_is_found(
-    store: Store, observer: Observer, told: list[str]
-) -> None:
+def test_deleted_watermark_is_found(store: Store, observer: Observer, told: list[str]) -> None:
     del store.objects[f"{PREFIX}offset.wm"]
     observer.look()
     assert told == ["t-0: the watermark is gone"]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_file_that_is_missing_below_the_watermark_is_found(
+def test_missing_file_below_the_watermark_is_found(
     store: Store, observer: Observer, told: list[str], kind: str
 ) -> None:
     store.add(10, 5)
@@ -118,7 +114,7 @@ def test_a_file_that_is_missing_below_the_watermark_is_found(
     assert told, "the watermark covers what is not stored"
 
 
-def test_a_watermark_that_runs_ahead_is_found(
+def test_watermark_beyond_the_stored_segments_is_found(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.add(10, 5)
@@ -127,7 +123,7 @@ def test_a_watermark_that_runs_ahead_is_found(
     assert "t-0: stored up to 15, but the watermark says 16" in told
 
 
-def test_a_gap_and_an_overlap_are_found(store: Store, observer: Observer, told: list[str]) -> None:
+def test_gap_and_overlap_are_found(store: Store, observer: Observer, told: list[str]) -> None:
     store.add(12, 3)
     store.add(14, 6)
     store.commit(14, 20, 0, 4, 12, 14)
@@ -136,7 +132,7 @@ def test_a_gap_and_an_overlap_are_found(store: Store, observer: Observer, told: 
     assert "t-0: an overlap: 15 was expected, 14 follows" in told
 
 
-def test_an_object_below_the_watermark_that_is_replaced_or_removed_is_found(
+def test_replaced_or_removed_object_below_the_watermark_is_found(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.objects[f"{PREFIX}{4:020d}.index"] = b"another"
@@ -151,7 +147,7 @@ def test_an_object_below_the_watermark_that_is_replaced_or_removed_is_found(
     assert observer.emptied == 0
 
 
-def test_an_index_that_was_emptied_is_counted_and_no_violation(
+def test_emptied_index_is_counted_and_no_violation(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.objects[f"{PREFIX}{4:020d}.index"] = b""
@@ -160,14 +156,14 @@ def test_an_index_that_was_emptied_is_counted_and_no_violation(
 
 
 def quarantine(store: Store, *, epoch: int) -> None:
-    """The archive is cut at 6: the first part of the second segment stays."""
+    """Cut the archive at 6: the first part of the second segment stays."""
     for kind in KINDS:
         del store.objects[f"{PREFIX}{4:020d}.{kind}"]
     store.add(4, 2)
     store.commit(4, 6, 0, 4, leader_epoch=epoch)
 
 
-def test_an_archive_that_is_cut_after_an_unclean_election_is_watched_from_there_on(
+def test_archive_cut_after_an_unclean_election_is_watched_from_there_on(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     assert observer.pause(TP) == 10
@@ -191,7 +187,7 @@ def test_an_archive_that_is_cut_after_an_unclean_election_is_watched_from_there_
     assert observer.next_offset(TP) == 15
 
 
-def test_an_archive_that_is_cut_though_nothing_was_thrown_away_is_found(
+def test_archive_cut_without_lost_records_is_found(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     quarantine(store, epoch=3)
@@ -199,7 +195,7 @@ def test_an_archive_that_is_cut_though_nothing_was_thrown_away_is_found(
     assert "went back" in told[0]
 
 
-def test_a_quarantine_that_nothing_calls_for_is_found(
+def test_quarantine_without_a_cause_is_found(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     store.commit(4, 10, 0, 4, pending="somewhere/")
@@ -208,10 +204,12 @@ def test_a_quarantine_that_nothing_calls_for_is_found(
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
-def test_an_archive_that_is_not_cut_is_found(
+def test_archive_that_is_not_cut_after_an_election_is_found(
     store: Store, observer: Observer, told: list[str], epoch: int
 ) -> None:
-    """In the old leader's epoch it has not followed; in the new one it holds what was lost."""
+    """With the old leader's epoch it has not followed yet; with the new epoch it contains lost
+    records.
+    """
     observer.pause(TP)
     observer.turn(TP, Turn(6, epoch=3))
     store.add(10, 5)
@@ -223,7 +221,7 @@ def test_an_archive_that_is_not_cut_is_found(
     assert (told == []) == (epoch == 2)
 
 
-def test_what_lies_below_an_unclean_election_may_not_change(
+def test_objects_below_an_unclean_election_must_not_change(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     observer.pause(TP)
@@ -235,7 +233,7 @@ def test_what_lies_below_an_unclean_election_may_not_change(
     assert told == [f"t-0: {PREFIX}{0:020d}.log was replaced below the watermark"]
 
 
-def test_a_second_turn_before_the_archive_has_followed_counts_from_the_lower_offset(
+def test_second_turn_before_the_archive_has_followed_counts_from_the_lower_offset(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     observer.pause(TP)
@@ -250,7 +248,7 @@ def test_a_second_turn_before_the_archive_has_followed_counts_from_the_lower_off
     assert (told, observer.next_offset(TP)) == ([], 6)
 
 
-def test_the_archive_of_a_recreated_topic_begins_anew_under_its_topic_id(
+def test_archive_of_a_recreated_topic_restarts_under_its_topic_id(
     store: Store, observer: Observer, told: list[str]
 ) -> None:
     assert observer.pause(TP) == 10
@@ -266,7 +264,7 @@ def test_the_archive_of_a_recreated_topic_begins_anew_under_its_topic_id(
     assert (told, observer.next_offset(TP)) == ([], 3)
 
 
-def test_the_old_archive_of_a_recreated_topic_that_goes_on_is_waited_for_in_vain(
+def test_continued_archive_of_a_recreated_topic_stays_waiting(
     store: Store, observer: Observer
 ) -> None:
     observer.pause(TP)
@@ -277,9 +275,7 @@ def test_the_old_archive_of_a_recreated_topic_that_goes_on_is_waited_for_in_vain
     assert "has not followed" in next(observer.waiting())
 
 
-def test_a_store_that_cannot_be_read_is_told(
-    store: Store, observer: Observer, told: list[str]
-) -> None:
+def test_unreadable_store_is_reported(store: Store, observer: Observer, told: list[str]) -> None:
     store.objects[f"{PREFIX}offset.wm"] = b"no watermark"
     observer.look()
     assert "cannot be looked at" in told[0]
@@ -294,7 +290,7 @@ def test_a_store_that_cannot_be_read_is_told(
         (((0, 3), (4, 2), (10, 3)), "timestamps of _metadata fall"),
     ],
 )
-def test_metadata_that_is_not_complete_or_not_in_order_is_found(
+def test_incomplete_or_unsorted_metadata_is_found(
     listed: tuple[tuple[int, int], ...], said: str
 ) -> None:
     history = History(Mark(4, 10), {0, 4})

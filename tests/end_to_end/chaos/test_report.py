@@ -1,4 +1,4 @@
-"""What a run says of itself: how often each action happened, and which never did."""
+"""The report of a run: how often each action happened, and which never did."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ ENOUGH = Report(
 )
 
 
-def test_the_summary_counts_each_action_and_names_those_that_never_happened() -> None:
+def test_summary_counts_each_action_and_names_those_that_never_happened() -> None:
     report = replace(ENOUGH, by_elections=200, quarantined=180, by_deletions=90, retired=70)
     assert "FillDisk 1, KillBroker 9" in report.summary
     assert report.summary.endswith("drawn, but never happened: RestartEverything")
@@ -32,11 +32,11 @@ def test_the_summary_counts_each_action_and_names_those_that_never_happened() ->
     assert every.summary.endswith("drawn, but never happened: nothing")
 
 
-def test_a_short_run_proves_something_without_every_action() -> None:
+def test_short_run_is_valid_without_every_action() -> None:
     ENOUGH.check_that_it_was_chaos()
 
 
-def test_a_long_run_proves_nothing_where_one_action_never_happened() -> None:
+def test_long_run_is_invalid_if_one_action_never_happened() -> None:
     long = replace(ENOUGH, seconds=1800, counts={"KillBroker": 90, "FillDisk": 10})
     with pytest.raises(TooLittleHappenedError, match="too few RestartEverything to prove"):
         long.check_that_it_was_chaos()
@@ -52,8 +52,6 @@ def test_a_long_run_proves_nothing_where_one_action_never_happened() -> None:
         ({"expired": 0}, "expired records"),
     ],
 )
-def test_a_run_in_which_hardly_anything_happened_proves_nothing(
-    few: dict[str, object], said: str
-) -> None:
+def test_run_with_too_few_events_is_invalid(few: dict[str, object], said: str) -> None:
     with pytest.raises(TooLittleHappenedError, match=f"too few {said} to prove"):
         replace(ENOUGH, **few).check_that_it_was_chaos()  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The schedule: of the seed alone, and with everything in it that short runs must see."""
+"""The schedule depends only on the seed and contains everything that short runs must cover."""
 
 from typing import get_args
 
@@ -39,19 +39,19 @@ def kinds(steps: tuple[Step, ...]) -> set[type]:
     return {type(step.action) for step in steps}
 
 
-def test_the_same_seed_draws_the_same_and_another_seed_another() -> None:
+def test_schedule_is_determined_by_the_seed() -> None:
     assert draw(7, 600, 7) == draw(7, 600, 7)
     assert draw(7, 600, 7) != draw(8, 600, 7)
 
 
-def test_a_longer_run_begins_like_a_shorter_one() -> None:
+def test_longer_run_begins_like_a_shorter_one() -> None:
     short, long = draw(7, 60, 7), draw(7, 600, 7)
     for name, steps in short.tracks.items():
         assert long.tracks[name][: len(steps)] == steps
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_there_are_steps_for_the_whole_time_and_one_round_holds_every_kind(seed: int) -> None:
+def test_steps_cover_the_whole_time_and_one_round_has_every_kind(seed: int) -> None:
     schedule = draw(seed, 180, 7)
     for steps in schedule.tracks.values():
         assert sum(step.quiet + lasts(step.action) for step in steps) >= 180
@@ -69,7 +69,7 @@ def test_there_are_steps_for_the_whole_time_and_one_round_holds_every_kind(seed:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_three_steps_of_the_brokers_hold_one_disaster_and_six_of_them_hold_all(
+def test_three_broker_steps_have_one_disaster_and_six_disasters_are_all_kinds(
     seed: int,
 ) -> None:
     steps = draw(seed, 600, 7).brokers[:18]
@@ -81,7 +81,7 @@ def test_each_three_steps_of_the_brokers_hold_one_disaster_and_six_of_them_hold_
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_hour_draws_every_kind_and_every_failure_of_a_disk(seed: int) -> None:
+def test_hour_has_every_kind_and_every_disk_failure(seed: int) -> None:
     schedule = draw(seed, 3600, 7)
     assert schedule.kinds == {kind.__name__ for kind in get_args(Action)}
     actions = [step.action for step in schedule.brokers]
@@ -92,7 +92,7 @@ def test_an_hour_draws_every_kind_and_every_failure_of_a_disk(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_outage_is_longer_than_what_is_promised_to_be_survived(seed: int) -> None:
+def test_no_outage_exceeds_the_promised_duration(seed: int) -> None:
     schedule = draw(seed, 3600, 7)
     steps = [step for track in schedule.tracks.values() for step in track]
     assert max(lasts(step.action) for step in steps) <= LONGEST_OUTAGE

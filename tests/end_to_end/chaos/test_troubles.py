@@ -1,4 +1,4 @@
-"""What the store's troubles do to a single request."""
+"""Effects of the store's troubles on a single request."""
 
 import http.client
 import random
@@ -27,7 +27,7 @@ def proxy(store: FaultyS3) -> Iterator[S3Proxy]:
 
 
 def put(proxy: S3Proxy, key: str, timeout: float = 10) -> int | None:
-    """The status of a write; None where no answer came."""
+    """The status of a write; None without an answer."""
     connection = http.client.HTTPConnection(
         HOST, int(proxy.url.rpartition(":")[2]), timeout=timeout
     )
@@ -55,13 +55,13 @@ def statuses(proxy: S3Proxy, rule: Rule, count: int = 40) -> set[int | None]:
         ("unanswered", {None, 200}),
     ],
 )
-def test_each_trouble_is_what_its_name_says(
+def test_each_trouble_has_its_documented_effect(
     proxy: S3Proxy, trouble: str, seen: set[int | None]
 ) -> None:
     assert statuses(proxy, rules(random.Random(1))[trouble]) == seen
 
 
-def test_what_is_not_answered_was_done_and_what_is_cut_was_not(
+def test_unanswered_write_takes_effect_and_cut_write_does_not(
     proxy: S3Proxy, store: FaultyS3
 ) -> None:
     troubles = rules(random.Random(1))
@@ -72,7 +72,7 @@ def test_what_is_not_answered_was_done_and_what_is_cut_was_not(
     assert 0 < len(store.objects) < 40
 
 
-def test_a_late_write_arrives_though_its_sender_has_given_up(
+def test_late_write_takes_effect_although_its_sender_has_given_up(
     proxy: S3Proxy, store: FaultyS3
 ) -> None:
     proxy.misbehave(always(late(30)))
@@ -82,7 +82,7 @@ def test_a_late_write_arrives_though_its_sender_has_given_up(
     wait_until(lambda: store.objects == {"late": b"body"}, 30, "the late write")
 
 
-def test_a_store_that_is_away_takes_nothing_until_it_is_mended(
+def test_unavailable_store_accepts_nothing_until_it_is_restored(
     proxy: S3Proxy, store: FaultyS3
 ) -> None:
     port = proxy.upstream
@@ -93,12 +93,12 @@ def test_a_store_that_is_away_takes_nothing_until_it_is_mended(
     assert put(proxy, "key") == 200
 
 
-def test_a_late_request_is_answered_when_its_sender_waits(proxy: S3Proxy) -> None:
+def test_late_request_is_answered_if_its_sender_waits(proxy: S3Proxy) -> None:
     proxy.misbehave(always(late(0.05)))
     assert put(proxy, "patient") == 200
 
 
-def test_a_share_of_the_requests_is_drawn_and_the_draw_is_safe_between_threads() -> None:
+def test_random_share_of_requests_is_thread_safe() -> None:
     rule = drawn(random.Random(3), 0.5, [late(1), late(2)])
     found: list[bool] = []
     threads = [

@@ -1,4 +1,4 @@
-"""Each promise's check finds what breaks it, and finds nothing where all is well."""
+"""The check of each promise finds its violations, and reports none for valid evidence."""
 
 from dataclasses import replace
 
@@ -46,31 +46,31 @@ def without(pairs: list[tuple[int, int]], *offsets: int) -> Sums:
 
 
 def stored(**changes: object) -> Evidence:
-    """All is well but for these parts of the archive."""
+    """Valid evidence with these parts of the archive replaced."""
     return replace(WELL, archives={TP: replace(ARCHIVED, **changes)})  # type: ignore[arg-type]
 
 
-def test_nothing_is_said_where_all_is_well() -> None:
+def test_valid_evidence_has_no_violation() -> None:
     assert violations(WELL) == []
 
 
-def test_records_that_nobody_acknowledged_are_well_when_they_were_served() -> None:
+def test_unacknowledged_records_are_valid_if_they_were_served() -> None:
     told = without(RECORDS, 3)
     assert violations(replace(WELL, acknowledged={TP: told})) == []
 
 
-def test_records_that_the_consumer_missed_are_well_when_they_were_acknowledged() -> None:
+def test_unserved_records_are_valid_if_they_were_acknowledged() -> None:
     assert violations(replace(WELL, served={TP: without(RECORDS, 3)})) == []
 
 
-def test_records_of_unknown_offsets_are_well_when_they_were_acknowledged() -> None:
+def test_records_at_unknown_offsets_are_valid_if_they_were_acknowledged() -> None:
     told = without(RECORDS, 3)
     evidence = replace(WELL, acknowledged={TP: told}, served={TP: told}, unplaced={TP: {103}})
     assert violations(evidence) == []
 
 
 LOST = ThrownAway(TP, 7, 9, Sums((7, 807), (8, 808), (9, 809)))
-"""Of three records that were thrown away two were archived."""
+"""Two of the three discarded records were archived."""
 KEPT = {7: frozenset({807}), 8: frozenset({1, 808})}
 
 DELETED = replace(
@@ -83,10 +83,10 @@ DELETED = replace(
     ),
     log_starts={TP: 4},
 )
-"""The log begins at 4, and what was deleted below is a gap."""
+"""The log starts at 4, and the deleted records below it are a gap."""
 
 
-def test_what_was_thrown_away_is_well_where_it_is_set_aside_as_far_as_it_was_archived() -> None:
+def test_lost_records_are_valid_if_their_archived_part_is_quarantined() -> None:
     assert violations(replace(WELL, by_elections=[LOST], quarantined={TP: KEPT})) == []
     retired = {(TP, "old"): KEPT}
     gone = replace(LOST, topic_id="old")
@@ -94,7 +94,7 @@ def test_what_was_thrown_away_is_well_where_it_is_set_aside_as_far_as_it_was_arc
     assert found_in(LOST, KEPT) == 2
 
 
-def test_deleted_records_may_be_missing_below_the_log_start_where_a_gap_says_so() -> None:
+def test_deleted_records_may_be_missing_below_the_log_start_in_a_recorded_gap() -> None:
     assert violations(DELETED) == []
 
 
@@ -255,7 +255,7 @@ BROKEN: dict[str, tuple[Evidence, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_promise_is_found(name: str) -> None:
+def test_broken_promise_is_found(name: str) -> None:
     evidence, said = BROKEN[name]
     found = violations(evidence)
     assert any(said in problem and problem.startswith("t-0: ") for problem in found), found
@@ -272,11 +272,11 @@ UNHEARD = [
 ]
 
 
-def test_what_a_broker_says_about_its_files_is_heard() -> None:
+def test_broker_errors_about_its_files_are_reported() -> None:
     assert broker_errors([*HEARD, *UNHEARD]) == HEARD
 
 
-def test_what_a_broker_says_about_a_log_dir_that_was_broken_is_not_heard() -> None:
+def test_broker_errors_about_a_deliberately_broken_log_dir_are_ignored() -> None:
     assert broker_errors([*HEARD, *UNHEARD], ["/x"]) == HEARD[:1]
     assert broker_errors(HEARD, ["/y"]) == HEARD
 
@@ -288,7 +288,7 @@ SKIPPED = (
 )
 
 
-def test_where_a_broker_says_that_it_left_out_a_marker_the_log_decides() -> None:
+def test_log_decides_where_a_broker_reports_a_skipped_marker() -> None:
     aborted = replace(WELL, fates={TP: Sums((7, Fate.ABORTED))})
     assert violations(aborted)
     assert skipped_markers([*HEARD, SKIPPED]) == {TP, ("paid", 2)}
@@ -296,7 +296,7 @@ def test_where_a_broker_says_that_it_left_out_a_marker_the_log_decides() -> None
     assert violations(replace(aborted, markers_skipped=skipped_markers(HEARD)))
 
 
-def test_what_a_sidecar_says_it_has_lost_is_heard_but_for_the_topics_where_it_must() -> None:
+def test_losses_reported_by_a_sidecar_count_except_for_the_special_topics() -> None:
     def heard(*events: dict[str, str]) -> int:
         return len(list(sidecar_gaps(1, events, may_diverge="unclean", may_have_gaps="short")))
 
@@ -308,6 +308,6 @@ def test_what_a_sidecar_says_it_has_lost_is_heard_but_for_the_topics_where_it_mu
     assert heard({**gap, "topic": "unclean"}, {**diverged, "topic": "short"}) == 2
 
 
-def test_ranges_are_short() -> None:
+def test_ranges_are_formatted_compactly() -> None:
     assert ranges([5, 6, 9]) == "3 records (5-6, 9)"
     assert ranges(list(range(0, 40, 2))).endswith("(0, 2, 4, 6, 8, ...)")

@@ -1,4 +1,4 @@
-"""What the store's troubles are, as rules for a proxy before it."""
+"""The store's troubles as rules for a proxy in front of it."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from tests.harness.s3_proxy import (
 )
 
 DENIED = "AccessDenied"
-_NOBODY = 1  # a port where nobody listens
+_NOBODY = 1  # a port without a listener
 _LATE = (late(0.3), late(1.0), late(4.0), late(6.0))  # the sidecars give up after three seconds
 _MIXED: Sequence[Fault] = (
     answer(500, "InternalError"), answer(503, "SlowDown"), cut, lose_the_answer, *_LATE,
@@ -25,7 +25,7 @@ _MIXED: Sequence[Fault] = (
 
 
 def trouble(proxy: S3Proxy, kind: Trouble, dice: random.Random) -> None:
-    """Let the store be in this trouble from now on."""
+    """Let the store have this trouble from now on."""
     if kind == "away":
         proxy.upstream = _NOBODY
     else:
@@ -33,13 +33,13 @@ def trouble(proxy: S3Proxy, kind: Trouble, dice: random.Random) -> None:
 
 
 def mend(proxy: S3Proxy, port: int) -> None:
-    """Let it be well; `port` is that of the store."""
+    """End the trouble; `port` is the port of the store."""
     proxy.upstream = port
     proxy.heal()
 
 
 def rules(dice: random.Random) -> Mapping[str, Rule]:
-    """What a proxy does in each kind of trouble but being away."""
+    """Proxy rules for each kind of trouble except an outage."""
     return {
         "denied": always(answer(403, DENIED)),
         "error": always(answer(500, "InternalError")),

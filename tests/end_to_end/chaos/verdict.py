@@ -1,4 +1,4 @@
-"""What must hold at the end, each promise a function that says what breaks it."""
+"""Conditions at the end of a run; each promise is a function that returns its violations."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,17 +21,17 @@ _NOTHING = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known at the end, by partition.
+    """All evidence at the end of a run, by partition.
 
-    `acknowledged` and `fates` are what producers were told, `served` what a consumer was given
-    while the run lasted, `tails` what the brokers hold now above the watermarks, `archives` what is
-    stored, `ends` where the last closed segment ends.
+    `acknowledged` and `fates` are what producers were told, `served` is what a consumer received
+    during the run, `tails` what the brokers now have above the watermarks, `archives` what is
+    stored, `ends` the end offset of the last closed segment.
 
-    `unplaced` are checksums of acknowledged records whose offsets nobody told; `log_starts` where
-    the log begins after records were deleted; `by_elections` and `by_deletions` what was thrown
-    away on purpose; `quarantined` what is in quarantine, `retired` what is in retired archives by
-    partition and topic id, checksums by offset. `markers_skipped` are partitions whose log lacks a
-    transaction's marker.
+    `unplaced` are checksums of acknowledged records whose offsets are unknown; `log_starts` is
+    the log start offset after records were deleted; `by_elections` and `by_deletions` are records
+    that were discarded on purpose; `quarantined` are the records in quarantine, `retired` those in
+    retired archives by partition and topic id, as checksums by offset. `markers_skipped` are
+    partitions whose log lacks the marker of a transaction.
     """
 
     acknowledged: Mapping[Partition, Sums] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Evidence:
 
 
 def violations(evidence: Evidence) -> list[str]:
-    """Everything that does not hold."""
+    """All violations."""
     found = []
     for tp in sorted(evidence.acknowledged.keys() | evidence.archives.keys()):
         archived = evidence.archives.get(tp)
@@ -82,7 +82,9 @@ def violations(evidence: Evidence) -> list[str]:
 
 
 def not_set_aside(gone: ThrownAway, aside: SetAside) -> Iterator[str]:
-    """What was archived, and thrown away by the cluster, is kept in quarantine or retired."""
+    """Violations of: archived records that the cluster lost are kept in quarantine or retired
+    archives.
+    """
     missing = [
         offset
         for offset, number in gone.records.items()
@@ -97,13 +99,13 @@ def not_set_aside(gone: ThrownAway, aside: SetAside) -> Iterator[str]:
 
 
 def found_in(gone: ThrownAway, aside: SetAside) -> int:
-    """How many of the records that were thrown away are kept aside."""
+    """Number of lost records found in quarantine."""
     return sum(number in aside.get(offset, ()) for offset, number in gone.records.items())
 
 
 def lost(acknowledged: Sums, archived: Archived, tail: Sums, log_start: int = 0) -> Iterator[str]:
-    """The union of the store and the brokers holds each acknowledged record with its bytes, but for
-    those that were deleted: below the log start, and above the watermark or in a recorded gap.
+    """Violations of: store and brokers together hold each acknowledged record with its bytes,
+    except deleted ones: those below the log start and above the watermark or in a recorded gap.
     """
     missing, other = [], []
     for offset, number in acknowledged.items():
@@ -120,14 +122,14 @@ def lost(acknowledged: Sums, archived: Archived, tail: Sums, log_start: int = 0)
 
 
 def _is_excused(offset: int, archived: Archived, log_start: int) -> bool:
-    """Whether a record below the log start may be nowhere."""
+    """Return whether a record below the log start may be missing everywhere."""
     in_gap = any(start <= offset < end for start, end in archived.gaps)
     return offset < log_start and (offset >= archived.mark.next or in_gap)
 
 
 def not_stored(acknowledged: Sums, archived: Archived, log_start: int = 0) -> Iterator[str]:
-    """The store alone holds each acknowledged record below the watermark. A gap excuses only what
-    was deleted: it ends at the log start or below.
+    """Violations of: the store holds each acknowledged record below the watermark. A gap excuses
+    only deleted records: it ends at or below the log start.
     """
     below = [
         offset
@@ -146,7 +148,7 @@ def not_stored(acknowledged: Sums, archived: Archived, log_start: int = 0) -> It
 def never_served(
     archived: Archived, acknowledged: Sums, served: Sums, unplaced: AbstractSet[int] = frozenset()
 ) -> Iterator[str]:
-    """Nothing is stored that the cluster has thrown away: all of it was acknowledged or served."""
+    """Violations of: no stored record was lost by the cluster; each was acknowledged or served."""
     strangers = [
         offset
         for offset, number in archived.records.items()
@@ -165,7 +167,9 @@ def never_served(
 
 
 def out_of_order(archived: Archived) -> Iterator[str]:
-    """Offsets rise strictly, stored ranges neither overlap nor leave a gap."""
+    """Violations of: offsets increase strictly, and stored ranges have neither overlaps nor
+    gaps.
+    """
     yield from archived.disorder[:_MOST_RANGES]
     expected = 0
     for base, (start, end) in sorted(
@@ -180,7 +184,9 @@ def out_of_order(archived: Archived) -> Iterator[str]:
 
 
 def incomplete(archived: Archived) -> Iterator[str]:
-    """Every base has its three files, and stands in `_metadata`, whose times do not fall."""
+    """Violations of: every base offset has its three files and an entry in `_metadata`, whose
+    timestamps never decrease.
+    """
     for base in sorted(archived.extents):
         if archived.files.get(base, frozenset()) != KINDS:
             yield f"{base} has only {sorted(archived.files.get(base, ()))}"
@@ -196,13 +202,15 @@ def incomplete(archived: Archived) -> Iterator[str]:
 
 
 def behind(archived: Archived, end: int) -> Iterator[str]:
-    """The watermark has reached the end of the last closed segment."""
+    """Violations of: the watermark has reached the end of the last closed segment."""
     if archived.mark.next < end:
         yield f"stored up to {archived.mark.next}, though segments are closed up to {end}"
 
 
 def wrong_fates(told: Sums, stored: Sums) -> Iterator[str]:
-    """Where the store tells how a transaction ended, the producer was told the same."""
+    """Violations of: a transaction outcome in the store equals the outcome the producer
+    received.
+    """
     wrong = [
         offset
         for offset, fate in told.items()
@@ -213,11 +221,11 @@ def wrong_fates(told: Sums, stored: Sums) -> Iterator[str]:
 
 
 def skipped_markers(lines: Iterable[str]) -> set[Partition]:
-    """Partitions for which a transaction coordinator has left out a marker, as its log tells.
+    """Partitions whose log says that a transaction coordinator has left out a marker.
 
-    A coordinator of Kafka 4.3.1 takes a partition that has no leader for a deleted one when it
-    sends the markers of a transaction that was decided before. In that partition's log the next
-    marker of the producer then decides, whatever the producer was told.
+    A coordinator of Kafka 4.3.1 takes a partition without a leader for a deleted one when it sends
+    the markers of a transaction that was decided before. In that partition's log, the producer's
+    next marker then decides, whatever the producer was told.
     """
     return {
         (topic, int(number))
@@ -228,8 +236,8 @@ def skipped_markers(lines: Iterable[str]) -> set[Partition]:
 
 
 def broker_errors(lines: Iterable[str], broken: Iterable[str] = ()) -> list[str]:
-    """What brokers complain of that somebody has done to their files, but for the directories that
-    were `broken` on purpose.
+    """Broker log messages about damage to their files, except in the deliberately broken
+    directories.
     """
     causes = ("NoSuchFile", "FileNotFound", "KafkaStorage", "log dir", "Failed to", "IOException")
     return [
@@ -245,8 +253,8 @@ def broker_errors(lines: Iterable[str], broken: Iterable[str] = ()) -> list[str]
 def sidecar_gaps(
     broker: int, events: Iterable[Mapping[str, Any]], *, may_diverge: str, may_have_gaps: str
 ) -> Iterator[str]:
-    """Whatever a sidecar says that it has lost or found to be another history, but for the two
-    topics in which that is done on purpose.
+    """Losses and diverged histories that a sidecar reports, except for the two topics where they
+    are deliberate.
     """
     for event in events:
         topic = event.get("topic")
@@ -256,7 +264,7 @@ def sidecar_gaps(
 
 
 def ranges(offsets: Sequence[int]) -> str:
-    """Rising offsets, shortened: `3 records (5-6, 9)`."""
+    """Ascending offsets, shortened: `3 records (5-6, 9)`."""
     runs = [
         [offset for _, offset in run]
         for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0])

@@ -1,4 +1,4 @@
-"""Consumer groups that note what they are handed: each assignment of a partition by itself."""
+"""Consumer groups that record their messages, separately for each assignment of a partition."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,18 @@ _JOIN_SECONDS = 180.0
 
 @dataclass(slots=True)
 class Assignment:
-    """What one member was handed of one partition, between being given it and losing it."""
+    """Messages that one member received of one partition between its assignment and its
+    revocation.
+    """
 
     tp: Partition
     member: str
     rows: list[tuple[int, int]] = field(default_factory=list)
-    """Offset and checksum, as they came."""
+    """Offset and checksum, in the order of delivery."""
 
 
 class Group:
-    """A consumer group in one mode; members come and go."""
+    """A consumer group in one mode; members join and leave."""
 
     def __init__(
         self,
@@ -68,9 +70,9 @@ class Group:
             self.leave()
 
     def join(self) -> None:
-        """One more member."""
+        """Add a member."""
         name = f"{self.mode}/{len(self._members) + 1}@{len(self.assignments)}"
-        # One registry takes one consumer's metrics: that of the first one.
+        # One registry can collect the metrics of one consumer: the first member's.
         registry = self.registry if not self.assignments and not self._members else None
         more = {} if registry is None else {"tiered.storage.metrics.registry": registry}
         self._members.append(Member(self, name, {**self._config, **more}, self._topics))
@@ -78,31 +80,31 @@ class Group:
         self._tell(f"{name} joins")
 
     def leave(self) -> None:
-        """The one that came first goes, as if killed between a poll and a commit."""
+        """Remove the oldest member, as if killed between a poll and a commit."""
         member = self._members.pop(0)
         member.stop()
         self._tell(f"{member.name} is gone")
 
     def begin(self, tp: Partition, member: str) -> Assignment:
-        """A member was given a partition."""
+        """Record the assignment of a partition to a member."""
         with self._lock:
             self.assignments.append(Assignment(tp, member))
             return self.assignments[-1]
 
     def note(self, assignment: Assignment, offset: int, number: int) -> None:
-        """A member was handed a record."""
+        """Record a message of a member."""
         with self._lock:
             assignment.rows.append((offset, number))
             if not self.seen.setdefault(assignment.tp, Sums()).put(offset, number):
                 self.problem(f"{assignment.tp}: other bytes at {offset} than before")
 
     def problem(self, text: str) -> None:
-        """Something that must not be."""
+        """Record a violation."""
         self.problems.append(f"{self.mode}: {text}")
         self._tell(self.problems[-1])
 
     def has(self, wanted: Mapping[Partition, Sums]) -> bool:
-        """Whether all these records were seen."""
+        """Return whether all these records were received."""
         return all(
             (seen := self.seen.get(tp)) is not None
             and all(seen.get(offset) is not None for offset, _ in sums.items())
@@ -110,7 +112,7 @@ class Group:
         )
 
     def missing(self, wanted: Mapping[Partition, Sums]) -> dict[str, list[int]]:
-        """Some of the offsets that were not seen."""
+        """Some of the offsets that were not received."""
         found = {}
         for tp, sums in wanted.items():
             seen = self.seen.get(tp, Sums())
@@ -120,13 +122,13 @@ class Group:
         return found
 
     def from_source(self, source: str) -> float:
-        """How many records its first member was handed from `kafka` or `store`."""
+        """Number of records that its first member received from `kafka` or `store`."""
         name = "sidetier_consumer_records_total"
         return self.registry.get_sample_value(name, {"source": source}) or 0.0
 
 
 class Member:
-    """A `TieredConsumer` in a thread; it commits once a second, and not when it ends."""
+    """A `TieredConsumer` in a thread; it commits once a second, but not at its end."""
 
     def __init__(
         self, group: Group, name: str, config: Mapping[str, Any], topics: Sequence[str]
@@ -144,7 +146,7 @@ class Member:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave; what was read since the last commit is not committed."""
+        """Leave the group; messages since the last commit stay uncommitted."""
         self._stop.set()
         self._thread.join(_JOIN_SECONDS)
         if self._thread.is_alive():
@@ -190,5 +192,5 @@ class Member:
     def _commit(self, consumer: TieredConsumer) -> None:
         try:
             consumer.commit(asynchronous=False)
-        except KafkaException:  # nothing new, a rebalance, another coordinator: in a second again
+        except KafkaException:  # no offset, a rebalance or a moved coordinator: retry
             self._group.failed_commits += 1

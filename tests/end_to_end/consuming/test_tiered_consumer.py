@@ -1,8 +1,8 @@
-"""Consumer groups in all four modes, while everything goes on that a cluster does in a day.
+"""Consumer groups in all four modes, during the normal operations of a cluster.
 
 Brokers are restarted one after the other, leaders move, retention deletes, sidecars upload, members
-come and go without a commit: each group sees each committed record, and in order. With
-`CONSUME_SECONDS` it goes on for so long.
+join and leave without a commit: each group receives each committed record, in order.
+`CONSUME_SECONDS` in the environment sets the duration.
 """
 
 import os
@@ -59,7 +59,7 @@ pytestmark = [
 
 
 def consumer_config(cluster: KraftCluster, bucket: S3Bucket) -> dict[str, Any]:
-    """What all groups have in common; the keys of the store come from the environment."""
+    """Common configuration of all groups; the store's keys come from the environment."""
     return {
         "bootstrap.servers": cluster.bootstrap_servers,
         "tiered.storage.url": f"s3://{bucket.name}",
@@ -77,7 +77,7 @@ def consumer_config(cluster: KraftCluster, bucket: S3Bucket) -> dict[str, Any]:
 
 
 class Day:
-    """What goes on, one thing after the other."""
+    """The operations of a run, one after the other."""
 
     def __init__(self, scene: Scene, groups: Mapping[str, Group], log: Path) -> None:
         self.scene, self.groups = scene, groups
@@ -86,12 +86,12 @@ class Day:
         self.moves = 0
 
     def tell(self, event: str) -> None:
-        """For whoever looks for a cause."""
+        """Log a message for diagnosis."""
         with self._log.open("a") as log:
             log.write(f"{monotonic() - self._began:8.2f} {event}\n")
 
     def wait_for_retention(self) -> None:
-        """Until of every partition something is gone from the brokers."""
+        """Wait until records of every partition have been deleted on the brokers."""
         servers = self.scene.cluster.bootstrap_servers
         wait_until(
             lambda: all(watermark_offsets(servers, *tp)[0] > 0 for tp in PARTITIONS),
@@ -102,7 +102,7 @@ class Day:
         self.tell("something of every partition is deleted")
 
     def restart(self) -> None:
-        """Each broker once; its leaderships go to others."""
+        """Restart each broker once; its leaderships move to other brokers."""
         cluster = self.scene.cluster
         for broker in cluster.broker_ids:
             self.tell(f"broker {broker} stops")
@@ -112,7 +112,7 @@ class Day:
             self.tell(f"broker {broker} is back")
 
     def move_leaders(self) -> None:
-        """One partition of each topic gets another leader."""
+        """Move the leader of one partition of each topic."""
         servers = self.scene.cluster.bootstrap_servers
         for topic in TOPICS:
             old = leader_of(servers, topic, 0)
@@ -121,7 +121,7 @@ class Day:
             self.moves += 1
 
     def change_members(self) -> None:
-        """A second member joins each group, and the first one goes."""
+        """Add a second member to each group, and remove the first one."""
         for group in self.groups.values():
             group.join()
         for group in self.groups.values():
@@ -144,9 +144,9 @@ def day(cluster: KraftCluster, bucket: S3Bucket, directory: Path) -> Iterator[Da
 
 
 def close_segments(scene: Scene) -> None:
-    """Produce until what was produced before lies in closed segments, and wait for the store."""
+    """Produce until all earlier records are in closed segments, and wait for the store."""
     servers = scene.cluster.bootstrap_servers
-    # Whoever is next with its id ends the transaction that may still be open.
+    # The next producer with its ID ends a transaction that may still be open.
     fence = {"transactional.id": f"chaos-{SEED}", "log_level": 0}
     Producer({**fence, "bootstrap.servers": servers}).init_transactions(60)
     ends = {tp: watermark_offsets(servers, *tp)[1] for tp in PARTITIONS}
@@ -164,7 +164,7 @@ def close_segments(scene: Scene) -> None:
     wait_until(stored, _PATIENCE, f"the store to hold what lies below {ends}", 1.0)
 
 
-def test_every_group_sees_every_committed_record_in_order(
+def test_every_group_receives_every_committed_record_in_order(
     kraft_cluster: KraftFactory,
     s3_bucket: S3Bucket,
     tmp_path: Path,
@@ -201,12 +201,12 @@ def test_every_group_sees_every_committed_record_in_order(
 
 
 def _at_its_end(group: Group, truth: Truth) -> bool:
-    """Whether it has seen everything, or has a problem already."""
+    """Return whether the group has received everything, or has a violation already."""
     return bool(group.problems) or group.has(truth.committed)
 
 
 def _live(events: Day, ledger: Ledger) -> Truth:
-    """All of it, up to the last record; what producers were told of each."""
+    """Run everything up to the last record; return the acknowledgements of the producers."""
     groups, servers = events.groups, events.scene.cluster.bootstrap_servers
     began = monotonic()
     with ExitStack() as stack:
@@ -218,7 +218,7 @@ def _live(events: Day, ledger: Ledger) -> Truth:
             stack.enter_context(TransactionalLoad(ledger, servers, paid, RATE, SEED)),
         ]
         events.wait_for_retention()
-        for mode in MODES[1:]:  # their first offsets are on the store alone
+        for mode in MODES[1:]:  # their first offsets are only in the store
             groups[mode].join()
         live = True
         while live:
@@ -236,7 +236,7 @@ def _live(events: Day, ledger: Ledger) -> Truth:
 
 
 def _check_that_it_was_a_day(events: Day, truth: Truth) -> None:
-    """A run in which hardly anything happened proves nothing."""
+    """Raise if hardly anything happened in the run."""
     groups = events.groups
     assert sum(len(sums) for sums in truth.committed.values()) >= 500
     assert any(truth.aborted.values())

@@ -1,4 +1,4 @@
-"""Each promise's check finds what breaks it, and finds nothing where all is well."""
+"""The check of each promise finds its violations, and reports none for valid evidence."""
 
 import pytest
 
@@ -13,7 +13,7 @@ TRUTH = truth_of(
     {TP: Sums(*FATES)},
     ["paid"],
 )
-"""Nobody knows of 5; at 3 is a transaction's marker."""
+"""The result of offset 5 is unknown; offset 3 is the marker of a transaction."""
 
 
 def rows(*offsets: int) -> Assignment:
@@ -28,7 +28,7 @@ def rows(*offsets: int) -> Assignment:
         [rows(0, 1), rows(1, 2, 6), rows(6, 7), rows()],
     ],
 )
-def test_what_is_well(assignments: list[Assignment]) -> None:
+def test_valid_assignments_have_no_violation(assignments: list[Assignment]) -> None:
     assert list(violations(TRUTH, assignments)) == []
 
 
@@ -44,11 +44,11 @@ def test_what_is_well(assignments: list[Assignment]) -> None:
         ([rows(0, 1, 2, 6, 7), Assignment(TP, "b", [(2, 9)])], "other bytes at 2"),
     ],
 )
-def test_what_is_not(assignments: list[Assignment], said: str) -> None:
+def test_invalid_assignment_is_found(assignments: list[Assignment], said: str) -> None:
     [found] = violations(TRUTH, assignments)
     assert said in found
 
 
-def test_without_transactions_everything_acknowledged_is_committed() -> None:
+def test_acknowledged_records_without_a_transaction_are_committed() -> None:
     truth = truth_of({("plain", 0): Sums((3, 103))}, {}, ["paid"])
     assert dict(truth.committed["plain", 0].items()) == {3: 103}

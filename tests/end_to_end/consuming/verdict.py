@@ -1,4 +1,4 @@
-"""Whether a group was handed what it must be: pure."""
+"""Pure checks of the messages that a group received."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.end_to_end.consuming.groups import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What producers were told: records that are committed, and offsets of aborted ones."""
+    """Acknowledgements of producers: committed records, and offsets of aborted ones."""
 
     committed: Mapping[Partition, Sums]
     aborted: Mapping[Partition, frozenset[int]]
@@ -20,7 +20,7 @@ def truth_of(
     fates: Mapping[Partition, Sums],
     transactional: Iterable[str],
 ) -> Truth:
-    """What is known of each record; of a transaction whose end nobody was told, nothing is."""
+    """Known outcome of each record; a transaction with an unknown outcome has no entry."""
     topics = set(transactional)
     committed: dict[Partition, Sums] = {}
     aborted: dict[Partition, frozenset[int]] = {}
@@ -34,7 +34,7 @@ def truth_of(
 
 
 def violations(truth: Truth, assignments: Iterable[Assignment]) -> Iterator[str]:
-    """Everything that one group was handed wrongly, or was not handed."""
+    """Messages that one group received wrongly or did not receive."""
     handed: dict[Partition, set[int]] = {}
     for assignment in assignments:
         handed.setdefault(assignment.tp, set()).update(offset for offset, _ in assignment.rows)

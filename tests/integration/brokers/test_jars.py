@@ -1,4 +1,4 @@
-"""Jars come by Maven where it is installed and by Ivy everywhere, with what they depend on."""
+"""Jars are fetched by Maven if it is installed, and by Ivy otherwise, with their dependencies."""
 
 import shutil
 from collections.abc import Callable
@@ -23,9 +23,7 @@ fetchers = pytest.mark.parametrize(
 
 
 @fetchers
-def test_an_artifact_comes_with_what_it_needs_and_nothing_else(
-    fetch: Fetch, tmp_path: Path
-) -> None:
+def test_artifact_is_fetched_with_exactly_its_dependencies(fetch: Fetch, tmp_path: Path) -> None:
     fetch(LOG_BINDER, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "reload4j-1.2.19.jar",
@@ -35,19 +33,19 @@ def test_an_artifact_comes_with_what_it_needs_and_nothing_else(
 
 
 @fetchers
-def test_an_artifact_that_does_not_exist_is_named(fetch: Fetch, tmp_path: Path) -> None:
+def test_error_for_a_missing_artifact_names_it(fetch: Fetch, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="slf4j-reload4j"):
         fetch(ABSENT, tmp_path)
 
 
 @fetchers
-def test_an_artifact_of_the_type_bundle_comes_too(fetch: Fetch, tmp_path: Path) -> None:
+def test_artifact_of_the_type_bundle_is_fetched(fetch: Fetch, tmp_path: Path) -> None:
     fetch(BUNDLE, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["snappy-java-1.1.10.5.jar"]
 
 
 @fetchers
-def test_an_artifact_that_runs_inside_another_program_comes_alone(
+def test_artifact_that_runs_inside_another_program_is_fetched_alone(
     fetch: Fetch, tmp_path: Path
 ) -> None:
     fetch(ALONE, tmp_path)

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard through the real promtool."""
+"""The alert rules and the dashboard, evaluated by the real promtool."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ CONDITION = f"sidetier_ready_condition{{{WHO},condition="
 
 
 def found(instance: str, values: str) -> dict[str, str]:
-    """A sidecar that Prometheus finds, and that answers, at these minutes."""
+    """A sidecar that Prometheus discovers and that answers at these minutes."""
     who = f'job="sidetier",instance="{instance}:9108"'
     series = f'sidetier_build_info{{{who},cluster="prod-a",broker="{instance}"}}'
     return {f"up{{{who}}}": values, series: values}
@@ -46,7 +46,7 @@ def found(instance: str, values: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Series by the minute, and whether the alert fires at a minute."""
+    """Series by the minute, and whether the alert fires at a given minute."""
 
     alert: str
     series: Mapping[str, str]
@@ -56,7 +56,7 @@ class Case:
 
 CASES = (
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "0x10 7x20"}, 12, fires=True),
-    # A partition whose first series begins with its gap, and one above the cap of series.
+    # A partition whose first sample already has its gap, and one above the cap of series.
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "_x10 7x20"}, 12, fires=True),
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{WHO}}}": "0x9 3x9"}, 11, fires=True),
     Case("SidetierGapFound", {f"sidetier_gap_records_total{{{TP}}}": "7x40"}, 30, fires=False),
@@ -75,7 +75,7 @@ CASES = (
     Case("SidetierUploadStalled",
          {f"sidetier_oldest_unstored_segment_age_seconds{{{TP}}}": "0+60x16 0x20"}, 22,
          fires=False),
-    # Until it is acknowledged, and also after a restart, or where another broker leads now.
+    # Until it is acknowledged, also after a restart or under another broker's lead.
     Case("SidetierGapFound", {f"sidetier_unresolved_gap_records{{{TP}}}": "7x120"}, 110,
          fires=True),
     Case("SidetierGapFound", {f"sidetier_unresolved_gap_records{{{TP}}}": "7x20 0x20"}, 30,
@@ -107,7 +107,7 @@ CASES = (
     Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"store_full"}}': "0+1x30"}, 15, fires=True),
     Case("SidetierStoreRefusing", {f'{FAILED}"precondition_failed"}}': "0+1x30"}, 15, fires=False),
-    # One request that was refused, long ago enough.
+    # One refused request, long ago.
     Case("SidetierStoreRefusing", {f'{FAILED}"access_denied"}}': "0x5 1x40"}, 13, fires=False),
     Case("SidetierConflicts", {f"sidetier_conflicts_total{{{WHO}}}": "0+1x40"}, 30, fires=True),
     # The leaders of many partitions have moved at once.
@@ -127,7 +127,7 @@ CASES = (
     Case("SidetierHoldsDisk", {f"sidetier_pinned_deleted_bytes{{{WHO}}}": "5000000000x20"}, 12,
          fires=False),
     Case("SidetierClusterSnapshotOld", {SNAPSHOT_AGE: "3500+60x60"}, 40, fires=True),
-    # Another sidecar of the cluster has read a younger one.
+    # Another sidecar of the cluster has read a newer one.
     Case("SidetierClusterSnapshotOld",
          {SNAPSHOT_AGE: "3500+60x60", SNAPSHOT_AGE.replace("b1", "b2"): "60x60"}, 40, fires=False),
     Case("SidetierLogDirProblem", {f"sidetier_log_dir_problems{{{WHO}}}": "0x5 2x20"}, 12,
@@ -160,14 +160,14 @@ CASES = (
     Case("SidetierMirrorAborts", {f"sidetier_mirror_aborts_total{{{COPIES}}}": "0x9 9x60"}, 40,
          fires=False),
     Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x5 0x40", MIRRORS: "1x5"}, 12, fires=True),
-    # The pod was made anew, and has never answered at its new address.
+    # The pod was recreated and has never answered at its new address.
     Case("SidetierMirrorDown", {'up{job="mirror",instance="m2:9109"}': "_x6 0x40",
                                 MIRRORS: "1x5 stale"}, 13, fires=True),
-    # All of them are gone, with what Prometheus found them by.
+    # All targets are gone, and with them their discovery.
     Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x5 stale", MIRRORS: "1x5 stale"}, 12,
          fires=True),
     Case("SidetierMirrorDown", {f"up{{{COPIES}}}": "1x40", MIRRORS: "0x40"}, 12, fires=False),
-    # A sidecar that is down beside a mirror, found by one job.
+    # A sidecar that is down beside a mirror, discovered by one job.
     Case("SidetierMirrorDown", {f"up{{{SCRAPED}}}": "0x40", **OURS,
                                 f"up{{{BESIDE}}}": "1x40",
                                 f"sidetier_mirror_refused_topics{{{BESIDE}}}": "0x40"}, 12,
@@ -179,20 +179,20 @@ CASES = (
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100x60", **OURS}, 10,
          fires=False),
     Case("SidetierRestarting", {f"process_start_time_seconds{{{WHO}}}": "100+60x5 500x50"}, 10,
-         fires=False),  # another program's
+         fires=False),  # of another program
     Case("SidetierDown",
          {f"up{{{SCRAPED}}}": "1x5 0x40", f"sidetier_build_info{{{WHO}}}": "1x5"}, 12, fires=True),
-    # The pod was made anew, and its sidecar has never answered at its new address.
+    # The pod was recreated, and its sidecar has never answered at its new address.
     Case("SidetierDown", {f"up{{{ANEW}}}": "_x6 0x40",
                           f"sidetier_build_info{{{WHO}}}": "1x5 stale"}, 13, fires=True),
     Case("SidetierDown", {'up{job="another",instance="b1:9308"}': "0x40", **OURS}, 12, fires=False),
     Case("SidetierDown", {f"up{{{SCRAPED}}}": "0x40"}, 12, fires=False),
     Case("SidetierDown", {f"up{{{SCRAPED}}}": "1x40", **OURS}, 12, fires=False),
-    # Not discovered any more: one of two, and all of them.
+    # No longer discovered: one of two targets, and all of them.
     Case("SidetierMissing", {**found("b1", "1x99"), **found("b2", "1x20 stale")}, 60, fires=True),
     Case("SidetierMissing", {**found("b1", "1x20 stale"), **found("b2", "1x20 stale")}, 60,
          fires=True),
-    # Made anew at another address, and down: that is another alert's.
+    # Recreated at another address, and down: another alert covers this case.
     Case("SidetierMissing", {**found("b1", "1x20 stale"), **found("b2", "_x22 1x80")}, 90,
          fires=False),
     Case("SidetierMissing", {**found("b1", "1x99"), f"up{{{ANEW}}}": "1x20 0x99",
@@ -201,7 +201,7 @@ CASES = (
 
 
 def as_test(case: Case, every: str = "1m") -> dict[str, Any]:
-    """A test of promtool's; `every` is the time from one value of the series to the next."""
+    """A promtool test; `every` is the interval between values of the series."""
     firing = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}}) or vector(0)'
     return {
         "name": f"{case.alert} {'fires' if case.fires else 'is silent'}: {case.series}",
@@ -220,7 +220,7 @@ def as_test(case: Case, every: str = "1m") -> dict[str, Any]:
 def judged(
     cases: tuple[Case, ...], directory: Path, rules: Path = RULES, every: str = "1m"
 ) -> tuple[int, str]:
-    """What promtool says of these cases."""
+    """Promtool's result for these cases."""
     file = directory / "test.yaml"
     content = {
         "rule_files": [str(rules)],
@@ -232,7 +232,7 @@ def judged(
     return ran.code, ran.out + ran.err
 
 
-def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+def test_every_alert_fires_exactly_when_it_should(tmp_path: Path) -> None:
     names = {alert.name for alert in ALERTS}
     assert {case.alert for case in CASES if case.fires} == names
     assert {case.alert for case in CASES if not case.fires} == names
@@ -240,8 +240,8 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_a_sidecar_is_down_for_longer_than_anybody_remembers_what_it_was(tmp_path: Path) -> None:
-    """Its build is looked for in the last day: 1,440 minutes, here in steps of four."""
+def test_alert_fires_for_a_sidecar_that_is_down_for_more_than_a_day(tmp_path: Path) -> None:
+    """The alert searches the build info of the last day: 1,440 minutes, here in steps of four."""
     series = {f"up{{{SCRAPED}}}": "1 0x400", f"sidetier_build_info{{{WHO}}}": "1 stale"}
     case = Case("SidetierDown", series, 1560, fires=True)
     code, said = judged((case,), tmp_path, every="4m")
@@ -249,7 +249,7 @@ def test_a_sidecar_is_down_for_longer_than_anybody_remembers_what_it_was(tmp_pat
 
 
 @pytest.mark.parametrize("name", [alert.name for alert in ALERTS])
-def test_each_case_needs_its_rule(name: str, tmp_path: Path) -> None:
+def test_each_case_depends_on_its_rule(name: str, tmp_path: Path) -> None:
     content = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     (group,) = content["groups"]
     group["rules"] = [rule for rule in group["rules"] if rule["alert"] != name]
@@ -261,13 +261,13 @@ def test_each_case_needs_its_rule(name: str, tmp_path: Path) -> None:
     assert name in said
 
 
-def test_the_rules_are_well_formed() -> None:
+def test_rules_are_well_formed() -> None:
     ran = run_promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
     assert ran.code == 0, ran.out + ran.err
     assert f"{len(ALERTS)} rules found" in ran.out
 
 
-def test_every_picture_of_the_dashboard_is_a_query(tmp_path: Path) -> None:
+def test_every_dashboard_panel_has_a_valid_query(tmp_path: Path) -> None:
     queries = [
         target["expr"].replace("$__rate_interval", "5m").replace("$__range", "1h")
         for panel in dashboard()["panels"]
@@ -282,7 +282,7 @@ def test_every_picture_of_the_dashboard_is_a_query(tmp_path: Path) -> None:
 
 
 def picture(title: str) -> str:
-    """The first query of a picture, over everything and the last hour."""
+    """The first query of a panel, over all targets and the last hour."""
     (panel,) = (panel for panel in dashboard()["panels"] if panel["title"] == title)
     query: str = panel["targets"][0]["expr"]
     for variable, value in {
@@ -299,8 +299,8 @@ def test_lost_records_are_shown_from_the_first_sample_on(tmp_path: Path) -> None
     gaps = "sidetier_gap_records_total"
     series = {
         f"{gaps}{{{TP}}}": "_x40 7x60",  # its first gap, within the hour
-        f'{gaps}{{{WHO},topic="orders",partition="4"}}': "_x40 5x10 stale",  # not led any more
-        f'{gaps}{{{WHO},topic="orders",partition="5"}}': "100x100",  # of long ago
+        f'{gaps}{{{WHO},topic="orders",partition="4"}}': "_x40 5x10 stale",  # no longer led
+        f'{gaps}{{{WHO},topic="orders",partition="5"}}': "100x100",  # long ago
     }
     test = {
         "interval": "1m",
@@ -319,7 +319,7 @@ def test_lost_records_are_shown_from_the_first_sample_on(tmp_path: Path) -> None
     assert ran.code == 0, ran.out + ran.err
 
 
-def test_what_a_real_sidecar_exports_is_as_prometheus_wants_it(tmp_path: Path) -> None:
+def test_metrics_of_a_real_sidecar_pass_promtool(tmp_path: Path) -> None:
     log_dir = LogDir(tmp_path / "logs")
     log_dir.create("t").closed_segments(3)
     log_dir.checkpoint_high_watermarks()

@@ -1,4 +1,4 @@
-"""What must not happen to a broker because of the sidecar in its pod."""
+"""The sidecar in a broker's pod must not harm the broker."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def small_kafka(more: dict[str, Any], directory: Path) -> Manifest:
     return spec
 
 
-def test_a_configuration_that_is_gone_does_not_keep_a_broker_from_starting() -> None:
+def test_missing_configuration_does_not_keep_a_broker_from_starting() -> None:
     spec = pod_spec(one(rendered(KAFKA), "StatefulSet"))
     assert spec is not None
     (volume,) = (v for v in spec["volumes"] if v["name"] == "sidetier-config")
@@ -31,10 +31,10 @@ def test_a_configuration_that_is_gone_does_not_keep_a_broker_from_starting() -> 
     agent = pod_spec(one(rendered(CHART / "ci" / "node-agent-values.yaml"), "DaemonSet"))
     assert agent is not None
     (volume,) = (v for v in agent["volumes"] if v["name"] == "sidetier-config")
-    assert "optional" not in volume["configMap"]  # nobody else is in that pod
+    assert "optional" not in volume["configMap"]  # that pod has no other container
 
 
-def test_the_directories_of_a_spool_are_made_before_the_sidecar_starts(tmp_path: Path) -> None:
+def test_spool_directories_are_created_before_the_sidecar_starts(tmp_path: Path) -> None:
     spool = "/var/lib/kafka/sidetier"
     spec = small_kafka({"config": {"uploader": {"pins": {"spool": [spool]}}}}, tmp_path)
     maker, sidecar = spec["initContainers"]
@@ -46,15 +46,15 @@ def test_the_directories_of_a_spool_are_made_before_the_sidecar_starts(tmp_path:
     assert mount in sidecar["volumeMounts"]
 
 
-def test_the_example_with_a_spool_has_one_for_each_mount() -> None:
-    """A sidecar refuses to start where a log dir has none on its own mount."""
+def test_example_with_a_spool_has_one_per_mount() -> None:
+    """A sidecar refuses to start if a log dir has no spool on its mount."""
     values = yaml.safe_load((CHART / "ci" / "spool-values.yaml").read_text(encoding="utf-8"))
     spools = values["config"]["uploader"]["pins"]["spool"]
     mounts = {volume["mountPath"] for volume in values["logDirVolumes"]}
     assert {str(Path(spool).parent) for spool in spools} == mounts
 
 
-def test_the_small_kafka_has_room_beside_its_heap(tmp_path: Path) -> None:
+def test_small_kafka_has_memory_beside_its_heap(tmp_path: Path) -> None:
     def heap(spec: Manifest) -> list[str]:
         variables = spec["containers"][0]["env"]
         return [v["value"] for v in variables if v["name"] == "KAFKA_HEAP_OPTS"]

@@ -1,4 +1,4 @@
-"""The sidecar in StatefulSets that are not ours: as a dependency, and by Bitnami's values."""
+"""The sidecar in StatefulSets of other charts: as a dependency, and through Bitnami's values."""
 
 import shutil
 from pathlib import Path
@@ -61,7 +61,7 @@ def umbrella(tmp_path: Path) -> list[dict[str, Any]]:
     return manifests(ran.out)
 
 
-def test_a_stateful_set_includes_the_named_templates(tmp_path: Path) -> None:
+def test_stateful_set_can_include_the_named_templates(tmp_path: Path) -> None:
     objects = umbrella(tmp_path)
     stateful_set = one(objects, "StatefulSet")
     kubernetes_validate.validate(stateful_set, "1.29", strict=True)
@@ -74,7 +74,7 @@ def test_a_stateful_set_includes_the_named_templates(tmp_path: Path) -> None:
     assert volume == {"name": "sidetier-config", "configMap": of_ours}
 
 
-def test_the_values_for_bitnami_are_what_the_templates_make(tmp_path: Path) -> None:
+def test_values_for_bitnami_equal_the_rendered_templates(tmp_path: Path) -> None:
     stateful_set = one(umbrella(tmp_path), "StatefulSet")
     spec = stateful_set["spec"]["template"]["spec"]
     file = CHART / "examples" / "bitnami-kafka.yaml"
@@ -84,7 +84,8 @@ def test_the_values_for_bitnami_are_what_the_templates_make(tmp_path: Path) -> N
         assert role["initContainers"] == spec["initContainers"]
         assert role["extraVolumes"] == spec["volumes"]
         assert role["terminationGracePeriodSeconds"] > 40
-    # Their policy is on by default, and lets in what it knows: metrics have to be let in too.
+    # Bitnami's policy is enabled by default and allows only known ports: metrics must be allowed,
+    # too.
     (sidecar,) = spec["initContainers"]
     (rule,) = theirs["networkPolicy"]["extraIngress"]
     assert [port["port"] for port in rule["ports"]] == [sidecar["ports"][0]["containerPort"]]

@@ -1,4 +1,4 @@
-"""Backfill Jobs and CronJobs: their names, and what is their own."""
+"""Backfill Jobs and CronJobs: their names and their own settings."""
 
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ def broker(**more: object) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_job_that_is_changed_is_another_one(change: dict[str, Any], tmp_path: Path) -> None:
-    """An upgrade that changed a Job under its name would be refused by the API server."""
+def test_changed_job_has_another_name(change: dict[str, Any], tmp_path: Path) -> None:
+    """The API server would refuse an upgrade that changes a Job under its name."""
     base = merged(given(), {"backfill": {"brokers": [broker()]}})
     (before,) = job_names(base, tmp_path)
     assert job_names(base, tmp_path) == [before]
@@ -54,7 +54,7 @@ def test_a_job_that_is_changed_is_another_one(change: dict[str, Any], tmp_path: 
     assert after != before
 
 
-def test_brokers_with_long_names_have_jobs_of_their_own(tmp_path: Path) -> None:
+def test_brokers_with_long_names_have_separate_jobs(tmp_path: Path) -> None:
     brokers = [{**broker(), "name": f"{'a-broker-of-many-words-' * 2}{i}"} for i in range(2)]
     names = job_names(merged(given(), {"backfill": {"brokers": brokers}}), tmp_path)
     assert len(set(names)) == 2
@@ -70,7 +70,7 @@ def container_of(cron_job: Manifest) -> Manifest:
     return found
 
 
-def test_a_scheduled_command_has_what_is_its_own() -> None:
+def test_scheduled_command_has_its_own_settings() -> None:
     objects = rendered(JOBS)
     own = container_of(one(objects, "CronJob", "t-sidetier-export-orders"))
     assert own["image"] == "registry.example.com/sidetier-consumer:0.1.0"
@@ -78,7 +78,7 @@ def test_a_scheduled_command_has_what_is_its_own() -> None:
     (variable,) = own["env"]
     assert variable["valueFrom"]["secretKeyRef"]["name"] == "schema-registry"
     assert own["resources"]["limits"] == {"memory": "2Gi"}
-    # The root is read-only, and an export writes its files somewhere before it sends them.
+    # The root is read-only, and an export writes temporary files before it uploads them.
     writable = "/tmp"  # noqa: S108 -- a directory of the container
     assert {mount["mountPath"] for mount in own["volumeMounts"]} == {"/etc/sidetier", writable}
     other = container_of(one(objects, "CronJob", "t-sidetier-listing"))
@@ -88,7 +88,7 @@ def test_a_scheduled_command_has_what_is_its_own() -> None:
 
 
 def test_another_program_can_be_started(tmp_path: Path) -> None:
-    """As where an image has Spark in it."""
+    """For example in an image that contains Spark."""
     command = ["/opt/spark/bin/spark-submit", "job.py"]
     job = {"schedule": "@daily", "command": command}
     ran = template({**given(), "cronJobs": {"a": job}}, tmp_path)
@@ -109,10 +109,12 @@ DIGEST = f"sha256:{'0' * 64}"
         ({"digest": f"sha256:{'1' * 64}"}, f"here/sidetier@sha256:{'1' * 64}"),
     ],
 )
-def test_an_image_of_its_own_is_laid_over_the_sidecars(
+def test_image_of_a_job_overrides_the_sidecars(
     own: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
-    """A digest is stronger than a tag: the sidecar's must not win over a job's own image."""
+    """A digest takes precedence over a tag: the sidecar's digest must not override a job's
+    image.
+    """
     job = {"schedule": "@daily", "args": ["ls", "--quick"], "image": own}
     image = {"repository": "here/sidetier", "digest": DIGEST}
     ran = template({**given(), "image": image, "cronJobs": {"a": job}}, tmp_path)

@@ -1,4 +1,4 @@
-"""Mirrors in the chart: the names of workers, and what changes all workers at once."""
+"""Mirrors in the chart: names of workers, and changes that affect all workers at once."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ VALUES = CHART / "ci" / "mirror-values.yaml"
 
 
 def given(**changes: object) -> dict[str, Any]:
-    """The values with these changes to the mirror `dr`, alone."""
+    """The values with these changes to the mirror `dr` only."""
     values: dict[str, Any] = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
     values["mirrors"] = {"dr": merged(values["mirrors"]["dr"], changes)}
     return values
@@ -33,7 +33,7 @@ def container(found: Manifest) -> Manifest:
     return dict(only)
 
 
-def test_a_worker_is_called_as_its_pod(tmp_path: Path) -> None:
+def test_worker_is_named_like_its_pod(tmp_path: Path) -> None:
     found = stateful_set(given(), tmp_path)
     assert found["spec"]["replicas"] == 3
     assert found["spec"]["podManagementPolicy"] == "Parallel"
@@ -64,7 +64,7 @@ def test_a_worker_is_called_as_its_pod(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_workers_with_other_topics_are_never_mixed(
+def test_workers_with_different_topics_are_never_mixed(
     change: dict[str, Any], *, replaces: bool, tmp_path: Path
 ) -> None:
     """A rolling update would wait for a new worker, which waits until the old ones are gone."""
@@ -73,7 +73,7 @@ def test_workers_with_other_topics_are_never_mixed(
     assert (after != before) is replaces
 
 
-def test_secrets_are_mounted_and_never_given_in_clear_text(tmp_path: Path) -> None:
+def test_secrets_are_mounted_and_never_in_clear_text(tmp_path: Path) -> None:
     found = stateful_set(given(), tmp_path)
     (volume,) = [v for v in found["spec"]["template"]["spec"]["volumes"] if "secret" in v]
     assert volume["secret"]["secretName"] == "dr-kafka"
@@ -85,7 +85,7 @@ def test_secrets_are_mounted_and_never_given_in_clear_text(tmp_path: Path) -> No
     assert "sasl.password" in ran.err
 
 
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_too_long_name_is_refused(tmp_path: Path) -> None:
     values = given()
     values["mirrors"] = {"a" * 40: values["mirrors"]["dr"]}
     ran = template(values, tmp_path)
@@ -94,8 +94,8 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["podMonitor", "serviceMonitor"])
-def test_prometheus_finds_the_pods_of_every_mirror(kind: str, tmp_path: Path) -> None:
-    """Mirrors have no Service: a PodMonitor asks them in either case."""
+def test_prometheus_discovers_the_pods_of_every_mirror(kind: str, tmp_path: Path) -> None:
+    """Mirrors have no Service, so a PodMonitor selects them in either case."""
     values: dict[str, Any] = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
     values |= {"podMonitor": {"enabled": False}, "service": {"enabled": True}}
     values[kind] = {"enabled": True, "labels": {"release": "prometheus"}}
@@ -112,7 +112,7 @@ def test_prometheus_finds_the_pods_of_every_mirror(kind: str, tmp_path: Path) ->
     assert {p["name"] for o in found for p in container(o)["ports"]} == {port}
 
 
-def test_a_network_policy_opens_the_metrics_of_every_mirror(tmp_path: Path) -> None:
+def test_network_policy_opens_the_metrics_port_of_every_mirror(tmp_path: Path) -> None:
     values: dict[str, Any] = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
     peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
     values["networkPolicy"] = {"enabled": True, "ingressFrom": peers, "egress": [{}]}
@@ -134,7 +134,7 @@ def test_a_network_policy_opens_the_metrics_of_every_mirror(tmp_path: Path) -> N
     assert rule["from"] == peers
 
 
-def test_a_mirror_with_its_source_in_a_secret_reads_it_there() -> None:
+def test_mirror_with_its_source_in_a_secret_reads_it_there() -> None:
     found = one(rendered(VALUES), "StatefulSet", _name_of("from-eu"))
     options = parse(container(found)["args"]).params
     assert "ssl.key.password=env:EU_KEY_PASSWORD" in options["source_properties"]

@@ -1,4 +1,4 @@
-"""What is wrong in the values is refused before anything is made, with what to do about it."""
+"""Invalid values are refused before any object is created, with the remedy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -244,20 +244,20 @@ BY_THE_TEMPLATES: Mapping[str, tuple[Values, str]] = {
 
 
 def laid_over(values: Values) -> Values:
-    """The sound values with these over them; None takes a part of the configuration away."""
+    """The valid values with these overrides; None removes a part of the configuration."""
     made = merged(SOUND, values)
     kept = {key: value for key, value in made["config"].items() if value is not None}
     return {**made, "config": kept}
 
 
-def test_what_the_refusals_begin_with_is_sound(tmp_path: Path) -> None:
+def test_values_below_the_refused_ones_are_valid(tmp_path: Path) -> None:
     for values in ({}, AGENT):
         ran = template(laid_over(values), tmp_path)
         assert ran.code == 0, ran.err
 
 
 @pytest.mark.parametrize("case", BY_THE_SCHEMA)
-def test_the_schema_refuses(case: str, tmp_path: Path) -> None:
+def test_schema_refuses_invalid_values(case: str, tmp_path: Path) -> None:
     values, named = BY_THE_SCHEMA[case]
     ran = template(laid_over(values), tmp_path)
     assert ran.code != 0
@@ -267,7 +267,7 @@ def test_the_schema_refuses(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", BY_THE_TEMPLATES)
-def test_the_templates_refuse(case: str, tmp_path: Path) -> None:
+def test_templates_refuse_invalid_values(case: str, tmp_path: Path) -> None:
     values, said = BY_THE_TEMPLATES[case]
     ran = template(laid_over(values), tmp_path)
     assert ran.code != 0
@@ -275,11 +275,11 @@ def test_the_templates_refuse(case: str, tmp_path: Path) -> None:
     assert "hunter2" not in ran.out + ran.err
 
 
-# -- an upgrade that would begin another archive --------------------------------------------------
+# -- upgrades that would begin another archive ----------------------------------------------------
 
 
 def upgrade(tmp_path: Path, before: Values, now: Values) -> tuple[int, str]:
-    """What helm says of `now` where a release with `before` is installed."""
+    """Helm's answer to `now` as an upgrade of a release with `before`."""
     name = f"{RELEASE}-sidetier"
     installed = {
         "apiVersion": "v1",
@@ -323,7 +323,7 @@ OTHER_ARCHIVES = {
 
 
 @pytest.mark.parametrize("case", OTHER_ARCHIVES)
-def test_an_upgrade_to_another_archive_is_refused(case: str, tmp_path: Path) -> None:
+def test_upgrade_to_another_archive_is_refused(case: str, tmp_path: Path) -> None:
     now, said = OTHER_ARCHIVES[case]
     code, err = upgrade(tmp_path, SOUND, now)
     assert code != 0
@@ -335,11 +335,11 @@ def test_an_upgrade_to_another_archive_is_refused(case: str, tmp_path: Path) -> 
     ("before", "now"),
     [
         (SOUND, merged(with_bits(8), {"acknowledgeOtherArchive": True})),
-        (SOUND, with_bits(5)),  # the default, said aloud
+        (SOUND, with_bits(5)),  # the default, given explicitly
         (SOUND, merged(SOUND, {"config": {"uploader": {"threads": 2}}})),
     ],
     ids=["acknowledged", "the same", "something else"],
 )
-def test_another_upgrade_is_not(before: Values, now: Values, tmp_path: Path) -> None:
+def test_other_upgrade_is_accepted(before: Values, now: Values, tmp_path: Path) -> None:
     code, err = upgrade(tmp_path, before, now)
     assert code == 0, err

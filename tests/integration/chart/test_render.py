@@ -1,6 +1,6 @@
-"""The chart through the real helm: what each way to run becomes, and that Kubernetes knows it.
+"""The chart rendered by the real helm: the manifests of each mode, valid for Kubernetes.
 
-`UPDATE_GOLDEN=1` writes the golden manifests anew.
+`UPDATE_GOLDEN=1` rewrites the golden manifests.
 """
 
 import json
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 GOLDEN = Path(__file__).parent / "golden"
 OF_THE_OPERATOR = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 MADE_FROM_CODE = ("dashboard", "prometheusrule")
-"""Compared with the code below, and too long to be looked at twice."""
+"""Compared with the code below, and too long for a review of the golden files."""
 OLDEST, NEWEST = "1.29", kubernetes_validate.latest_version()
 
 each_way = pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)
@@ -50,7 +50,7 @@ def values_named(name: str) -> Path:
     return CHART / "ci" / f"{name}-values.yaml"
 
 
-def test_each_way_to_run_has_its_values() -> None:
+def test_each_deployment_mode_has_its_values_file() -> None:
     names = {path.stem.removesuffix("-values") for path in CI_VALUES}
     assert names == {"sidecar", "spool", "kafka", "node-agent", "jobs", "restore", "mirror"}
 
@@ -68,7 +68,7 @@ def test_strict_lint_finds_nothing_in_the_defaults() -> None:
 
 
 @each_way
-def test_the_manifests_are_those_that_were_looked_at(values: Path) -> None:
+def test_manifests_equal_the_golden_files(values: Path) -> None:
     golden = GOLDEN / f"{values.stem.removesuffix('-values')}.yaml"
     made = "---\n".join(
         part
@@ -82,15 +82,15 @@ def test_the_manifests_are_those_that_were_looked_at(values: Path) -> None:
 
 @each_way
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_knows_every_object(values: Path, version: str) -> None:
+def test_kubernetes_accepts_every_object(values: Path, version: str) -> None:
     known = [o for o in rendered(values) if o["kind"] not in OF_THE_OPERATOR]
     assert known
     for manifest in known:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_operator_knows_every_object_of_its_own() -> None:
-    """Of its published definitions, as they are installed in a cluster."""
+def test_operator_accepts_every_object_of_its_kinds() -> None:
+    """Validated with its published definitions, as installed in a cluster."""
     own = [o for values in CI_VALUES for o in rendered(values) if o["kind"] in OF_THE_OPERATOR]
     assert {o["kind"] for o in own} == OF_THE_OPERATOR
     for manifest in own:
@@ -112,7 +112,7 @@ def with_a_field_too_many(spec: Manifest) -> None:
 @pytest.mark.parametrize(
     "spoil", [without_a_selector, with_a_wrong_interval, with_a_field_too_many]
 )
-def test_an_object_that_the_operator_does_not_know_is_noticed(
+def test_object_that_the_operator_does_not_accept_is_detected(
     spoil: Callable[[Manifest], None],
 ) -> None:
     monitor = one(rendered(values_named("sidecar")), "PodMonitor")
@@ -121,7 +121,7 @@ def test_an_object_that_the_operator_does_not_know_is_noticed(
         operator_kinds.check(monitor)
 
 
-def test_an_object_that_kubernetes_does_not_know_is_noticed() -> None:
+def test_object_that_kubernetes_does_not_accept_is_detected() -> None:
     daemon_set = one(rendered(values_named("node-agent")), "DaemonSet")
     daemon_set["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -129,7 +129,7 @@ def test_an_object_that_kubernetes_does_not_know_is_noticed() -> None:
 
 
 @each_way
-def test_names_and_labels_are_allowed_and_names_are_there_once(values: Path) -> None:
+def test_names_and_labels_are_valid_and_names_are_unique(values: Path) -> None:
     objects = rendered(values)
     names = [(o["kind"], o["metadata"]["name"]) for o in objects]
     assert len(set(names)) == len(names)
@@ -142,7 +142,7 @@ def test_names_and_labels_are_allowed_and_names_are_there_once(values: Path) -> 
 
 
 @each_way
-def test_the_configuration_is_accepted_by_the_program(
+def test_configuration_is_accepted_by_the_program(
     values: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -155,7 +155,7 @@ def test_the_configuration_is_accepted_by_the_program(
     assert len(maps) == 1
     file = tmp_path / "sidetier.yaml"
     file.write_text(maps[0]["data"]["sidetier.yaml"], encoding="utf-8")
-    for container in sidetier_containers(rendered(values)):  # what is in its environment counts
+    for container in sidetier_containers(rendered(values)):  # variables of its environment count
         for variable in container.get("env", ()):
             monkeypatch.setenv(variable["name"], variable.get("value", "secret"))
     code = run(["config", "check", "--settings-only", "--config", str(file), "--output", "json"])
@@ -163,13 +163,13 @@ def test_the_configuration_is_accepted_by_the_program(
     assert (code, told["problems"], told["warnings"]) == (0, [], [])
     given = yaml.safe_load(values.read_text(encoding="utf-8"))
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if given.get("mode") != "jobs":  # probes and Prometheus connect from outside of the container
+    if given.get("mode") != "jobs":  # probes and Prometheus connect from outside the container
         assert config["http"].pop("host") == "0.0.0.0"  # noqa: S104 -- what the chart sets
     assert {name: part for name, part in config.items() if part} == given["config"]
 
 
 @each_way
-def test_every_command_is_understood_by_the_program(values: Path) -> None:
+def test_every_command_is_accepted_by_the_program(values: Path) -> None:
     containers = sidetier_containers(rendered(values))
     assert containers
     for container in containers:
@@ -178,7 +178,7 @@ def test_every_command_is_understood_by_the_program(values: Path) -> None:
 
 
 @each_way
-def test_no_container_has_rights_that_it_does_not_need(values: Path) -> None:
+def test_containers_have_no_unnecessary_privileges(values: Path) -> None:
     objects = rendered(values)
     assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret"} & {
         o["kind"] for o in objects
@@ -200,7 +200,7 @@ def test_no_container_has_rights_that_it_does_not_need(values: Path) -> None:
 
 
 @each_way
-def test_log_dirs_are_mounted_read_only_but_for_a_spool_and_hydrate(values: Path) -> None:
+def test_log_dirs_are_mounted_read_only_except_for_a_spool_and_hydrate(values: Path) -> None:
     config = yaml.safe_load(values.read_text(encoding="utf-8"))["config"]
     spools = config.get("uploader", {}).get("pins", {}).get("spool", [])
     for container in sidetier_containers(rendered(values)):
@@ -227,7 +227,7 @@ def test_every_mount_has_its_volume(values: Path) -> None:
         assert {m["name"] for c in containers for m in c["volumeMounts"]} == volumes
 
 
-def test_the_sidecar_starts_before_the_broker_and_ends_after_it() -> None:
+def test_sidecar_starts_before_the_broker_and_ends_after_it() -> None:
     stateful_set = one(rendered(values_named("kafka")), "StatefulSet")
     spec = pod_spec(stateful_set)
     assert spec is not None
@@ -242,7 +242,7 @@ def test_the_sidecar_starts_before_the_broker_and_ends_after_it() -> None:
     assert {mount["name"] for mount in broker["volumeMounts"]} == {"data"}
 
 
-def test_the_small_kafka_is_one_cluster() -> None:
+def test_small_kafka_is_one_cluster() -> None:
     stateful_set = one(rendered(values_named("kafka")), "StatefulSet")
     name, headless = stateful_set["metadata"]["name"], stateful_set["spec"]["serviceName"]
     spec = pod_spec(stateful_set)
@@ -257,7 +257,7 @@ def test_the_small_kafka_is_one_cluster() -> None:
     assert service["spec"]["selector"] == stateful_set["spec"]["selector"]["matchLabels"]
 
 
-def test_a_changed_configuration_starts_the_pods_anew() -> None:
+def test_changed_configuration_restarts_the_pods() -> None:
     def checksum(*more: str) -> str:
         ran = run_helm("template", RELEASE, CHART, "--values", values_named("node-agent"), *more)
         objects = [o for o in yaml.safe_load_all(ran.out) if o]
@@ -268,7 +268,7 @@ def test_a_changed_configuration_starts_the_pods_anew() -> None:
     assert checksum() != checksum("--set", "config.uploader.threads=3")
 
 
-def test_monitors_and_policies_find_the_pods() -> None:
+def test_monitors_and_policies_select_the_pods() -> None:
     objects = rendered(values_named("node-agent"))
     pods = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     service = one(objects, "Service")
@@ -284,8 +284,8 @@ def test_monitors_and_policies_find_the_pods() -> None:
 
 
 def test_ports_of_a_sidecar_are_given_by_number(tmp_path: Path) -> None:
-    """Services before Kubernetes 1.33, and most network plugins, do not look for a port's name
-    among init containers (kubernetes/kubernetes#127958, #125285).
+    """Services before Kubernetes 1.33, and most network plugins, do not search init containers for
+    a port name (kubernetes/kubernetes#127958, #125285).
     """
     values = yaml.safe_load(values_named("kafka").read_text(encoding="utf-8"))
     values |= {"podMonitor": {"enabled": False}, "service": {"enabled": True}}
@@ -299,7 +299,7 @@ def test_ports_of_a_sidecar_are_given_by_number(tmp_path: Path) -> None:
     assert [port["port"] for rule in rules for port in rule["ports"]] == [9300, 9092, 9093]
 
 
-def test_a_pod_monitor_asks_the_brokers_pods() -> None:
+def test_pod_monitor_selects_the_brokers_pods() -> None:
     objects = rendered(values_named("sidecar"))
     spec = one(objects, "PodMonitor")["spec"]
     given = yaml.safe_load(values_named("sidecar").read_text(encoding="utf-8"))
@@ -308,7 +308,7 @@ def test_a_pod_monitor_asks_the_brokers_pods() -> None:
     assert (endpoint["port"], endpoint["path"]) == ("sidetier-http", "/metrics")
 
 
-def test_alerts_are_switched_changed_and_lead_to_their_pages() -> None:
+def test_alerts_can_be_disabled_and_changed_and_link_to_their_pages() -> None:
     (group,) = one(rendered(values_named("node-agent")), "PrometheusRule")["spec"]["groups"]
     rules: dict[str, Manifest] = {rule["alert"]: rule for rule in group["rules"]}
     theirs = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
@@ -331,7 +331,7 @@ def test_alerts_are_switched_changed_and_lead_to_their_pages() -> None:
         assert (ROOT / "docs" / "runbook" / f"{name}.md").exists()
 
 
-def test_the_dashboard_is_the_one_of_the_code() -> None:
+def test_dashboard_equals_the_generated_file() -> None:
     dashboard = one(
         rendered(values_named("node-agent")), "ConfigMap", f"{RELEASE}-sidetier-dashboard"
     )
@@ -340,7 +340,7 @@ def test_the_dashboard_is_the_one_of_the_code() -> None:
     assert json.loads(dashboard["data"]["sidetier.json"]) == json.loads(written)
 
 
-def test_a_backfill_is_a_job_for_each_broker() -> None:
+def test_backfill_is_one_job_per_broker() -> None:
     jobs = [o for o in rendered(values_named("jobs")) if o["kind"] == "Job"]
     claims = {
         volume["persistentVolumeClaim"]["claimName"]: volume["persistentVolumeClaim"]["readOnly"]
@@ -351,7 +351,7 @@ def test_a_backfill_is_a_job_for_each_broker() -> None:
     assert claims == {"data-kafka-broker-0": True, "data-kafka-broker-1": True}
 
 
-def test_findings_are_no_failures_to_be_tried_again() -> None:
+def test_findings_are_not_retried_as_failures() -> None:
     for job in (o for o in rendered(values_named("jobs")) if o["kind"] == "CronJob"):
         spec = job["spec"]["jobTemplate"]["spec"]
         (rule,) = spec["podFailurePolicy"]["rules"]
@@ -361,7 +361,7 @@ def test_findings_are_no_failures_to_be_tried_again() -> None:
         assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_helm_test_asks_for_the_settings_and_for_the_store() -> None:
+def test_helm_test_checks_the_settings_and_the_store() -> None:
     pods = [o for o in rendered(values_named("sidecar")) if o["kind"] == "Pod"]
     assert all(pod["metadata"]["annotations"]["helm.sh/hook"] == "test" for pod in pods)
     assert {tuple(pod["spec"]["containers"][0]["args"][:2]) for pod in pods} == {
@@ -371,7 +371,7 @@ def test_helm_test_asks_for_the_settings_and_for_the_store() -> None:
 
 
 @each_way
-def test_the_notes_say_what_to_do_next(values: Path, tmp_path: Path) -> None:
+def test_notes_give_the_next_steps(values: Path, tmp_path: Path) -> None:
     dry: list[str | Path] = ["--namespace", NAMESPACE, *DRY_RUN, "--values", values]
     with kube_api(tmp_path, {}) as kubeconfig:
         ran = run_helm("install", RELEASE, CHART, *dry, kubeconfig=kubeconfig)
@@ -385,7 +385,7 @@ def test_the_notes_say_what_to_do_next(values: Path, tmp_path: Path) -> None:
     assert "neither extraEnv nor extraEnvFrom" not in notes
 
 
-def test_the_notes_say_which_secret_is_given_by_nobody(tmp_path: Path) -> None:
+def test_notes_name_a_secret_that_is_not_set(tmp_path: Path) -> None:
     dry: list[str | Path] = [
         "--namespace",
         NAMESPACE,
@@ -402,7 +402,7 @@ def test_the_notes_say_which_secret_is_given_by_nobody(tmp_path: Path) -> None:
         assert f"the variable {name}, which neither extraEnv nor extraEnvFrom sets" in ran.out
 
 
-def test_a_package_holds_what_is_needed(tmp_path: Path) -> None:
+def test_package_contains_all_needed_files(tmp_path: Path) -> None:
     ran = run_helm("package", CHART, "--destination", tmp_path)
     assert ran.code == 0, ran.err
     (package,) = tmp_path.iterdir()

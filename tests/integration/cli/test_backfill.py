@@ -1,4 +1,4 @@
-"""`sidetier backfill` over the log dirs of a real broker, with it and without it."""
+"""`sidetier backfill` over the log dirs of a real broker, running and stopped."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 
 def sidetier(directory: Path, settings: dict[str, Any], store: ArchiveStore, *line: str) -> Any:  # noqa: ANN401 -- JSON
-    """Run a command in a process of its own; its JSON and exit code."""
+    """Run a command in a separate process; return its JSON and exit code."""
     file = directory / "backfill.yaml"
     file.write_text(yaml.safe_dump(settings))
     done = subprocess.run(
@@ -38,7 +38,7 @@ def sidetier(directory: Path, settings: dict[str, Any], store: ArchiveStore, *li
     return {"code": done.returncode, **json.loads(done.stdout)}
 
 
-def test_beside_a_running_broker(
+def test_backfill_works_beside_a_running_broker(
     kraft43: KraftCluster, topic: str, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     bootstrap = kraft43.bootstrap_servers
@@ -65,7 +65,7 @@ def test_beside_a_running_broker(
     assert [row["next_offset"] for row in rows] == ends
 
 
-def test_a_compacted_topic_is_refused(kraft43: KraftCluster, topic: str, tmp_path: Path) -> None:
+def test_compacted_topic_is_refused(kraft43: KraftCluster, topic: str, tmp_path: Path) -> None:
     bootstrap = kraft43.bootstrap_servers
     configs = small_segments(cleanup_policy="compact", min_cleanable_dirty_ratio="1.0")
     create_topic(bootstrap, topic, configs=configs)
@@ -81,7 +81,7 @@ def test_a_compacted_topic_is_refused(kraft43: KraftCluster, topic: str, tmp_pat
 
 
 @pytest.mark.timeout(240)
-def test_over_the_log_dirs_of_a_stopped_broker(
+def test_backfill_works_over_the_log_dirs_of_a_stopped_broker(
     kraft_cluster: KraftFactory, topic: str, tmp_path: Path
 ) -> None:
     cluster = kraft_cluster(log_dirs=2)

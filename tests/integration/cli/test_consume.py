@@ -1,4 +1,4 @@
-"""`sidetier consume` as people call it: a real S3 server, and a real broker where one is asked."""
+"""`sidetier consume` with a real S3 server, and with a real broker where needed."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def archive(s3_bucket: S3Bucket, tmp_path: Path) -> tuple[Path, ArchiveStore]:
-    """The transactional segments of a real broker on S3, and a configuration without a broker."""
+    """Transactional segments of a real broker on S3, and a configuration without a broker."""
     server, store = s3_bucket.server, s3_store(s3_bucket)
     endpoint = StorageEndpoint(
         f"s3://{s3_bucket.name}",
@@ -73,7 +73,7 @@ def archive(s3_bucket: S3Bucket, tmp_path: Path) -> tuple[Path, ArchiveStore]:
     return config, store
 
 
-def test_from_s3_without_a_broker(
+def test_records_are_read_from_s3_without_a_broker(
     archive: tuple[Path, ArchiveStore], segment_fixtures: Path
 ) -> None:
     config, store = archive
@@ -91,7 +91,7 @@ def test_from_s3_without_a_broker(
     assert len(refused.stderr.splitlines()) <= 2
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(archive: tuple[Path, ArchiveStore]) -> None:
+def test_closed_output_pipe_ends_the_command_quietly(archive: tuple[Path, ArchiveStore]) -> None:
     config, store = archive
     line = f"{PROGRAM} --config {config} consume tx --follow | head -n 3"
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(archive: tuple[Path, ArchiveSto
     assert done.stderr == ""
 
 
-def test_kafka_and_the_store_as_one_log(
+def test_kafka_and_the_store_are_read_as_one_log(
     kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     bootstrap = kraft43.bootstrap_servers

@@ -1,4 +1,4 @@
-"""`sidetier run` and its supervisor."""
+"""`sidetier run` under a supervisor."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ main()
 """
 
 
-def test_sigterm_right_after_the_start_is_a_good_end(tmp_path: Path) -> None:
+def test_sigterm_right_after_the_start_ends_without_an_error(tmp_path: Path) -> None:
     log_dir = LogDir(tmp_path / "logs")
     log_dir.create("t").closed_segments(2)
     log_dir.checkpoint_high_watermarks()

@@ -1,4 +1,4 @@
-"""`sidetier status` and `ls` beside a sidecar that runs."""
+"""`sidetier status` and `ls` beside a running sidecar."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.harness.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 
-def test_what_is_stored_is_shown(
+def test_stored_segments_are_shown(
     kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bootstrap = kraft43.bootstrap_servers

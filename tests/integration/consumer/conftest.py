@@ -1,4 +1,4 @@
-"""A topic of a real broker that a real sidecar has stored in a real S3 server."""
+"""A topic of a real broker, archived by a real sidecar on a real S3 server."""
 
 import uuid
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ PARTITIONS = (0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A topic of two partitions, of which Kafka has the second half, and the store all but the end.
+    """A topic of two partitions:
 
-    `kafka_start` and `stored` are by partition: where Kafka's log begins, and where the archive
-    ends.
+    Kafka has the second half, and the store everything except the end. `kafka_start` and `stored`
+    are, by partition, the start of Kafka's log and the end of the archive.
     """
 
     topic: str
@@ -39,7 +39,7 @@ class Tier:
     sidecar: Sidecar
 
     def settings(self, mode: str, **more: object) -> dict[str, Any]:
-        """A consumer's configuration; `more` has underscores for dots."""
+        """A consumer's configuration; names in `more` have underscores for dots."""
         return {
             "bootstrap.servers": self.bootstrap,
             "group.id": f"g-{uuid.uuid4().hex[:8]}",
@@ -55,7 +55,7 @@ class Tier:
 def tier(
     kraft43: KraftCluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tier]:
-    """Made once for a module: nothing is written or deleted afterwards."""
+    """Created once per module: nothing is written or deleted afterwards."""
     topic, ledger = f"tiered-{uuid.uuid4().hex[:6]}", Ledger()
     bootstrap = kraft43.bootstrap_servers
     store = s3_store(new_bucket(s3_server))

@@ -1,4 +1,4 @@
-"""Segments of a real broker, on a real S3 server, read as a consumer of that broker read them."""
+"""Segments of a real broker on a real S3 server, compared with the broker's consumer output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def archive_in(
 
 
 def store_all(archive: ArchiveAccess, directory: Path) -> tuple[TopicPartition, int]:
-    """Everything the broker had of a partition; returns it, and its next offset."""
+    """Store all segments of a partition; return the partition and its next offset."""
     said = meta(directory)
     tp = TopicPartition(str(said["topic"]), 0)
     made = MadeArchive(archive.store(tp.topic), LAYOUT, tp)
@@ -61,7 +61,7 @@ def store_all(archive: ArchiveAccess, directory: Path) -> tuple[TopicPartition, 
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
-def test_every_partition_is_read_as_the_broker_served_it(
+def test_every_partition_equals_the_brokers_consumer_output(
     s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, isolation: IsolationLevel
 ) -> None:
     settings = ReaderSettings(isolation=isolation, memory_budget=1 << 20, first_range=4096)
@@ -87,7 +87,9 @@ def test_every_partition_is_read_as_the_broker_served_it(
         assert found[tp] == expected(directory, isolation.value), tp
 
 
-def test_wrong_credentials_are_told(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_reported(
+    s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with archive_in(s3_bucket, monkeypatch, secret="not-the-secret") as archive:
         reader = ArchiveReader(archive)
         try:

@@ -1,4 +1,4 @@
-"""A `TieredConsumer` between a real broker and what a real sidecar has stored."""
+"""A `TieredConsumer` over a real broker and an archive of a real sidecar."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,14 +27,16 @@ SECONDS = 30.0
 
 
 class Seen:
-    """What a consumer has handed out, by partition; in order, each offset once."""
+    """Messages that a consumer has returned, by partition; asserts order and uniqueness of
+    offsets.
+    """
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.offsets: dict[int, list[int]] = {number: [] for number in PARTITIONS}
 
     def take(self, message: Message | None) -> None:
-        """A message that must be the record that was sent."""
+        """Assert that a message equals the record that was sent, and store its offset."""
         if message is None:
             return
         assert message.error() is None, str(message.error())
@@ -46,7 +48,7 @@ class Seen:
         self.offsets[number].append(offset)
 
     def until(self, poll: Callable[[], list[Message]], done: Callable[[], object]) -> None:
-        """Poll until it is enough."""
+        """Poll until the condition is true."""
         deadline = monotonic() + SECONDS
         while not done():
             assert monotonic() < deadline, {n: (o[:1], o[-1:]) for n, o in self.offsets.items()}
@@ -54,7 +56,7 @@ class Seen:
                 self.take(message)
 
     def to(self, consumer: Any, ends: dict[int, int]) -> None:  # noqa: ANN401
-        """Poll until all below these ends has come."""
+        """Poll until all messages below these ends have arrived."""
         self.until(
             lambda: consumer.consume(100, 0.2),
             lambda: all(
@@ -68,7 +70,7 @@ def ends_of(tier: Tier, mode: str) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("mode", TIERED)
-def test_a_group_reads_everything_from_the_beginning_and_commits_to_kafka(
+def test_group_reads_everything_from_the_beginning_and_commits_to_kafka(
     tier: Tier, mode: str
 ) -> None:
     registry = CollectorRegistry()
@@ -92,7 +94,7 @@ def test_a_group_reads_everything_from_the_beginning_and_commits_to_kafka(
 
 
 @pytest.mark.parametrize("mode", TIERED)
-def test_a_killed_consumer_s_group_goes_on_where_it_had_committed(tier: Tier, mode: str) -> None:
+def test_group_of_a_killed_consumer_continues_at_its_commit(tier: Tier, mode: str) -> None:
     settings = tier.settings(mode, enable_auto_commit=False)
     first = TieredConsumer(settings)
     first.subscribe([tier.topic])
@@ -117,7 +119,7 @@ def shared(one: TieredConsumer, two: TieredConsumer) -> bool:
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_two_members_share_a_topic_and_a_rebalance_loses_nothing(tier: Tier, strategy: str) -> None:
+def test_rebalance_between_two_members_loses_nothing(tier: Tier, strategy: str) -> None:
     settings = tier.settings(
         "TIERED_STORAGE_PREFERRED", partition_assignment_strategy=strategy, session_timeout_ms=6000
     )
@@ -143,7 +145,7 @@ def test_two_members_share_a_topic_and_a_rebalance_loses_nothing(tier: Tier, str
     assert ("two", 1) in given
 
 
-def test_a_message_of_the_store_is_the_message_of_kafka(tier: Tier) -> None:
+def test_message_of_the_store_equals_the_message_of_kafka(tier: Tier) -> None:
     where = TopicPartition(tier.topic, 0, 300)
     with Consumer({"bootstrap.servers": tier.bootstrap, "group.id": "plain"}) as plain:
         plain.assign([where])
@@ -173,7 +175,7 @@ def test_a_message_of_the_store_is_the_message_of_kafka(tier: Tier) -> None:
         assert len(left) == len(right)
 
 
-def test_arrow_batches_are_the_same_from_either_side(tier: Tier) -> None:
+def test_arrow_batches_are_equal_from_both_sources(tier: Tier) -> None:
     columns = ["offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch"]
     tables = []
     for mode in ("KAFKA_ONLY", "TIERED_STORAGE_ONLY"):
@@ -199,7 +201,7 @@ def test_arrow_batches_are_the_same_from_either_side(tier: Tier) -> None:
         ("TIERED_STORAGE_ONLY", 0, None),
     ],
 )
-def test_bounds_and_times_are_the_union_s(
+def test_bounds_and_times_are_those_of_the_union(
     tier: Tier, mode: str, low: int, high: int | None
 ) -> None:
     with TieredConsumer(tier.settings(mode)) as consumer:
@@ -211,7 +213,7 @@ def test_bounds_and_times_are_the_union_s(
         assert late[0].offset == OFFSET_END
 
 
-def test_seeks_cross_from_side_to_side(tier: Tier) -> None:
+def test_seeks_can_cross_between_the_sources(tier: Tier) -> None:
     with TieredConsumer(tier.settings("KAFKA_PREFERRED")) as consumer:
         consumer.assign([TopicPartition(tier.topic, 0, 550)])
         for offset in (550, 10, 580, 250, 0, 599):
@@ -227,7 +229,7 @@ def test_seeks_cross_from_side_to_side(tier: Tier) -> None:
         assert message.offset() == 0
 
 
-def test_the_store_is_read_without_any_broker(tier: Tier) -> None:
+def test_store_is_read_without_any_broker(tier: Tier) -> None:
     settings = {
         "tiered.storage.mode": "TIERED_STORAGE_ONLY",
         "tiered.storage.config": str(tier.config),
@@ -244,8 +246,10 @@ def test_the_store_is_read_without_any_broker(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
-def test_no_broker_answers(tier: Tier, mode: str) -> None:
-    """The store is read where nothing of Kafka is needed; Kafka's errors come as Kafka's do."""
+def test_store_is_read_as_far_as_possible_while_no_broker_answers(tier: Tier, mode: str) -> None:
+    """The store is read while nothing of Kafka is needed; Kafka's errors appear like those of its
+    client.
+    """
     told: list[KafkaError] = []
     settings = tier.settings(mode)
     settings |= {"bootstrap.servers": "127.0.0.1:1", "error_cb": told.append}
@@ -269,8 +273,8 @@ def test_no_broker_answers(tier: Tier, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED"])
-def test_a_callback_that_raises_loses_nothing_and_stops_no_close(tier: Tier, mode: str) -> None:
-    """confluent-kafka itself drops the messages that it was about to return, and hangs in close."""
+def test_callback_that_raises_loses_nothing_and_does_not_block_close(tier: Tier, mode: str) -> None:
+    """confluent-kafka itself drops the messages it was about to return, and hangs in close."""
     seen, raised = Seen(tier), [0]
 
     def stats(_: str) -> None:

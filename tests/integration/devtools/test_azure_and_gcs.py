@@ -1,4 +1,4 @@
-"""Azurite and our imitation of Google Cloud Storage do what obstore, and our store, rely on."""
+"""Azurite and our imitation of Google Cloud Storage behave as obstore and our store require."""
 
 import http.client
 import io
@@ -39,7 +39,7 @@ from tests.harness.s3_proxy import (
 Store = AzureStore | GCSStore
 
 ONCE: Any = {"retry_config": {"max_retries": 0}}
-"""One request per call: with obstore's own retries a lost answer to a create is a refused one."""
+"""One request per call: with obstore's own retries, a create whose response was lost is refused."""
 
 
 def azure_store(container: AzureContainer) -> AzureStore:
@@ -54,9 +54,9 @@ def gcs_store(bucket: GcsBucket) -> GCSStore:
 
 @dataclass(frozen=True)
 class Subject:
-    """A store, the port of its server, the size of its pages, and how to open it at another url.
+    """A store, the port of its server, its page size, and a function to open it at another URL.
 
-    `at` takes the url and `client_options`.
+    `at` takes the URL and `client_options`.
     """
 
     store: Store
@@ -103,7 +103,7 @@ def proxy(subject: Subject) -> Iterator[S3Proxy]:
 
 
 def create(store: Store, key: str, data: bytes) -> bool:
-    """Whether this put was the one that created the object."""
+    """Return whether this put created the object."""
     try:
         store.put(key, data, mode="create", use_multipart=False)
     except AlreadyExistsError:
@@ -111,7 +111,7 @@ def create(store: Store, key: str, data: bytes) -> bool:
     return True
 
 
-def test_of_eight_creators_one_wins(store: Store) -> None:
+def test_one_of_eight_concurrent_creates_succeeds(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         for round_ in range(10):
             key = f"race/{round_}"
@@ -120,7 +120,7 @@ def test_of_eight_creators_one_wins(store: Store) -> None:
             assert bytes(store.get(key).bytes()) == bytes([made.index(True)])
 
 
-def test_no_swap_is_lost(store: Store) -> None:
+def test_no_conditional_update_is_lost(store: Store) -> None:
     store.put("count", b"0", mode="create", use_multipart=False)
 
     def count_up(_: int) -> None:
@@ -137,11 +137,13 @@ def test_no_swap_is_lost(store: Store) -> None:
 
 
 def version_of(meta: Any) -> Any:  # noqa: ANN401 - obstore's types exist for type checkers only
-    """What a put replaces: an etag on Azure, a generation on GCS; obstore takes no None there."""
+    """The version that a put replaces: an etag on Azure, a generation on GCS, where obstore does
+    not accept None.
+    """
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
-def test_a_replaced_or_deleted_object_is_not_swapped(store: Store) -> None:
+def test_conditional_put_over_a_replaced_or_deleted_object_is_refused(store: Store) -> None:
     store.put("k", b"1", use_multipart=False)
     old = version_of(store.head("k"))
     store.put("k", b"2", use_multipart=False)
@@ -153,7 +155,7 @@ def test_a_replaced_or_deleted_object_is_not_swapped(store: Store) -> None:
         store.put("k", b"4", mode=now, use_multipart=False)
 
 
-def test_a_copy_replaces_nothing_and_takes_the_metadata_along(store: Store) -> None:
+def test_copy_replaces_nothing_and_keeps_the_metadata(store: Store) -> None:
     store.put("a/b c", b"data", attributes={"my_key": "value"}, use_multipart=False)
     store.copy("a/b c", "a/copy", overwrite=False)
     copied = store.get("a/copy")
@@ -168,7 +170,7 @@ def test_a_copy_replaces_nothing_and_takes_the_metadata_along(store: Store) -> N
 
 
 @pytest.mark.timeout(240)
-def test_a_listing_is_in_order_over_several_pages(subject: Subject) -> None:
+def test_listing_is_sorted_over_several_pages(subject: Subject) -> None:
     store = subject.store
     keys = [f"log/é/{number:05}" for number in range(subject.page + 3)]
     with ThreadPoolExecutor(8) as pool:
@@ -183,7 +185,7 @@ def test_a_listing_is_in_order_over_several_pages(subject: Subject) -> None:
     assert [meta["path"] for meta in below["objects"]] == ["log/other"]
 
 
-def test_metadata_comes_back(store: Store) -> None:
+def test_metadata_is_returned_unchanged(store: Store) -> None:
     given = {"crc": "12ab", "base_offset": "7", "Content-Type": "text/plain"}
     put = store.put("k", b"data", attributes=given, use_multipart=False)
     found = store.get("k", options={"head": True})
@@ -194,7 +196,7 @@ def test_metadata_comes_back(store: Store) -> None:
     assert abs(age.total_seconds()) < 60
 
 
-def test_a_range_is_of_the_version_that_was_asked_for(store: Store) -> None:
+def test_range_belongs_to_the_requested_version(store: Store) -> None:
     etag = store.put("k", b"0123456789", use_multipart=False)["e_tag"]
     assert etag is not None
     found = store.get("k", options={"range": (2, 5), "if_match": etag})
@@ -208,7 +210,7 @@ def test_a_range_is_of_the_version_that_was_asked_for(store: Store) -> None:
         store.get("k", options={"range": (2, 5), "if_match": etag})
 
 
-def test_an_upload_in_parts(store: Store) -> None:
+def test_multipart_upload_is_complete(store: Store) -> None:
     data = os.urandom(20 * 1024 * 1024)
     store.put("large", io.BytesIO(data), attributes={"my_key": "v"}, chunk_size=6 * 1024 * 1024)
     found = store.get("large")
@@ -218,14 +220,14 @@ def test_an_upload_in_parts(store: Store) -> None:
     assert bytes(part) == data[-5:]
 
 
-def test_what_is_absent(store: Store) -> None:
+def test_missing_object_is_not_found(store: Store) -> None:
     for ask in (store.get, store.head, store.delete):
         with pytest.raises(FileNotFoundError):
             ask("absent")
     assert list(store.list("absent")) == []
 
 
-def test_a_refusal_is_told_and_the_next_request_goes_through(
+def test_refusal_is_reported_and_the_next_request_succeeds(
     subject: Subject, proxy: S3Proxy
 ) -> None:
     store = subject.at(proxy.url)
@@ -237,7 +239,7 @@ def test_a_refusal_is_told_and_the_next_request_goes_through(
     assert [seen.status for seen in proxy.seen][:2] == [503, 503]
 
 
-def test_a_lost_answer_leaves_the_object(subject: Subject, proxy: S3Proxy) -> None:
+def test_request_with_a_lost_answer_takes_effect(subject: Subject, proxy: S3Proxy) -> None:
     store = subject.at(proxy.url)
     proxy.misbehave(first(1, lose_the_answer, method="PUT"))
     with pytest.raises(GenericError):
@@ -246,10 +248,10 @@ def test_a_lost_answer_leaves_the_object(subject: Subject, proxy: S3Proxy) -> No
     assert bytes(store.get("k").bytes()) == b"mine"
 
 
-def test_a_body_that_is_cut_off_is_no_success(subject: Subject, proxy: S3Proxy) -> None:
+def test_truncated_body_is_an_error(subject: Subject, proxy: S3Proxy) -> None:
     store = subject.at(proxy.url)
     store.put("k", bytes(100_000), use_multipart=False)
-    # Always, since obstore may ask a second time, for the rest of the body.
+    # Every answer is cut, because obstore may send a second request for the rest of the body.
     proxy.misbehave(always(cut_answer))
     with pytest.raises((BaseError, OSError)):
         store.get("k").bytes()
@@ -257,7 +259,7 @@ def test_a_body_that_is_cut_off_is_no_success(subject: Subject, proxy: S3Proxy) 
     assert len(store.get("k").bytes()) == 100_000
 
 
-def test_a_server_that_hangs_is_given_up(subject: Subject, proxy: S3Proxy) -> None:
+def test_hung_server_is_given_up(subject: Subject, proxy: S3Proxy) -> None:
     store = subject.at(proxy.url, timeout="1s")
     proxy.misbehave(first(1, hang))
     with pytest.raises(GenericError, match=r"(?i)timeout|timed out"):
@@ -268,7 +270,7 @@ def test_a_server_that_hangs_is_given_up(subject: Subject, proxy: S3Proxy) -> No
 
 
 @pytest.mark.integration
-def test_azurite_over_https_is_trusted_by_its_authority_only(
+def test_azurite_over_https_is_trusted_only_by_its_authority(
     azure_container_tls: AzureContainer,
 ) -> None:
     assert azure_container_tls.server.endpoint_url.startswith("https://")
@@ -280,7 +282,7 @@ def test_azurite_over_https_is_trusted_by_its_authority_only(
 
 
 @pytest.mark.integration
-def test_a_killed_azurite_comes_back_empty(own_azurite_server: AzuriteFactory) -> None:
+def test_killed_azurite_restarts_empty(own_azurite_server: AzuriteFactory) -> None:
     server = own_azurite_server()
     store = azure_store(new_container(server))
     assert create(store, "k", b"")
@@ -300,7 +302,7 @@ def test_each_container_is_new(azurite_server: AzuriteServer) -> None:
     assert list(azure_store(second).list()) == []
 
 
-def test_gcs_over_https(tls_identity: TlsIdentity) -> None:
+def test_gcs_works_over_https(tls_identity: TlsIdentity) -> None:
     with GcsServer(tls_identity.certificate) as server:
         bucket = new_gcs_bucket(server, tls_identity.authority)
         assert create(gcs_store(bucket), "k", b"")
@@ -309,8 +311,8 @@ def test_gcs_over_https(tls_identity: TlsIdentity) -> None:
             distrustful.head("k")
 
 
-def test_gcs_sends_what_was_recorded(gcs_bucket: GcsBucket) -> None:
-    """The shapes of requests on which the imitation rests: a new obstore may send others."""
+def test_gcs_requests_have_the_recorded_form(gcs_bucket: GcsBucket) -> None:
+    """The imitation relies on the form of these requests: a new obstore may send others."""
     store, seen = gcs_store(gcs_bucket), gcs_bucket.server.seen
     attributes = {"my-key": "v", "Storage-Class": "NEARLINE"}
     version = store.put("k", b"1", mode="create", attributes=attributes)["version"]
@@ -329,7 +331,7 @@ def test_gcs_sends_what_was_recorded(gcs_bucket: GcsBucket) -> None:
     assert seen[-1].request.query == listing
 
 
-def test_gcs_generations_only_grow(gcs_bucket: GcsBucket) -> None:
+def test_gcs_generations_only_increase(gcs_bucket: GcsBucket) -> None:
     store = gcs_store(gcs_bucket)
     made = store.put("k", b"1", use_multipart=False)["version"]
     store.delete("k")
@@ -360,7 +362,7 @@ def test_gcs_checks_tokens_and_buckets(gcs_bucket: GcsBucket) -> None:
         nowhere.put("k", b"", use_multipart=False)
 
 
-def test_an_abandoned_upload_to_gcs_leaves_nothing(gcs_bucket: GcsBucket) -> None:
+def test_abandoned_upload_to_gcs_leaves_nothing(gcs_bucket: GcsBucket) -> None:
     def pieces() -> Iterator[bytes]:
         yield bytes(12 * 1024 * 1024)
         raise OSError("the disk is gone")
@@ -384,10 +386,10 @@ def test_an_abandoned_upload_to_gcs_leaves_nothing(gcs_bucket: GcsBucket) -> Non
         ("PUT", "", {}, 409),
     ],
 )
-def test_what_gcs_refuses(
+def test_gcs_refuses_unsupported_requests(
     gcs_bucket: GcsBucket, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
-    """What the imitation does not know is refused, not overlooked."""
+    """The imitation refuses unknown requests instead of ignoring parts of them."""
     server = gcs_bucket.server
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     given = {"Authorization": f"Bearer {server.token}", **headers}
@@ -396,7 +398,7 @@ def test_what_gcs_refuses(
     connection.close()
 
 
-def test_a_stopped_gcs_server_answers_nobody() -> None:
+def test_stopped_gcs_server_answers_nothing() -> None:
     with GcsServer() as server:
         store = gcs_store(new_gcs_bucket(server))
         assert create(store, "k", b"")

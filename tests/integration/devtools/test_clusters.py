@@ -1,4 +1,4 @@
-"""Real clusters start, carry a record, survive what tests do to them, and leave no process."""
+"""Real clusters start, transfer a record, survive the tests' operations, and leave no process."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
-EXIT_CODE_AFTER_SIGTERM = 128 + 15  # what a JVM ends with once its shutdown hooks have run
+EXIT_CODE_AFTER_SIGTERM = 128 + 15  # exit code of a JVM once its shutdown hooks have run
 
 
 def values_of(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
@@ -44,22 +44,22 @@ def assert_carries_records(cluster: KafkaCluster, topic: str) -> None:
     assert values_of(cluster.bootstrap_servers, topic, 20) == [record.value for record in records]
 
 
-def test_kraft_43_carries_records(kraft43: KraftCluster, topic: str) -> None:
+def test_kraft_43_transfers_records(kraft43: KraftCluster, topic: str) -> None:
     assert_carries_records(kraft43, topic)
     assert (kraft43.log_dirs(1)[0] / f"{topic}-0").is_dir()
     assert (kraft43.metadata_log_dir(1) / "__cluster_metadata-0").is_dir()
 
 
-def test_kraft_39_carries_records(kraft39: KraftCluster, topic: str) -> None:
+def test_kraft_39_transfers_records(kraft39: KraftCluster, topic: str) -> None:
     assert_carries_records(kraft39, topic)
 
 
-def test_zookeeper_39_carries_records(zk39: ZookeeperCluster, topic: str) -> None:
+def test_zookeeper_39_transfers_records(zk39: ZookeeperCluster, topic: str) -> None:
     assert_carries_records(zk39, topic)
     assert zk39.zookeeper_connect.endswith("/kafka")
 
 
-def test_the_harness_changes_topics_as_it_says(kraft43: KraftCluster, topic: str) -> None:
+def test_harness_changes_topics_as_documented(kraft43: KraftCluster, topic: str) -> None:
     bootstrap = kraft43.bootstrap_servers
     create_topic(bootstrap, topic, partitions=1, configs={"segment.ms": 60_000})
     add_partitions(bootstrap, topic, 3)
@@ -72,7 +72,9 @@ def test_the_harness_changes_topics_as_it_says(kraft43: KraftCluster, topic: str
 
 
 @pytest.mark.slow
-def test_split_roles_move_kill_and_restart(kraft_cluster: KraftFactory, topic: str) -> None:
+def test_brokers_and_controllers_can_move_leads_be_killed_and_restart(
+    kraft_cluster: KraftFactory, topic: str
+) -> None:
     cluster = kraft_cluster(
         brokers=2,
         controllers=1,
@@ -92,7 +94,7 @@ def test_split_roles_move_kill_and_restart(kraft_cluster: KraftFactory, topic: s
 
 
 @pytest.mark.slow
-def test_a_killed_broker_of_zookeeper_starts_again(
+def test_killed_broker_with_zookeeper_restarts(
     zookeeper_cluster: ZookeeperFactory, topic: str
 ) -> None:
     cluster = zookeeper_cluster(properties={"zookeeper.session.timeout.ms": 3000})
@@ -105,7 +107,7 @@ def test_a_killed_broker_of_zookeeper_starts_again(
 
 
 @pytest.mark.slow
-def test_a_stopped_cluster_leaves_no_process_and_starts_again(tmp_path: Path, topic: str) -> None:
+def test_stopped_cluster_leaves_no_process_and_restarts(tmp_path: Path, topic: str) -> None:
     cluster = KraftCluster(tmp_path / "kafka", brokers=1)
     with cluster:
         create_topic(cluster.bootstrap_servers, topic)
@@ -121,12 +123,14 @@ def test_a_stopped_cluster_leaves_no_process_and_starts_again(tmp_path: Path, to
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_broker_that_ends_at_start_says_why(zookeeper_cluster: ZookeeperFactory) -> None:
+def test_broker_that_ends_at_its_start_gives_the_reason(
+    zookeeper_cluster: ZookeeperFactory,
+) -> None:
     with pytest.raises(ServerDiedError, match=r"(?s)node 1 ended.*num\.io\.threads"):
         zookeeper_cluster(properties={"num.io.threads": 0})
 
 
-def test_a_setting_that_kraft_refuses_is_named(kraft_cluster: KraftFactory) -> None:
+def test_setting_that_kraft_refuses_is_named(kraft_cluster: KraftFactory) -> None:
     with pytest.raises(
         LocalServerError, match=r"(?s)node 1 could not be formatted.*num\.io\.threads"
     ):

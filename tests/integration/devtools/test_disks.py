@@ -1,4 +1,6 @@
-"""The disks that tests break: each failure is what its name says, and a repair brings all back."""
+"""Disks that tests break: each failure has its documented effect, and a repair restores
+everything.
+"""
 
 import errno
 import os
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(params=["best", "folder"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """The best that this process can make, and the one for everybody."""
+    """The most realistic disk that this process can make, and the fallback."""
     if request.param == "folder":
         yield Folder(tmp_path / "disk")
     else:
@@ -24,7 +26,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def refusal(path: Path) -> int | None:
-    """What the system says to one more file."""
+    """The errno for the creation of another file; None if it succeeds."""
     try:
         path.touch()
     except OSError as error:
@@ -32,7 +34,7 @@ def refusal(path: Path) -> int | None:
     return None
 
 
-def test_a_full_disk_takes_no_more_files_until_there_is_room(disk: Disk) -> None:
+def test_full_disk_accepts_no_file_until_space_is_freed(disk: Disk) -> None:
     kept = disk.path / "kept"
     kept.write_text("kept")
     wanted = errno.ENOTDIR if isinstance(disk, Folder) else errno.ENOSPC
@@ -44,7 +46,7 @@ def test_a_full_disk_takes_no_more_files_until_there_is_room(disk: Disk) -> None
     assert kept.read_text() == "kept"
 
 
-def test_a_full_disk_is_full_again_after_a_deletion(disk: Disk) -> None:
+def test_disk_can_be_filled_again_after_a_deletion(disk: Disk) -> None:
     deleted = disk.path / "deleted"
     deleted.touch()
     disk.fill()
@@ -55,9 +57,7 @@ def test_a_full_disk_is_full_again_after_a_deletion(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("failure", get_args(Failure))
-def test_a_disk_that_fails_takes_no_files_until_it_is_repaired(
-    disk: Disk, failure: Failure
-) -> None:
+def test_failed_disk_accepts_no_file_until_it_is_repaired(disk: Disk, failure: Failure) -> None:
     kept = disk.path / "kept"
     kept.write_text("kept")
     os.sync()
@@ -75,7 +75,7 @@ def test_a_disk_that_fails_takes_no_files_until_it_is_repaired(
     assert refusal(disk.path / "more") is None
 
 
-def test_what_was_not_synced_is_lost_on_a_torn_disk_alone(disk: Disk) -> None:
+def test_unsynced_data_is_lost_only_on_a_torn_disk(disk: Disk) -> None:
     left: dict[Failure, bool] = {}
     for failure in get_args(Failure):
         path = disk.path / failure

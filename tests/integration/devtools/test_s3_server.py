@@ -1,4 +1,4 @@
-"""The S3 servers of the sandbox honour what our store relies on: conditions and checksums."""
+"""The sandbox's S3 servers support what our store relies on: conditions and checksums."""
 
 import base64
 import zlib
@@ -16,7 +16,7 @@ def refused_with(error: pytest.ExceptionInfo[ClientError]) -> str:
     return error.value.response["Error"]["Code"]
 
 
-def test_conditional_puts_are_honoured(s3_bucket: S3Bucket) -> None:
+def test_conditional_puts_are_supported(s3_bucket: S3Bucket) -> None:
     client, bucket = s3_bucket.client, s3_bucket.name
     first = client.put_object(Bucket=bucket, Key="a/b", Body=b"1", IfNoneMatch="*")["ETag"]
     with pytest.raises(ClientError) as again:
@@ -29,7 +29,7 @@ def test_conditional_puts_are_honoured(s3_bucket: S3Bucket) -> None:
     assert client.get_object(Bucket=bucket, Key="a/b")["Body"].read() == b"3"
 
 
-def test_a_wrong_checksum_is_refused(s3_bucket: S3Bucket) -> None:
+def test_wrong_checksum_is_refused(s3_bucket: S3Bucket) -> None:
     wrong = base64.b64encode(zlib.crc32(b"other bytes").to_bytes(4, "big")).decode()
     with pytest.raises(ClientError):
         s3_bucket.client.put_object(
@@ -37,7 +37,7 @@ def test_a_wrong_checksum_is_refused(s3_bucket: S3Bucket) -> None:
         )
 
 
-def test_https_is_trusted_by_its_authority_only(
+def test_https_is_trusted_only_by_its_authority(
     s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity
 ) -> None:
     assert s3_bucket_tls.server.endpoint_url.startswith("https://")
@@ -48,7 +48,7 @@ def test_https_is_trusted_by_its_authority_only(
         s3_client(s3_bucket_tls.server).list_buckets()
 
 
-def test_objects_survive_a_kill_and_a_new_start(own_s3_server: S3ServerFactory) -> None:
+def test_objects_survive_a_kill_and_a_restart(own_s3_server: S3ServerFactory) -> None:
     server = own_s3_server()
     bucket = new_bucket(server)
     bucket.client.put_object(Bucket=bucket.name, Key="k", Body=b"bytes")

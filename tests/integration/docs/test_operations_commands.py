@@ -1,4 +1,4 @@
-"""Every command of the operations guide and the runbook, run beside a real broker and sidecar."""
+"""Every command of the operations guide and the runbook, beside a real broker and sidecar."""
 
 import urllib.request
 from collections.abc import Iterator
@@ -32,21 +32,21 @@ HELM_PAGES = [*PAGES, Path("README.md"), Path("helm/sidetier/README.md")]
 
 
 def lines(program: str, pages: list[Path] = PAGES) -> list[str]:
-    """Each command line of this program once, without its name."""
+    """Each distinct command line of this program, without the program's name."""
     found = (" ".join(words) for page in pages for words in commands(text_of(page), program))
     return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A broker with a sidecar that has stored what is closed."""
+    """A broker with a sidecar that has stored all closed segments."""
 
     cluster: KraftCluster
     sidecar: Sidecar
     topic: str
 
     def here(self, word: str) -> str:
-        """A word of the guide as it is here."""
+        """A word of the guide, adapted to this test's addresses and names."""
         words = {
             "/etc/sidetier/sidetier.yaml": str(self.sidecar.config),
             "http://broker-3:9108": self.sidecar.url,
@@ -73,14 +73,14 @@ def site(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield Site(kraft43, sidecar, topic)
 
 
-def test_there_are_commands_to_run() -> None:
+def test_guide_contains_commands() -> None:
     assert len(lines("sidetier")) > 8
     assert lines("curl")
     assert lines("helm")
 
 
 @pytest.mark.parametrize("line", lines("sidetier"))
-def test_a_command_of_the_guide_does_what_it_says(
+def test_command_of_the_guide_succeeds(
     line: str, site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
@@ -97,7 +97,7 @@ def test_a_command_of_the_guide_does_what_it_says(
 
 
 @pytest.mark.parametrize("line", lines("curl"))
-def test_a_page_of_the_guide_answers(line: str, site: Site) -> None:
+def test_page_of_the_guide_answers(line: str, site: Site) -> None:
     address = next(word for word in line.split() if word.startswith("localhost"))
     path = address.partition("/")[2].replace("orders", site.topic)
     with urllib.request.urlopen(f"{site.sidecar.url}/{path}", timeout=60) as answer:  # noqa: S310 -- our own
@@ -109,7 +109,7 @@ WITHOUT_A_CLUSTER = {"install": DRY_RUN, "test": ["--help"]}
 
 
 @pytest.mark.parametrize("line", lines("helm", HELM_PAGES))
-def test_helm_understands_the_guide(line: str, tmp_path: Path) -> None:
+def test_helm_accepts_the_commands_of_the_guide(line: str, tmp_path: Path) -> None:
     words = [str(ROOT / word) if word.startswith("helm/") else word for word in line.split()]
     words += WITHOUT_A_CLUSTER.get(words[0], [])
     with kube_api(tmp_path, {}) as kubeconfig:

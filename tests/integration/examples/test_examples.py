@@ -1,4 +1,4 @@
-"""The example of a consumer group, beside a real broker and a real S3 server."""
+"""The consumer group example, with a real broker and a real S3 server."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 RECORDS = 300
 
 
-def test_a_group_reads_what_kafka_has_deleted(
+def test_group_reads_records_deleted_in_kafka(
     kraft43: KraftCluster, topic: str, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     bootstrap = kraft43.bootstrap_servers
@@ -34,8 +34,8 @@ def test_a_group_reads_what_kafka_has_deleted(
         wait_until_stored(store.objects, topic, 0, end)
         sidecar.stop()
     delete_records(bootstrap, topic, 0, end - 10)
-    # Where a shell has put the tests into the background, SIGINT is ignored here and in what
-    # begins here, the example among it.
+    # If a shell runs the tests in the background, SIGINT is ignored here and in child processes
+    # such as the example.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command("group.py", bootstrap, sidecar.config, topic),

@@ -1,8 +1,8 @@
-"""The image's own steps and commands, without a container engine.
+"""The steps and commands of the image, without a container engine.
 
-What the Dockerfile copies is copied, what it runs is run, and what it starts is started, with
-/opt/sidetier and its like in a temporary directory. The sidecar runs as the Dockerfile's user, as
-process 1 of its own process namespace, over a read-only root.
+The tests copy, run and start what the Dockerfile copies, runs and starts, with /opt/sidetier and
+similar paths in a temporary directory. The sidecar runs as the Dockerfile's user, as process 1 of
+its own process namespace, on a read-only root file system.
 """
 
 import base64
@@ -37,11 +37,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 STAGES = read_stages()
 FINAL = STAGES[-1]
 BASE_PYTHON = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
-"""The interpreter below the one that runs the tests, which is in a virtual environment."""
+"""The base interpreter of the virtual environment that runs the tests."""
 BUILD_SECONDS = 280
 START_SECONDS = 60.0
 GRACE_SECONDS = UploaderConfig().shutdown_grace + 5
-"""What the guide tells a supervisor to give."""
+"""The grace period that the guide recommends for a supervisor."""
 
 READ_ONLY = """
 set -eu
@@ -68,8 +68,8 @@ exec "$@"
 
 
 def _closed_to_others(path: Path) -> str:
-    """The topmost directory above `path` that only its owner may enter, or nothing: an interpreter
-    below it (in the home of root, say) is shown to the container without what lies beside it.
+    """The topmost directory above `path` that only its owner may enter, or nothing. An interpreter
+    below it (for example in root's home) is visible in the container without its siblings.
     """
     above = reversed(path.resolve().parents)
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
@@ -77,23 +77,23 @@ def _closed_to_others(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the steps of the Dockerfile have made, below one directory that everybody may read."""
+    """The result of the Dockerfile's steps, below one directory that every user may read."""
 
     root: Path
 
     @property
     def target(self) -> Path:
-        """What is /opt/sidetier in the image."""
+        """The equivalent of /opt/sidetier in the image."""
         return self.root / "image" / "opt" / "sidetier"
 
     @property
     def wheel(self) -> Path:
-        """The one wheel."""
+        """The only wheel."""
         (wheel,) = (self.root / "wheels").iterdir()
         return wheel
 
     def here(self, words: list[str], **others: str) -> list[str]:
-        """A command of the Dockerfile with its paths as they are here."""
+        """A command of the Dockerfile with its paths in this directory."""
         places = {
             "/opt/sidetier": str(self.target),
             "/wheels": str(self.root / "wheels"),
@@ -103,7 +103,7 @@ class Image:
         return [_replaced(word, places) for word in words]
 
     def run(self, *words: str) -> str:
-        """Run a program of the image; what it printed."""
+        """Run a program of the image; return its output."""
         done = subprocess.run(
             self.here(list(words)), capture_output=True, text=True, check=True, timeout=60
         )
@@ -130,7 +130,7 @@ def _copy(copy: Instruction, source: Path, target: Path) -> None:
 
 
 def _build(stage: Stage, image: Image, environment: Mapping[str, str]) -> None:
-    """Do what a stage does, in its order."""
+    """Execute a stage's steps in order."""
     work = image.root / "src"
     for step in stage.instructions:
         if step.name == "COPY" and step.flag("from") is None and not step.words[-1].startswith("/"):
@@ -153,8 +153,8 @@ def _build(stage: Stage, image: Image, environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def _built(**arguments: str) -> Iterator[Image]:
-    """What the first stage makes with these build arguments; not below pytest's own directories,
-    which only their owner may enter.
+    """Build the first stage with these build arguments, outside pytest's directories, which only
+    their owner may enter.
     """
     with tempfile.TemporaryDirectory(prefix="sidetier-image-") as directory:
         root = Path(directory)
@@ -167,10 +167,11 @@ def _built(**arguments: str) -> Iterator[Image]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The image's content."""
+    """The content of the image."""
     with _built() as made:
         root = made.root
-        # The interpreter that loses its pip in the last stage is not ours to change: a copy of it.
+        # The last stage removes pip from its interpreter, so the test uses a copy of the
+        # interpreter.
         copy = root / "interpreter"
         subprocess.run([BASE_PYTHON, "-m", "venv", copy], check=True, timeout=300)
         _build(
@@ -181,7 +182,7 @@ def image() -> Iterator[Image]:
         yield made
 
 
-def test_the_wheel_holds_the_package_and_nothing_generic(image: Image) -> None:
+def test_wheel_contains_only_the_package(image: Image) -> None:
     with zipfile.ZipFile(image.wheel) as wheel:
         names = {name for name in wheel.namelist() if not name.endswith("/")}
     record = f"sidetier-{__version__}.dist-info/"
@@ -199,19 +200,19 @@ def test_the_wheel_holds_the_package_and_nothing_generic(image: Image) -> None:
     assert modules - names == set()
 
 
-def test_the_command_is_there_and_says_its_version(image: Image) -> None:
+def test_command_is_installed_and_prints_its_version(image: Image) -> None:
     said = image.run(*FINAL.last("ENTRYPOINT").exec_form(), "--version")
     assert said == f"sidetier, version {__version__}\n"
 
 
-def test_nothing_is_left_to_build_with(image: Image) -> None:
+def test_no_build_tools_are_left(image: Image) -> None:
     find = "import importlib.util as u; print(*(n for n in {names} if u.find_spec(n)))"
     names = ("pip", "setuptools", "wheel", "hatchling")
     assert image.run("/opt/sidetier/bin/python", "-c", find.format(names=names)) == "\n"
     assert not list((image.root / "interpreter").glob("lib/python*/site-packages/pip"))
 
 
-def test_all_bytecode_is_there_and_taken_as_it_is(image: Image) -> None:
+def test_bytecode_is_complete_and_not_checked_against_sources(image: Image) -> None:
     packages = next(image.target.glob("lib/python*/site-packages"))
     sources = [path for path in packages.rglob("*.py") if "sidetier" in path.parts]
     assert sources
@@ -222,8 +223,8 @@ def test_all_bytecode_is_there_and_taken_as_it_is(image: Image) -> None:
     assert list(standard.rglob("json/decoder.*.pyc"))
 
 
-def test_the_image_for_readers_reads_and_exports_what_it_has_archived(tmp_path: Path) -> None:
-    """`--build-arg REQUIREMENTS=consumer`."""
+def test_consumer_image_reads_and_exports_its_archive(tmp_path: Path) -> None:
+    """Built with `--build-arg REQUIREMENTS=consumer`."""
     log_dir = LogDir(tmp_path / "logs")
     partition = log_dir.create("t")
     bases = partition.closed_segments(3)
@@ -254,13 +255,13 @@ def test_the_image_for_readers_reads_and_exports_what_it_has_archived(tmp_path: 
 
 
 def _bytes(value: object) -> bytes | None:
-    """A value as `sidetier consume` writes it."""
+    """The bytes of a value in the output of `sidetier consume`."""
     if isinstance(value, dict):
         return base64.b64decode(value["base64"])
     return value.encode() if isinstance(value, str) else None
 
 
-def test_the_image_without_them_says_what_it_lacks(image: Image, tmp_path: Path) -> None:
+def test_runtime_image_names_the_missing_extra(image: Image, tmp_path: Path) -> None:
     config = tmp_path / "sidetier.yaml"
     settings = {
         "cluster": {"name": "image"},
@@ -282,7 +283,7 @@ def test_the_image_without_them_says_what_it_lacks(image: Image, tmp_path: Path)
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The sidecar as a container engine would start it."""
+    """The sidecar, started as by a container engine."""
 
     process: ManagedProcess
     store: Path
@@ -290,7 +291,7 @@ class Container:
     environment: Mapping[str, str]
 
     def healthy(self, image: Image) -> bool:
-        """What the Dockerfile's HEALTHCHECK says."""
+        """Return the result of the Dockerfile's HEALTHCHECK."""
         check = FINAL.last("HEALTHCHECK").rest.removeprefix("CMD")
         words = image.here(Instruction("CMD", (), check).exec_form())
         done = subprocess.run(
@@ -305,7 +306,7 @@ class Container:
 
 @pytest.fixture
 def container(image: Image) -> Iterator[Container]:
-    """The sidecar over a log dir, as the Dockerfile's user, over a read-only root."""
+    """The sidecar over a log dir, with the Dockerfile's user and a read-only root."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a root read-only and take another user's number")
     place = Path(tempfile.mkdtemp(prefix="run-", dir=image.root))
@@ -326,7 +327,7 @@ def container(image: Image) -> Iterator[Container]:
         "leadership": {"source": "static"},
     }
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    # Nothing else is in the environment, but what the Dockerfile puts there.
+    # The environment contains only the variables of the Dockerfile.
     variables = (word.split("=", 1) for word in FINAL.last("ENV").words)
     environment = {
         **{name: value for name, value in variables if name != "PATH"},
@@ -350,7 +351,7 @@ def container(image: Image) -> Iterator[Container]:
         yield Container(started, store, log_dir, environment)
 
 
-def test_it_works_read_only_and_unprivileged_until_sigterm(
+def test_sidecar_runs_read_only_and_unprivileged_until_sigterm(
     image: Image, container: Container
 ) -> None:
     process = container.process

@@ -1,4 +1,4 @@
-"""Sources beside real brokers of every kind show what the admin API says, through all changes."""
+"""Sources beside real brokers of every kind agree with the admin API through all changes."""
 
 from statistics import median
 from time import monotonic
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def usual(followers: list[Follower], broker_id: int) -> Follower:
-    """The source of the usual kind beside a broker."""
+    """The default kind of source beside a broker."""
     return next(follower for follower in followers if follower.broker_id == broker_id)
 
 
 def created_again(bootstrap: str, topic: str) -> bool:
-    """Create the topic; False while its deletion is not over (it takes a while in ZooKeeper)."""
+    """Create the topic; return False while its deletion is incomplete (slow with ZooKeeper)."""
     try:
         create_topic(bootstrap, topic, assignment=[[1, 2]])
     except KafkaException as error:
@@ -43,7 +43,7 @@ def created_again(bootstrap: str, topic: str) -> bool:
     return True
 
 
-def test_two_hundred_partitions_through_the_life_of_their_topics(
+def test_two_hundred_partitions_are_followed_from_creation_to_deletion(
     cluster: KafkaCluster, followers: Followers, topic: str
 ) -> None:
     bootstrap = cluster.bootstrap_servers
@@ -69,7 +69,7 @@ def test_two_hundred_partitions_through_the_life_of_their_topics(
         delete_topic(bootstrap, name)
 
 
-def test_a_topic_that_is_created_again_has_another_id(
+def test_recreated_topic_has_another_id(
     cluster: KafkaCluster, followers: Followers, topic: str
 ) -> None:
     bootstrap = cluster.bootstrap_servers
@@ -111,7 +111,9 @@ def test_moved_leaders_are_followed_with_their_epochs(
     delete_topic(bootstrap, topic)
 
 
-def test_elections_are_seen_soon(cluster: KafkaCluster, followers: Followers, topic: str) -> None:
+def test_elections_are_noticed_within_seconds(
+    cluster: KafkaCluster, followers: Followers, topic: str
+) -> None:
     bootstrap = cluster.bootstrap_servers
     create_topic(bootstrap, topic, assignment=[[1, 2]])
     partition = TopicPartition(topic, 0)
@@ -127,7 +129,7 @@ def test_elections_are_seen_soon(cluster: KafkaCluster, followers: Followers, to
     delete_topic(bootstrap, topic)
 
 
-def test_a_controlled_shutdown_hands_over_and_a_restart_takes_back(
+def test_controlled_shutdown_and_restart_move_the_leads(
     cluster: KafkaCluster, followers: Followers, topic: str
 ) -> None:
     bootstrap, partition = cluster.bootstrap_servers, TopicPartition(topic, 0)
@@ -145,7 +147,7 @@ def test_a_controlled_shutdown_hands_over_and_a_restart_takes_back(
     delete_topic(bootstrap, topic)
 
 
-def test_a_killed_broker_loses_what_it_led(
+def test_killed_broker_loses_its_leads(
     cluster: KafkaCluster, followers: Followers, topic: str
 ) -> None:
     bootstrap, partition = cluster.bootstrap_servers, TopicPartition(topic, 0)
@@ -156,7 +158,7 @@ def test_a_killed_broker_loses_what_it_led(
     cluster.kill_broker(2)
     one.wait_for_epoch(partition, lambda epoch: epoch > 0)
 
-    # ZooKeeper knows of it before the controller has told the broker.
+    # ZooKeeper has the new leader before the controller has informed the broker.
     def told() -> bool:
         return leader_of(cluster.bootstrap_of(1), topic, 0) == 1
 

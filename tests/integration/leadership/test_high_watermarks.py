@@ -1,4 +1,4 @@
-"""High watermarks from real brokers, by a client that lives as long as the sidecar does."""
+"""High watermarks from real brokers, by a client that lives as long as the sidecar."""
 
 import pytest
 
@@ -13,10 +13,10 @@ from tests.harness.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 
-def test_a_new_leader_is_asked_soon_and_an_old_one_in_its_new_epoch(
+def test_new_leader_is_queried_soon_and_an_old_one_in_its_new_epoch(
     kraft_cluster: KraftFactory, topic: str
 ) -> None:
-    """Alone, librdkafka asks the old leader, or in the old leader epoch, for five minutes."""
+    """Without help, librdkafka queries the old leader or the old leader epoch for five minutes."""
     cluster = kraft_cluster(brokers=2, controllers=1)
     bootstrap, tp = cluster.bootstrap_servers, TopicPartition(topic, 0)
     create_topic(bootstrap, topic, assignment=[[1, 2]])

@@ -1,4 +1,6 @@
-"""The metadata log of real KRaft brokers: rolled, snapshotted, cleaned, cut, and with a ghost."""
+"""The metadata log of real KRaft brokers: rolled, snapshotted, cleaned, truncated, and with an
+uncommitted tail.
+"""
 
 import shutil
 from contextlib import suppress
@@ -34,7 +36,7 @@ def files_of(cluster: KraftCluster, broker_id: int) -> MetadataFiles:
 
 # The broker cleans its metadata log once a minute.
 @pytest.mark.timeout(180)
-def test_a_log_that_is_rolled_snapshotted_and_cleaned_is_followed(
+def test_rolled_snapshotted_and_cleaned_log_is_followed(
     combined43: KraftCluster, onlooker: Onlooker, topic: str
 ) -> None:
     bootstrap = combined43.bootstrap_servers
@@ -66,15 +68,13 @@ def reader_of(follower: Follower) -> MetadataLog:
 
 
 def move_leader_around(bootstrap: str, topic: str) -> None:
-    """One election, back or forth."""
+    """Run one election, alternating between two brokers."""
     replicas = admin_of(bootstrap).list_topics(topic, timeout=60).topics[topic].partitions[0]
     other = next(broker for broker in replicas.replicas if broker != replicas.leader)
     move_leader(bootstrap, topic, 0, other)
 
 
-def test_a_cut_tail_takes_back_what_it_said(
-    split39: KraftCluster, topic: str, tmp_path: Path
-) -> None:
+def test_truncated_tail_is_reverted(split39: KraftCluster, topic: str, tmp_path: Path) -> None:
     bootstrap = split39.bootstrap_servers
     create_topic(bootstrap, topic, assignment=[[1]])
     real, copied = metadata_directory(split39, 1), tmp_path / "__cluster_metadata-0"
@@ -98,7 +98,7 @@ def test_a_cut_tail_takes_back_what_it_said(
 
 
 @pytest.mark.parametrize("cluster", ["combined43", "split39"], indirect=True)
-def test_a_paused_broker_is_believed_for_a_while(
+def test_view_of_a_paused_broker_is_valid_for_a_limited_time(
     cluster: KafkaCluster, followers: Followers, topic: str
 ) -> None:
     assert isinstance(cluster, KraftCluster)
@@ -116,7 +116,7 @@ def test_a_paused_broker_is_believed_for_a_while(
     wait_until(lambda: partition in follower.leads(), 30, "the lead")
     cluster.pause_broker(2)
     try:
-        # Unknown, or lost: librdkafka may know another broker by then, which says so.
+        # Unknown or lost: librdkafka may use another broker by then, which reports the loss.
         wait_until(lambda: partition not in follower.leads(), 30, "the lead to be let go")
         assert follower.source.failure() is None
     finally:
@@ -141,10 +141,12 @@ def test_another_cluster_is_refused(
     assert follower.views.views == []
 
 
-def test_a_ghost_in_the_tail_is_never_shown_as_led(
+def test_uncommitted_tail_of_the_log_is_never_shown_as_led(
     combined43: KraftCluster, followers: Followers, topic: str
 ) -> None:
-    """A controller without a quorum writes a topic that nobody else gets; then another one wins."""
+    """A controller without a quorum writes a topic that no other node receives; then another
+    controller is elected.
+    """
     active = wait_for(lambda: active_controller(combined43), 60, "a controller")
     others = [broker_id for broker_id in combined43.broker_ids if broker_id != active]
     ghost = TopicPartition(topic, 0)
@@ -180,19 +182,19 @@ def active_controller(cluster: KraftCluster, nodes: list[int] | None = None) -> 
 
 
 def write_ghost(cluster: KraftCluster, active: int, topic: str) -> None:
-    """Have the active controller append a topic once the others no longer fetch."""
+    """Let the active controller append a topic once the other nodes no longer fetch."""
     directory = metadata_directory(cluster, active)
 
     def size() -> int:
         return sum(path.stat().st_size for path in directory.glob("*.log"))
 
-    # Fetches that were parked at the controller are answered by the next no-op records, of which
-    # one comes every 500 ms: after the second one nobody is left to hand the topic to.
+    # Fetches waiting at the controller are answered with the next no-op records, which come every
+    # 500 ms: after the second one no node is left to receive the topic.
     for _ in range(2):
         before = size()
         wait_until(lambda: size() > before, 30, "a no-op record")  # noqa: B023
     admin = admin_of(cluster.bootstrap_of(active))
-    # A client sends this to whom the broker names as controller: with KRaft any broker, in turn.
+    # A client sends this to the broker that is named as controller: with KRaft any broker, in turn.
     wait_until(
         lambda: admin.list_topics(timeout=60).controller_id == active, 30, "the right address"
     )

@@ -1,4 +1,4 @@
-"""Sessions and credentials, on a real ZooKeeper."""
+"""Sessions and credentials with a real ZooKeeper."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,8 @@ from tests.harness.waiting import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SHORT_SESSION, LONG_SESSION = 2.0, 30.0
-"""One that a test waits out, and one that outlives every break, also where the machine is slow."""
+"""The first expires during a test; the second outlasts every disconnection, also on a slow machine.
+"""
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def follower(
     followers: Followers,
     topic: str,
 ) -> Iterator[Follower]:
-    """Beside broker 1, which leads five of ten partitions, and reached through the proxy; the
-    parameter is the session's timeout in seconds.
+    """A source beside broker 1, which leads five of ten partitions, connected through the proxy;
+    the parameter is the session timeout in seconds.
     """
     create_topic(zookeeper39.bootstrap_servers, topic, partitions=10, replicas=2)
     for broker_id in zookeeper39.broker_ids:
@@ -71,7 +72,7 @@ def moved(follower: Follower, cluster: ZookeeperCluster, topic: str) -> TopicPar
 
 
 @pytest.mark.parametrize("follower", [SHORT_SESSION], indirect=True)
-def test_an_expired_session_is_replaced_and_everything_read_again(
+def test_expired_session_is_replaced_and_everything_is_read_again(
     zookeeper39: ZookeeperCluster, proxy: CuttableProxy, follower: Follower, topic: str
 ) -> None:
     bootstrap, before, session = (
@@ -103,7 +104,7 @@ def test_an_expired_session_is_replaced_and_everything_read_again(
 
 
 @pytest.mark.parametrize("follower", [LONG_SESSION], indirect=True)
-def test_a_short_break_keeps_the_session_and_misses_nothing(
+def test_short_disconnection_keeps_the_session_and_misses_nothing(
     zookeeper39: ZookeeperCluster, proxy: CuttableProxy, follower: Follower, topic: str
 ) -> None:
     before, session = follower.leads(), session_of(follower)
@@ -113,7 +114,7 @@ def test_a_short_break_keeps_the_session_and_misses_nothing(
     proxy.mend()
     follower.views.wait_for(before - {partition}, timeout=60)
     assert session_of(follower) == session
-    # the broker may pass over a leader epoch of its own on the way: one view more at most
+    # the broker may skip a leader epoch on the way: at most one more view
     news = follower.views.views[delivered:]
     assert all(view.known for view in news)
     assert all(view.leads.keys() >= before - {partition} for view in news)
@@ -148,10 +149,10 @@ def test_nodes_behind_an_acl_need_the_credentials(
     wait_until(lambda: topics in wrong.views.last.unreadable, 30, "the refusal")
     assert f"{topics} cannot be read: NoAuthError" in wrong.views.last.unreadable[topics].error
     assert not wrong.views.last.known
-    assert wrong.source.failure() is None  # the ACL may be mended meanwhile
+    assert wrong.source.failure() is None  # the ACL may be corrected later
 
 
-def test_a_cluster_with_another_id_is_refused(
+def test_cluster_with_another_id_is_refused(
     zookeeper39: ZookeeperCluster, followers: Followers
 ) -> None:
     connect = zookeeper39.zookeeper_connect

@@ -51,7 +51,7 @@ def cluster_of(servers: KraftCluster) -> Cluster:
 
 @dataclass
 class Worker:
-    """A process of `sidetier mirror`, what it has logged, and the state of its transaction."""
+    """A process of `sidetier mirror`, its log, and the state of its transaction."""
 
     name: str
     mirror_name: str
@@ -64,7 +64,7 @@ class Worker:
         return [entry for entry in logged if entry["event"] == event]
 
     def workers(self) -> int:
-        """How many share the partitions, as this one has learned last."""
+        """Number of workers in the group, as this worker knows."""
         joined = self.events("mirror.joined")
         return int(joined[-1]["workers"]) if joined else 0
 
@@ -76,9 +76,9 @@ class Worker:
         return describe_transaction(target, transactional_id)
 
     def pause_in_transaction(self, target: Cluster) -> None:
-        """Stop the process while records of it are written, and its progress is not.
+        """Pause the process while its records are written and its progress is not.
 
-        Progress that was written keeps the other workers waiting for the end of the transaction.
+        Written progress would make the other workers wait for the end of the transaction.
         """
 
         def is_paused() -> bool:
@@ -94,7 +94,7 @@ class Worker:
 
 
 class Run:
-    """Two workers of one mirror; `grows` waits until another part of each partition is copied."""
+    """Two workers of one mirror; `grows` waits until more of each partition is copied."""
 
     def __init__(
         self, stack: ExitStack, source: str, target: KraftCluster, topic: str, directory: Path
@@ -107,7 +107,7 @@ class Run:
         self._directory = directory
 
     def start(self, name: str, *more: str) -> Worker:
-        """A worker; it is killed at the end in any case."""
+        """Start a worker; it is killed at the end of the test."""
         line = command(
             *(self.topic, self.topic, self._source, self.target.bootstrap_servers),
             *("--worker", name, "--session-timeout", "6s", *more),
@@ -135,7 +135,7 @@ class Run:
         )
 
 
-def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
+def test_workers_share_partitions_and_survive_pauses_broker_deaths_and_kills(
     kraft43: KraftCluster, target: KraftCluster, topic: str, tmp_path: Path
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -149,13 +149,13 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
         stack.callback(stop.set)
         writer.start()
         first = run.start("first", "--transaction-timeout", "5m")
-        # Longer than a transaction takes on a machine that is starved.
+        # Longer than a transaction on a slow machine.
         second = run.start("second", "--transaction-timeout", "20s")
         wait_until(lambda: (first.workers(), second.workers()) == (2, 2), WAIT, "both workers")
         run.grows()
 
-        # The first is given up, but its transaction is open still: only the group's generation
-        # tells that its records may not be committed any more.
+        # The group has expelled the first worker, but its transaction is still open: only the
+        # group's generation shows that its records must not be committed.
         first.pause_in_transaction(run.client)
         wait_until(lambda: second.workers() == 1, WAIT, "the second worker alone")
         run.grows()
@@ -173,7 +173,7 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
         wait_until(lambda: second.workers() == 2, WAIT, "the second worker")
         run.grows()
 
-        # The broker that coordinates all transactions dies, and then the group's moves.
+        # The broker that coordinates all transactions is killed, and then the group moves.
         coordinator = leader_of(target.bootstrap_servers, "__transaction_state", 0)
         assert coordinator is not None
         wait_until(lambda: first.is_in_transaction(run.client), WAIT, "a transaction")
@@ -203,7 +203,7 @@ def test_workers_share_partitions_and_survive_pauses_brokers_and_kills(
     assert consumed(target.bootstrap_servers, topic) == consumed(source, topic)
 
 
-def test_a_full_disk_of_the_target_costs_time_only(
+def test_full_disk_of_the_target_only_delays_the_copy(
     kraft43: KraftCluster, java: Java, topic: str, tmp_path: Path
 ) -> None:
     del java  # is there

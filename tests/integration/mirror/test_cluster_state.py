@@ -1,4 +1,4 @@
-"""The state of a real cluster is stored, and restored to another one that is empty."""
+"""The state of a real cluster is stored and restored to an empty one."""
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -73,7 +73,7 @@ def produce(servers: str, topic: str, partition: int, records: int) -> None:
 
 
 def commit(admin: AdminClient, group: str, *offsets: KafkaPartition) -> None:
-    """A group that was never used is refused at first, until its coordinator is there."""
+    """Commit offsets. The first commit of a group is refused until its coordinator is available."""
 
     def done() -> bool:
         asked = ConsumerGroupTopicPartitions(group, list(offsets))
@@ -84,7 +84,7 @@ def commit(admin: AdminClient, group: str, *offsets: KafkaPartition) -> None:
 
 
 def make_state(servers: str) -> None:
-    """Topics, records, a group, an ACL, a SCRAM user and a config of the broker."""
+    """Create topics, records, a group, an ACL, a SCRAM user and a broker config."""
     admin = AdminClient({"bootstrap.servers": servers})
     create_topics(admin)
     produce(servers, "orders", 0, 10)
@@ -115,7 +115,7 @@ def make_state(servers: str) -> None:
 
 
 def taken(servers: str, store: FakeStorage) -> ClusterState:
-    """What a sidecar stores of a cluster, read back."""
+    """The cluster state that a sidecar stores, read back."""
     source = KafkaClusterState(servers, {}, pause=lambda _: False)
     config = ClusterSnapshotsConfig()
     writer = SnapshotWriter(config, source, place_of(store), BrokerId(1), SYSTEM_CLOCK)
@@ -131,7 +131,7 @@ def taken(servers: str, store: FakeStorage) -> ClusterState:
     return read_cluster_state(store, LAYOUT)
 
 
-def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFactory) -> None:
+def test_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFactory) -> None:
     source = kraft_cluster(properties=AUTHORIZER)
     make_state(source.bootstrap_servers)
     quotas = KafkaClusterAdmin(source.bootstrap_servers, {})
@@ -196,7 +196,7 @@ def test_the_state_of_one_cluster_is_restored_to_another(kraft_cluster: KraftFac
 
 
 @pytest.mark.parametrize("login", ["known", "unknown"])
-def test_the_metadata_of_commits_is_read_as_it_was_written(
+def test_commit_metadata_is_stored_as_written(
     kraft43: KraftCluster,
     topic: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -30,7 +30,7 @@ def directory_of(cluster: KafkaCluster, topic: str, partition: int) -> Path:
 
 
 def archive_closed_segments(cluster: KafkaCluster, topic: str) -> FakeStorage:
-    """Store the closed segments of each partition: the larger the records, the later they end."""
+    """Store the closed segments of each partition: with larger records, the archive ends later."""
     store = FakeStorage()
     for partition in range(len(SIZES)):
         archive = MadeArchive(store, tp=TopicPartition(topic, partition))
@@ -43,9 +43,9 @@ def archive_closed_segments(cluster: KafkaCluster, topic: str) -> FakeStorage:
 
 
 def markers_of(cluster: KafkaCluster, topic: str, partition: int) -> list[tuple[int, int, int]]:
-    """Of each transaction, in order: the epochs of records and marker, and the marker's offset.
+    """Epochs of records and marker, and the marker's offset, for each transaction in order.
 
-    The files of the broker have all of them, also those that were not archived.
+    The broker's files have all of them, including those that were not archived.
     """
     result, epoch = [], -1
     directory = directory_of(cluster, topic, partition)
@@ -60,7 +60,7 @@ def markers_of(cluster: KafkaCluster, topic: str, partition: int) -> list[tuple[
 
 
 def committed_below(markers: Sequence[tuple[int, int, int]], end: int) -> int:
-    """How many transactions are committed below an offset."""
+    """Number of transactions committed below an offset."""
     return sum(offset < end for _, _, offset in markers)
 
 
@@ -71,7 +71,7 @@ def planned(store: FakeStorage, *, consistent: bool) -> HydratePlan:
 
 
 @pytest.mark.timeout(600)
-def test_only_transactions_v2_that_are_whole_in_every_archive_are_planned(
+def test_only_v2_transactions_complete_in_every_archive_are_planned(
     kraft43: KafkaCluster, tmp_path: Path
 ) -> None:
     servers, topic = kraft43.bootstrap_servers, "consistent-v2"
@@ -98,7 +98,9 @@ def test_only_transactions_v2_that_are_whole_in_every_archive_are_planned(
 
 
 @pytest.mark.timeout(600)
-def test_transactions_v1_of_librdkafka_are_not_claimed(kraft43: KafkaCluster) -> None:
+def test_consistency_is_not_claimed_for_v1_transactions_of_librdkafka(
+    kraft43: KafkaCluster,
+) -> None:
     servers, topic = kraft43.bootstrap_servers, "consistent-v1"
     create_topic(servers, topic, partitions=len(SIZES), configs=small_segments())
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})

@@ -1,4 +1,4 @@
-"""The commands of docs/disaster-recovery.md for disasters of one topic, on a cluster that runs."""
+"""The commands of docs/disaster-recovery.md for disasters of one topic on a running cluster."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ Records = dict[int, dict[int, tuple[Any, ...]]]
 
 
 def documented(section: str) -> list[list[str]]:
-    """The arguments of each command under a heading of the page, in the page's order."""
+    """Arguments of each command under a heading of the page, in the page's order."""
     text = PAGE.read_text(encoding="utf-8")
     result = re.search(rf"^## {section}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert result is not None, section
@@ -48,14 +48,14 @@ def documented(section: str) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Runbook:
-    """Runs the commands of the page with the sidecar's configuration."""
+    """Run the page's commands with the sidecar's configuration."""
 
     commands: HydrateCommands
     times: Mapping[str, str]
-    """What stands for a time of the page."""
+    """The replacement for each time on the page."""
 
     def run(self, step: Sequence[str]) -> Any:  # noqa: ANN401 -- JSON
-        """A command's JSON; it must succeed."""
+        """Run a command, which must succeed, and return its JSON."""
         words = [self.times.get(word, word) for word in step]
         at = words.index("--config")
         del words[at : at + 2]
@@ -70,14 +70,14 @@ class Scene:
     store: ArchiveStore
     directory: Path
     producer: Producer
-    """Idempotent; it lives as long as the scene, and keeps its id and its sequence numbers."""
+    """Idempotent; it exists as long as the scene, and keeps its id and its sequence numbers."""
 
     @property
     def servers(self) -> str:
         return self.cluster.bootstrap_servers
 
     def produce(self, what: str, count: int) -> None:
-        """Records in each partition, with headers."""
+        """Produce records with headers to each partition."""
         failed = list[KafkaError]()
         for number in range(count):
             self.producer.produce(
@@ -94,7 +94,7 @@ class Scene:
         assert not failed, f"{len(failed)} of {count} were not written: {failed[0]}"
 
     def archived(self) -> list[int]:
-        """Where the archive of each partition ends, once every closed segment is stored."""
+        """The archive end of each partition, once every closed segment is stored."""
         log_dir = self.cluster.log_dirs(1)[0]
         ends = [closed_end(log_dir / f"{TOPIC}-{number}") for number in range(PARTITIONS)]
         for number, end in enumerate(ends):
@@ -113,7 +113,7 @@ class Scene:
             return [item.offset for item in consumer.committed(asked, timeout=WAIT)]
 
     def goes_on(self) -> list[list[Any]]:
-        """What the group reads from where it stands."""
+        """Records the group reads from its committed offsets."""
         result = consumed(self.servers, TOPIC)
         return [
             [record for at, record in result[number].items() if at >= offset]
@@ -121,7 +121,7 @@ class Scene:
         ]
 
     def wait_for_snapshot(self) -> None:
-        """Until the snapshots have the topic, and where the group stands."""
+        """Wait until the snapshots contain the topic and the group's offsets."""
         store = open_plain(StorageEndpoint(f"file://{self.directory}/store"))
         expected = dict(enumerate(self.committed()))
 
@@ -191,7 +191,7 @@ def contents(records: Records) -> list[list[Any]]:
 
 
 def begin_of_bad_records(servers: str) -> str:
-    """The time of the first one."""
+    """The timestamp of the first bad record."""
     result = contents(consumed(servers, TOPIC))
     first = min(
         when[1] for item in result for _, value, _, when in item if value.startswith(b"bad")
@@ -206,7 +206,7 @@ def below(records: Records, ends: Sequence[int]) -> Records:
     }
 
 
-def test_a_topic_survives_its_deletion_and_bad_data(
+def test_topic_survives_its_deletion_and_bad_data(
     kraft_cluster: KraftFactory, tmp_path: Path
 ) -> None:
     cluster = kraft_cluster()
@@ -223,7 +223,7 @@ def test_a_topic_survives_its_deletion_and_bad_data(
         scene.wait_for_snapshot()
         good = contents(below(consumed(scene.servers, TOPIC), ends))
 
-        # Deleted, and back with other offsets.
+        # Deleted, and restored with other offsets.
         deleted = documented("A topic is deleted")
         assert [step[0] for step in deleted[:4]] == ["retire", "restore", "restore", "hydrate"]
         delete_topic(scene.servers, TOPIC)
@@ -232,7 +232,7 @@ def test_a_topic_survives_its_deletion_and_bad_data(
         assert contents(consumed(scene.servers, TOPIC)) == good
         assert scene.goes_on() == [records[40:] for records in good]
 
-        # Bad records: the good ones go into another topic, and one partition by itself.
+        # Bad records: restore the good ones to another topic, and one partition separately.
         scene.produce("bad", 400)
         scene.archived()
         cut = begin_of_bad_records(scene.servers)
@@ -250,7 +250,7 @@ def test_a_topic_survives_its_deletion_and_bad_data(
         assert result[lost][: len(good[lost])] == good[lost]
         assert not any(records for number, records in enumerate(result) if number != lost)
 
-        # Deleted, and back with the same offsets.
+        # Deleted, and restored with the same offsets.
         scene.wait_for_snapshot()
         stood = scene.committed()
         ends = scene.archived()
@@ -264,7 +264,7 @@ def test_a_topic_survives_its_deletion_and_bad_data(
                 cluster.start()
         assert below(consumed(scene.servers, TOPIC), ends) == before
         assert scene.committed() == stood
-        # The producer goes on with its old id, and each record is written once.
+        # The producer continues with its old ID, and each record is written once.
         scene.produce("after", 400)
         scene.archived()
         records = contents(consumed(scene.servers, TOPIC))

@@ -1,4 +1,4 @@
-"""`sidetier drill` on real brokers: a sound archive, and one with a damaged segment."""
+"""`sidetier drill` with real brokers: a valid archive, and one with a damaged segment."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
 
 def transactional(bootstrap: str, topic: str, name: str, ends: list[str]) -> None:
-    """Transactions of 40 records each that are committed, aborted, or left open."""
+    """Produce transactions of 40 records each that are committed, aborted or left open."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": f"{topic} {name}", "log_level": 0}
     )
@@ -58,7 +58,7 @@ def fill(bootstrap: str, topic: str) -> None:
 
 @dataclass(frozen=True)
 class Archived:
-    """An archive that a test may damage: its topic, its root and its configuration file."""
+    """An archive that a test may damage: its topic, root directory and configuration file."""
 
     topic: str
     root: Path
@@ -70,7 +70,7 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def stored(kraft43: KraftCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A topic, and the root of the store that has its archive."""
+    """A topic and the root directory of its archive's store."""
     topic, directory = "drilled", tmp_path_factory.mktemp("drill")
     fill(kraft43.bootstrap_servers, topic)
     config = directory / "sidetier.yaml"
@@ -96,7 +96,7 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_a_sample_comes_back_and_a_damaged_segment_is_named(
+def test_sample_is_restored_and_a_damaged_segment_is_named(
     archived: Archived, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic, root = archived.topic, archived.root
@@ -139,13 +139,13 @@ def drill_topics(servers: str) -> set[str]:
     return {name for name in listed if name.startswith("sidetier-drill-")}
 
 
-def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
+def test_given_cluster_gets_the_sample_and_is_cleaned_up(
     archived: Archived, kraft39: KraftCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = kraft39.bootstrap_servers
     drill = ("drill", "--topic", archived.topic, "--segments", "100", "--bootstrap-server", servers)
 
-    # Killed when its topics are there.
+    # Killed while its topics exist.
     killed = subprocess.Popen(
         [sys.executable, "-m", "sidetier.cli", *archived.command(*drill)],
         stdout=subprocess.DEVNULL,
@@ -162,7 +162,7 @@ def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
     left_over = drill_topics(servers)
     assert len(left_over) == 2
 
-    # Called as a drill's, and written by somebody else.
+    # A topic with a drill's name, but written by another program.
     foreign = "sidetier-drill-20200101T000000Z-00000000-topic-0"
     create_topic(servers, foreign)
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
@@ -194,7 +194,7 @@ def test_a_given_cluster_gets_the_sample_and_is_left_as_it_was(
         delete_topic(servers, foreign)
 
 
-def test_the_archived_cluster_is_refused_as_the_given_one(
+def test_archived_cluster_is_refused_as_the_given_one(
     archived: Archived, kraft43: KraftCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = kraft43.bootstrap_servers

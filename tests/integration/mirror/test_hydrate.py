@@ -1,4 +1,4 @@
-"""A cluster of three brokers is lost, and comes back by the commands of docs/hydrate.md."""
+"""A cluster of three brokers is lost, and restored with the commands of docs/hydrate.md."""
 
 import json
 import random
@@ -64,7 +64,7 @@ def producer_of(servers: str, **more: object) -> Producer:
 
 
 def write_plain(servers: str, first: int, end: int) -> None:
-    """Records with old timestamps, headers and nulls, idempotent, in every partition."""
+    """Write records with old timestamps, headers and nulls to every partition, idempotently."""
     codec = {"compression.type": "lz4", "enable.idempotence": True}
     producer = producer_of(servers, **codec)
     noise = random.Random(first)
@@ -86,7 +86,7 @@ def write_plain(servers: str, first: int, end: int) -> None:
 
 
 def write_transactions(servers: str, name: str, commits: Sequence[bool]) -> None:
-    """Transactions over both partitions; the values say what becomes of them."""
+    """Write transactions over both partitions; the values name their outcomes."""
     producer = producer_of(servers, **{"transactional.id": name})
     producer.init_transactions(WAIT)
     for commit in commits:
@@ -102,7 +102,7 @@ def write_transactions(servers: str, name: str, commits: Sequence[bool]) -> None
 
 
 def write_open_transaction(servers: str) -> Producer:
-    """A transaction that is never ended; the producer has to be kept."""
+    """Write a transaction that never ends; the caller must keep the producer."""
     producer = producer_of(servers, **{"transactional.id": "left open"})
     producer.init_transactions(WAIT)
     producer.begin_transaction()
@@ -128,9 +128,8 @@ def user(number: int) -> dict[str, str]:
 
 
 def write_typed(servers: str) -> None:
-    """Records in Confluent's wire format, and what its registry keeps of their schemas.
-
-    The registry's topic has keys besides that are written again and again.
+    """Write records in Confluent's wire format, and the registry's schema topic, which also has
+    keys that are overwritten repeatedly.
     """
     producer = producer_of(servers)
     with serving() as registry:
@@ -152,7 +151,9 @@ def write_typed(servers: str) -> None:
 
 
 def check_registry(servers: str, end: int) -> None:
-    """A registry that starts on the restored topic knows each record's schema, and goes on."""
+    """Assert that a registry started on the restored topic knows each record's schema and
+    continues.
+    """
     kept = [(key, value) for key, value, _ in everything(servers, SCHEMAS)[0].values()]
     with serving() as registry:
         registry.load((key, value) for key, value in kept if key and value)
@@ -180,7 +181,7 @@ def consumer_of(servers: str, group: str, **more: object) -> Consumer:
 
 
 def read_to_end(consumer: Consumer, partitions: Sequence[KafkaPartition]) -> list[Records]:
-    """All records from these positions on; none of the partitions is written to meanwhile."""
+    """All records from these positions on; no partition is written meanwhile."""
     result: list[Records] = [{} for _ in partitions]
     consumer.assign(list(partitions))
     left = {partition.partition: number for number, partition in enumerate(partitions)}
@@ -207,7 +208,7 @@ def everything(servers: str, topic: str, **more: object) -> list[Records]:
 
 @contextmanager
 def sidecars(cluster: KafkaCluster, store: ArchiveStore, directory: Path) -> Iterator[None]:
-    """A sidecar beside each broker, with snapshots of the cluster every second."""
+    """A sidecar beside each broker, with cluster snapshots every second."""
     often = {"interval": "1s", "definitions_interval": "1s"}
     with ExitStack() as stack:
         for broker in cluster.broker_ids:
@@ -239,7 +240,7 @@ def committed(servers: str, group: str, topic: str) -> dict[int, int]:
 
 
 def wait_for_snapshot(store: Path, groups: set[str]) -> None:
-    """Until the snapshots have these groups, and the retention of the topic EXPIRED."""
+    """Wait until the snapshots contain these groups and the retention of the topic EXPIRED."""
     layout = ArchiveLayout("test", 5)
     opened = open_plain(StorageEndpoint(f"file://{store}"))
 
@@ -259,7 +260,7 @@ def wait_for_snapshot(store: Path, groups: set[str]) -> None:
 
 
 def fill(old: KafkaCluster) -> Producer:
-    """Records in all topics, with higher leader epochs from the middle of `plain` on."""
+    """Produce to all topics, with higher leader epochs from the middle of `plain` on."""
     servers = old.bootstrap_servers
     for topic, partitions in TOPICS.items():
         lazy = {"cleanup_policy": "compact", "min_compaction_lag_ms": 10**12}
@@ -279,7 +280,7 @@ def fill(old: KafkaCluster) -> Producer:
 
 
 def archive_ends(old: KafkaCluster, store: ArchiveStore) -> dict[tuple[str, int], int]:
-    """Where each archive ends once every closed segment is stored."""
+    """The end of each archive, once every closed segment is stored."""
     ends = {}
     for topic, partitions in TOPICS.items():
         for number in range(partitions):
@@ -293,7 +294,7 @@ def archive_ends(old: KafkaCluster, store: ArchiveStore) -> dict[tuple[str, int]
 
 
 def expire(old: KafkaCluster, store: ArchiveStore) -> int:
-    """Set a retention that deletes every record of EXPIRED; the end of its archive."""
+    """Set a retention that deletes every record of EXPIRED; return the end of its archive."""
     alter_topic(old.bootstrap_servers, EXPIRED, {"retention.ms": "1000"})
 
     def is_empty() -> bool:
@@ -318,7 +319,7 @@ def below(
 def place_on(
     commands: HydrateCommands, step: Sequence[str], new: KafkaCluster, *brokers: int
 ) -> list[Any]:
-    """Place on these hosts, one after the other; none may have a problem."""
+    """Place segments on these hosts one after the other, without any problem."""
     placed = []
     for broker in brokers:
         done = commands.run(*step, "--log-dir", str(new.log_dirs(broker)[0]))["partitions"]
@@ -328,7 +329,7 @@ def place_on(
 
 
 def kill_in_the_middle(commands: HydrateCommands, log_dir: Path, *line: str) -> None:
-    """SIGKILL while `place` writes segments."""
+    """Kill the command with SIGKILL while `place` writes segments."""
     with commands.start(*line, "--log-dir", str(log_dir), "--max-rate", "20KiB") as slow:
         wait_until(
             lambda: any(log_dir.glob("*-delete/*.log")) or slow.poll() is not None,
@@ -342,13 +343,13 @@ def kill_in_the_middle(commands: HydrateCommands, log_dir: Path, *line: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What is left of the lost cluster: the archive, and what consumers saw of it.
+    """What is left of the lost cluster: the archive, and what consumers have read from it.
 
     Attributes:
-        ends: where each partition's archive ends.
-        plain: the records of PLAIN below that.
-        tx: the records of TX below that, those of all transactions.
-        java: what the group `java` has read and committed.
+        ends: The archive end offset of each partition.
+        plain: The records of PLAIN below that offset.
+        tx: The records of TX below that offset, of all transactions.
+        java: What the group `java` has read and committed.
     """
 
     store: ArchiveStore
@@ -359,7 +360,7 @@ class Lost:
 
 
 def lose_a_cluster(kraft_cluster: KraftFactory, directory: Path) -> Lost:
-    """A cluster with groups that lag, archived by sidecars, and then deleted whole."""
+    """Create a cluster with lagging groups, archive it with sidecars, and delete it completely."""
     old = kraft_cluster(brokers=3, properties=REPLICATED)
     servers = old.bootstrap_servers
     store = file_store(directory / "store")
@@ -392,7 +393,9 @@ def lose_a_cluster(kraft_cluster: KraftFactory, directory: Path) -> Lost:
 def place_everything(
     commands: HydrateCommands, steps: Mapping[str, Sequence[str]], new: KafkaCluster
 ) -> None:
-    """From the stop to the start of the brokers; `place` is killed, and one host left out."""
+    """Place all segments between stop and start of the brokers; one `place` is killed, and one host
+    left out.
+    """
     first_dir = new.log_dirs(1)[0]
     assert "stop it first" in commands.refused(*steps["place"], "--log-dir", str(first_dir))
     new.stop()
@@ -410,7 +413,7 @@ def place_everything(
 
 
 def replicate(commands: HydrateCommands, step: Sequence[str], servers: str) -> None:
-    """Killed once replicas are assigned, and run again."""
+    """Replicate; the first run is killed once replicas are assigned, and repeated."""
     with commands.start(*step) as killed:
         wait_until(lambda: is_assigned(servers) or killed.poll() is not None, WAIT, "replicas")
         killed.kill()
@@ -425,7 +428,7 @@ def replicate(commands: HydrateCommands, step: Sequence[str], servers: str) -> N
 
 
 def is_assigned(servers: str) -> bool:
-    """Whether a partition was given more replicas."""
+    """Return whether a partition has been assigned more replicas."""
     described = admin_of(servers).list_topics(timeout=WAIT).topics
     return any(
         len(partition.replicas) > 1
@@ -435,7 +438,7 @@ def is_assigned(servers: str) -> bool:
 
 
 def check_records(servers: str, lost: Lost) -> list[Records]:
-    """Compare with what consumers saw of the lost cluster; what they see of TX now."""
+    """Compare with the consumer output of the lost cluster; return the present output of TX."""
     assert below(everything(servers, PLAIN), PLAIN, lost.ends) == lost.plain
     seen = everything(servers, TX)
     for number, records in enumerate(seen):
@@ -451,7 +454,7 @@ def check_records(servers: str, lost: Lost) -> list[Records]:
 
 
 @pytest.mark.timeout(900)
-def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) -> None:
+def test_lost_cluster_is_restored(kraft_cluster: KraftFactory, tmp_path: Path) -> None:
     lost = lose_a_cluster(kraft_cluster, tmp_path)
     commands = HydrateCommands(tmp_path, {"PATH": "", **lost.store.environment})
     new = kraft_cluster(brokers=3, properties=REPLICATED)
@@ -494,7 +497,7 @@ def test_a_lost_cluster_comes_back(kraft_cluster: KraftFactory, tmp_path: Path) 
         assert went_on[number] == {
             offset: record for offset, record in seen[number].items() if offset >= position
         }
-    # An idempotent producer goes on at the end; retention has deleted one topic by now.
+    # An idempotent producer continues at the end; retention has deleted one topic by now.
     verified = commands.run(*steps["verify"], "--produce", TX, code=3)
     assert verified["problems"] == []
     (differs,) = [item for item in verified["partitions"] if item["problems"]]

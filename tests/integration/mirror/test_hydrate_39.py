@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 LAYOUT = ArchiveLayout("lost", 3)
 REPLICATED = {"offsets.topic.replication.factor": 2}
 PATIENT = REPLICATED | {"zookeeper.session.timeout.ms": 30_000}
-"""Of ZooKeeper's session, on a loaded machine."""
+"""A long ZooKeeper session, for a loaded machine."""
 
 
 def archived(directory: Path) -> HydrateCommands:
-    """An archive of two topics: one with aborted and open transactions, from a real broker, and one
-    of records from 1970 whose first segment begins below the log start.
+    """An archive of two topics: one with aborted and open transactions from a real broker, and one
+    with records of 1970 whose first segment begins below the log start.
     """
     url = f"file://{directory}/store"
     store = open_plain(StorageEndpoint(url))
@@ -46,7 +46,7 @@ def archived(directory: Path) -> HydrateCommands:
 
 
 @pytest.mark.parametrize("mode", ["kraft", "zookeeper"])
-def test_topics_come_back_on_kafka_39(
+def test_topics_are_restored_on_kafka_39(
     mode: str, kraft_cluster: KraftFactory, zookeeper_cluster: ZookeeperFactory, tmp_path: Path
 ) -> None:
     commands = archived(tmp_path)
@@ -80,5 +80,5 @@ def test_topics_come_back_on_kafka_39(
 
     leader = leader_of(new.bootstrap_servers, "tx", 0)
     assert leader is not None
-    new.kill_broker(leader)  # another leads then, and has copied the records
+    new.kill_broker(leader)  # another replica leads then and has copied the records
     commands.run("hydrate", "verify", "plan.json", *servers, "--produce", "tx")

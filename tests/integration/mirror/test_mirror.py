@@ -1,4 +1,4 @@
-"""`sidetier mirror` between two real clusters: each record once and in order, whatever happens."""
+"""`sidetier mirror` between two real clusters: each record once and in order under all failures."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ KILL_SEED = int(os.environ.get("MIRROR_KILL_SEED", "7"))
 
 
 def produce_in_transactions(servers: str, topic: str, transactions: int) -> None:
-    """Every third transaction is aborted."""
+    """Produce transactions; every third is aborted."""
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
     producer.init_transactions(WAIT)
     for number in range(transactions):
@@ -54,7 +54,7 @@ def produce_in_transactions(servers: str, topic: str, transactions: int) -> None
             producer.commit_transaction(WAIT)
 
 
-def test_copies_are_equal_and_groups_go_on_where_they_were(
+def test_copies_are_equal_and_groups_continue_at_their_offsets(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -114,7 +114,7 @@ def test_copies_are_equal_and_groups_go_on_where_they_were(
 
 
 @pytest.mark.timeout(KILL_SECONDS * 4 + 300)
-def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
+def test_worker_killed_again_and_again_loses_and_repeats_nothing(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_again_and_again_loses_and_repeats_nothing(
     assert consumed(target, topic) == expected
 
 
-def test_a_second_process_of_a_worker_fences_the_first(
+def test_second_process_of_a_worker_fences_the_first(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -183,12 +183,12 @@ def write_one(producer: Producer, topic: str, number: int) -> None:
 def has_ended_behind(
     process: subprocess.Popen[str], producer: Producer, topic: str, number: int
 ) -> bool:
-    """Whether the process has ended; gives it another record to copy."""
+    """Return whether the process has ended; give it another record to copy."""
     write_one(producer, topic, number)
     return process.poll() is not None
 
 
-def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -> None:
+def test_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -> None:
     source = kraft43.bootstrap_servers
     create_topic(source, topic, configs=KEPT)
     producer = Producer({"bootstrap.servers": source})
@@ -214,7 +214,7 @@ def test_a_gap_is_never_silent(kraft43: KraftCluster, target: str, topic: str) -
 def test_records_that_the_brokers_have_deleted_come_from_the_archive(
     kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
 ) -> None:
-    """The first records are copied, the next are deleted on the brokers; the mirror goes on."""
+    """The first records are copied, the next ones deleted on the brokers; the mirror continues."""
     source = kraft43.bootstrap_servers
     create_topic(source, topic, partitions=2, configs=small_segments(size=10_000) | KEPT)
     store = file_store(tmp_path / "store")

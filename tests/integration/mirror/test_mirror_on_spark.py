@@ -1,4 +1,4 @@
-"""`sidetier mirror --engine spark`: killed executors, attempts side by side, another worker."""
+"""`sidetier mirror --engine spark`: killed executors, parallel attempts, another worker."""
 
 import os
 import signal
@@ -52,12 +52,12 @@ from tests.integration.mirror.test_restore import Commands
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 ON_SPARK = ("--engine", "spark", "--until-caught-up", "--transaction-bytes", "5KiB")
 SLOWLY = ("--max-rate", "30KiB")
-"""Of both tasks together."""
+"""The rate of both tasks together."""
 LONG = 240.0
 
 
 def write(servers: str, topic: str, transactions: int) -> None:
-    """A fifth of the records to partition 0; every third transaction is aborted."""
+    """Write the records, a fifth of them to partition 0; every third transaction is aborted."""
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
     producer.init_transactions(WAIT)
     for number in range(transactions):
@@ -86,7 +86,7 @@ def client(servers: str) -> Cluster:
 
 
 def on_driver(driver: SparkDriver, line: list[str]) -> int:
-    """The command in the driver's process; `line` is one of `mirror_runs.command`."""
+    """Run the command in the driver's process; `line` comes from `mirror_runs.command`."""
     return int(driver.call(command_line, line=line[3:]))
 
 
@@ -125,7 +125,7 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
         assert "mirror.attempt_stands_by" in executor_logs(at)
         assert consumed(target, topic) == expected
 
-        # What is whole needs no task; what comes later is copied by one process.
+        # A complete partition needs no task; later records are copied by one process.
         assert on_driver(driver, line) == 0, driver.log()
     write(source, topic, 6)
     local = command(topic, topic, source, target, "--config", str(config), "--until-caught-up")
@@ -139,7 +139,7 @@ def test_each_record_is_copied_once_whichever_attempt_ends(
     }
 
 
-def test_a_worker_that_starts_takes_over_from_the_tasks(
+def test_starting_worker_takes_over_from_the_tasks(
     kraft43: KraftCluster, target: str, topic: str, tmp_path: Path
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -179,7 +179,7 @@ def test_a_worker_that_starts_takes_over_from_the_tasks(
             code, _, said = mirror([*others, "--until-caught-up"])
             assert code == 2, said
             assert "run with other --topic, --exclude or --rename" in said
-            # It goes on with its share, which is everything again.
+            # It continues with its share, which is everything again.
             write(source, topic, 6)
             expected = consumed(source, topic)
             wait_until(lambda: consumed(target, topic) == expected, LONG, "the later records", 1)
@@ -198,7 +198,7 @@ def open_transactions(target: Cluster) -> set[str]:
     return {item.transactional_id for item in list_transactions(target, states=["Ongoing"])}
 
 
-def test_a_worker_does_not_wait_for_transactions_that_killed_tasks_have_left_open(
+def test_worker_does_not_wait_for_open_transactions_of_killed_tasks(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -212,7 +212,7 @@ def test_a_worker_does_not_wait_for_transactions_that_killed_tasks_have_left_ope
     assert (code, copied["records"]) == (0, 10), errors
     tp, names = TopicPartition(topic, 0), MirrorNames(topic)
     with client(target) as watching, client(target) as cluster:
-        # A task was killed between TxnOffsetCommit and EndTxn; the brokers' longest timeout.
+        # A task was killed between TxnOffsetCommit and EndTxn; the timeout is the brokers' longest.
         producer_of_task = init_producer_id(cluster, of_task(tp, topic), transaction_timeout=900)
         add_offsets_to_txn(cluster, of_task(tp, topic), producer_of_task, names.group)
         at = {tp: CommittedOffset(Offset(5), metadata=progress(watching, topic)[tp].metadata)}
@@ -227,13 +227,13 @@ def test_a_worker_does_not_wait_for_transactions_that_killed_tasks_have_left_ope
 
 
 def outcome_of(copy: SparkCopy) -> str | None:
-    """Why the only task of it ends, carried out in this process; None where it has copied all."""
+    """The error that ends its only task, run in this process; None if it has copied everything."""
     [batch] = copy([pa.RecordBatch.from_pydict({"id": [0]})])
     problem = batch.to_pylist()[0]["problem"]
     return None if problem is None else str(problem)
 
 
-def test_a_task_copies_nothing_of_another_topic_and_commits_nothing_for_a_former_worker(
+def test_task_refuses_a_recreated_topic_and_a_former_workers_membership(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -283,10 +283,10 @@ def test_a_task_copies_nothing_of_another_topic_and_commits_nothing_for_a_former
         assert "ILLEGAL_GENERATION" in (said or "")
         with client(target) as watching:
             assert progress(watching, topic) == {}
-            # Nobody has to wait for what the task had begun.
+            # Nothing has to wait for the transaction that the task had begun.
             assert of_task(tp, topic) not in open_transactions(watching)
         assert consumed(target, topic) == {}
-        # Records that were deleted before the copy begins are no gap.
+        # Records deleted before the copy begins are no gap.
         delete_records(source, topic, 0, 4)
         assert outcome_of(replace(copy, membership=workers[0].membership())) is None
     assert consumed(target, topic) == consumed(source, topic)

@@ -1,4 +1,4 @@
-"""`sidetier restore` from a real S3 server into a real cluster: killed, in ranges, from folders."""
+"""`sidetier restore` from a real S3 server to a real cluster: killed, in ranges, from folders."""
 
 import json
 import os
@@ -43,7 +43,7 @@ Record = tuple[int, Any]
 
 @dataclass
 class Commands:
-    """`sidetier` as processes of their own, with the configuration of the archived cluster."""
+    """`sidetier` in separate processes, with the configuration of the archived cluster."""
 
     file: Path
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class Commands:
         return [sys.executable, "-m", "sidetier.cli", "--config", str(self.file), *arguments]
 
     def run(self, *arguments: str, code: int = 0) -> tuple[Any, str]:
-        """A command's JSON and its errors; its exit code must be this one."""
+        """Run a command with this exit code; return its JSON and its errors."""
         done = subprocess.run(
             [*self.line(*arguments), "--output", "json"],
             capture_output=True,
@@ -66,7 +66,7 @@ class Commands:
 
 
 def write_transactions(servers: str, topic: str, transactions: int) -> None:
-    """Every third transaction is aborted; the last one is committed."""
+    """Write transactions; every third is aborted, and the last one is committed."""
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 5})
     producer.init_transactions(WAIT)
     for number in range(transactions):
@@ -103,7 +103,7 @@ def committed(servers: str, group: str, tp: TopicPartition) -> int:
 
 
 def store_group_offset(bucket: S3Bucket, group: str, tp: TopicPartition, offset: int) -> None:
-    """Store a cluster snapshot, as a sidecar does."""
+    """Store a cluster snapshot as a sidecar does."""
     kind = SnapshotKind.GROUP_OFFSETS
     content = GroupOffsets({group: {tp.topic: {tp.partition: CommittedOffset(offset)}}})
     bucket.client.put_object(
@@ -114,7 +114,9 @@ def store_group_offset(bucket: S3Bucket, group: str, tp: TopicPartition, offset:
 
 
 def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
-    """Copy the segments from the one with the fork on to a folder, as a sidecar does; its name."""
+    """Copy the segments from the one with the divergence on to a quarantine folder, as a sidecar
+    does; return its name.
+    """
     layout = ArchiveLayout("test", 5)
     prefix = layout.partition_prefix(tp)
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix=prefix)["Contents"]
@@ -138,7 +140,7 @@ def put_into_quarantine(bucket: S3Bucket, tp: TopicPartition, fork: int) -> str:
     return name
 
 
-def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive for all of it
+def test_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archive for all of it
     kraft43: KraftCluster, s3_bucket: S3Bucket, topic: str, tmp_path: Path
 ) -> None:
     servers = kraft43.bootstrap_servers
@@ -150,7 +152,7 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     commands = Commands(file, {**os.environ, **store.environment})
     commands.run("backfill", "--topic", topic)
     source = consumed_at(servers, topic)
-    # The archive may end inside of a transaction, whose end the sidecar has not seen.
+    # The archive may end within a transaction whose end the sidecar has not seen.
     restore = ("restore", "--topic", topic, "--open-transactions", "abort")
 
     _, errors = commands.run(*restore, code=2)
@@ -188,11 +190,11 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     again, _ = commands.run(*whole)
     assert (again["records"], again["transactions"]) == (0, 0)
 
-    # Others' records are never mixed with a restore's.
+    # Foreign records are never mixed with restored ones.
     _, errors = commands.run(*restore, "--name", "another", "--rename", f"{topic}={copy}", code=2)
     assert "offsets that are not of this restore" in errors
 
-    # A group goes on at the record that it would have read next.
+    # A group continues at the record that it would have read next.
     read_next, seen = source[0][100]
     store_group_offset(s3_bucket, "billing", TopicPartition(topic, 0), read_next)
     set_to, _ = commands.run(
@@ -202,13 +204,13 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     there = committed(servers, "billing", TopicPartition(copy, 0))
     assert next(item for offset, item in consumed_at(servers, copy)[0] if offset >= there) == seen
 
-    # A record that is missing on the target is found.
+    # A record missing on the target is found.
     delete_records(servers, copy, 1, 10)
     different, _ = commands.run(*whole, code=3)
     assert different["partitions"][0]["verified"]["problems"] == []
     assert len(different["partitions"][1]["verified"]["problems"]) == 1
 
-    # A range that begins and ends in the middle of batches.
+    # A range that begins and ends within batches.
     part = f"part.{topic}"
     commands.run(
         *("restore", "--name", part, "--partition", f"{topic}-1"),
@@ -218,8 +220,8 @@ def test_an_archive_is_restored_once_and_verified(  # noqa: PLR0915 -- one archi
     assert result.get(0, []) == []
     assert result[1] == contents(source, 105, 333)[1]
 
-    # A quarantined folder, and a retired archive.
-    fork = ends[0] - 100  # inside of a batch, perhaps
+    # A quarantine folder, and a retired archive.
+    fork = ends[0] - 100  # within a batch, perhaps
     name = put_into_quarantine(s3_bucket, TopicPartition(topic, 0), fork)
     kept = f"kept.{topic}"
     commands.run(

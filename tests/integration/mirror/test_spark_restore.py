@@ -1,4 +1,6 @@
-"""`sidetier restore --engine spark`: executors are killed and tasks run twice; each record once."""
+"""`sidetier restore --engine spark`: executors are killed and tasks run twice; each record arrives
+once.
+"""
 
 import os
 import threading
@@ -46,11 +48,11 @@ SLOWEST = 240.0
 
 @dataclass
 class BadDay:
-    """What happens to the two tasks of a restore, each in the middle of its partition's segments.
+    """Faults of the two tasks of a restore, each in the middle of its partition's segments.
 
-    When both have committed something, all executors are killed. Afterwards the second partition's
-    task waits for its segment until Spark has started another attempt that asks for it; and that
-    one waits until the first attempt has found out that it is fenced.
+    Once both have committed something, all executors are killed. Afterwards the second partition's
+    task waits for its segment until Spark has started another attempt that requests it; that
+    attempt waits until the first one has found out that it is fenced.
     """
 
     keys: tuple[str, str]
@@ -109,7 +111,7 @@ def settings_of(servers: str) -> ClientSettings:
 
 
 def middle_segments(bucket: S3Bucket, topic: str) -> tuple[str, str]:
-    """The key of a segment in the middle of each of the two partitions."""
+    """Key of a segment in the middle of each of the two partitions."""
     result = []
     for number in range(2):
         prefix = ArchiveLayout("test", 5).partition_prefix(TopicPartition(topic, number))
@@ -147,7 +149,7 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         copy = f"copy.{topic}"
         restore = ("--topic", topic, "--open-transactions", "abort")
         whole = (*restore, "--name", topic, "--rename", f"{topic}={copy}")
-        # The archive may end inside of a transaction, which then counts as aborted.
+        # The archive may end within a transaction, which then counts as aborted.
         planned, _ = commands.run(
             "restore", *whole, "--dry-run", "--open-transactions", "leave-out"
         )
@@ -176,15 +178,15 @@ def test_each_record_is_restored_once_whichever_attempt_ends(
         )
         assert s3_server.secret_key not in events + driver.log() + executor_logs(cluster)
 
-        # What is whole needs no task; and one process goes on where the tasks have ended.
+        # A complete partition needs no task; one process continues after the tasks.
         assert driver.call(command_line, line=[*line, "--engine", "spark"]) == 0, driver.log()
         again, _ = commands.run("restore", *whole)
         assert (again["records"], again["transactions"]) == (0, 0)
         assert all(item["verified"]["problems"] == [] for item in again["partitions"])
 
 
-def test_a_task_and_a_process_fence_each_other(kraft43: KraftCluster, topic: str) -> None:
-    """They have different transactional ids, and write the same partition."""
+def test_task_and_process_fence_each_other(kraft43: KraftCluster, topic: str) -> None:
+    """They have different transactional IDs and write the same partition."""
     servers = kraft43.bootstrap_servers
     create_topic(servers, topic, partitions=1)
     settings = settings_of(servers)

@@ -1,4 +1,4 @@
-"""Groups and progress move over to a copy, on a real cluster that is its own target."""
+"""Groups and progress are moved to a copy, on a real cluster that is its own target."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ START_MS = 1_700_000_000_000
 
 
 def run(servers: str, *arguments: str, code: int = 0) -> tuple[Any, str]:
-    """A mirror command inside one cluster; its JSON and what it has logged."""
+    """Run a mirror command within one cluster; return its JSON and its log."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "sidetier.cli", "mirror", *arguments, "-o", "json"),
@@ -78,7 +78,7 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
     )
     for group, offset in (("follows", 70), ("later", 30)):
         commit(servers, f"{group}-{topic}", topic, offset)
-    for first in (0, 60):  # the second run's records stand behind the first one's marker
+    for first in (0, 60):  # the second run's records come after the marker of the first
         produce(servers, topic, range(first, first + 60))
         run(servers, *mirror, "--translate-groups", "follows-.*")
     result = committed(servers, f"follows-{topic}", copy)
@@ -103,7 +103,7 @@ def test_groups_follow_the_mirror_and_survive_the_loss_of_its_map(
 def test_a_mirror_continues_exactly_where_another_program_has_stopped(
     kraft43: KraftCluster, topic: str
 ) -> None:
-    """The old program has produced 60 records, and committed the offset of the 40th."""
+    """The old program has produced 60 records and committed the offset of the 40th."""
     servers, copy, group = kraft43.bootstrap_servers, f"copy.{topic}", f"copier-{topic}"
     for name in (topic, copy):
         create_topic(servers, name, configs=KEPT)

@@ -39,7 +39,7 @@ def values_of(servers: str, topic: str, partition: int = 0) -> list[bytes]:
 
 
 def commit(servers: str, group: str, topic: str, offset: int) -> None:
-    """Commit. The first commit of a cluster creates a topic, and is refused until it is there."""
+    """Commit. The first commit of a cluster creates a topic and is refused until it exists."""
     admin = admin_of(servers)
 
     def done() -> bool:
@@ -57,7 +57,7 @@ def committed(servers: str, group: str, topic: str) -> int:
     return int(result.topic_partitions[0].offset)
 
 
-def test_a_recreated_topic_is_never_mixed_with_the_old_one(
+def test_recreated_topic_is_never_mixed_with_the_old_one(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -78,7 +78,7 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
         )
         delete_topic(source, topic)
         create_topic(source, topic, configs=KEPT)
-        # Beyond the old end: without the topic's id the mirror would go on at offset 2.
+        # Beyond the old end: without the topic ID the mirror would continue at offset 2.
         write(source, topic, *(b"new %d" % row for row in range(5)))
         write(source, other, b"second")
         wait_until(lambda: len(values_of(target, other)) == 2, WAIT, "the other topic's record")
@@ -91,7 +91,7 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
     assert f"topic {topic}: it was deleted and created again on the source" in errors
     assert values_of(target, topic) == [b"old 0", b"old 1"]
 
-    # A group that stood in the old topic, beyond its end in the copy that is made anew.
+    # A group with an offset in the old topic that is above the end of the new copy.
     commit(source, "billing", topic, 4)
     restart = (*line, "--on-recreate", "restart")
     _, plan, errors = mirror(restart, "--dry-run")
@@ -113,7 +113,7 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
     assert [key["topic_id"] for key in left if key["topic"] == topic] == [str(topic_id)]
     assert None in newest.values()
 
-    # By hand: the progress of a topic goes with it.
+    # Manually: the progress of a topic is removed with the topic.
     delete_topic(target, topic)
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
@@ -121,7 +121,7 @@ def test_a_recreated_topic_is_never_mixed_with_the_old_one(
 
 
 class Workers:
-    """Processes of one mirror, which are killed when the context is left."""
+    """Processes of one mirror, killed at the end of the context."""
 
     def __init__(self, line: Sequence[str], names: Iterable[str]) -> None:
         self._line = line
@@ -155,7 +155,7 @@ def test_workers_that_are_killed_while_a_copy_is_made_again_mix_and_lose_nothing
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     """At any of its steps: before the former copy is deleted, before the new one is created, and
-    while the partitions are shared anew.
+    while the partitions are reassigned.
     """
     source, dice, names = kraft43.bootstrap_servers, random.Random(1), ("a", "b")
     line = (*command(topic, topic, source, target), "--on-recreate", "restart")
@@ -186,7 +186,7 @@ def test_workers_that_are_killed_while_a_copy_is_made_again_mix_and_lose_nothing
     assert is_copied()
 
 
-def test_a_target_with_records_of_others_is_refused(
+def test_target_with_foreign_records_is_refused(
     kraft43: KraftCluster, target: str, topic: str
 ) -> None:
     source = kraft43.bootstrap_servers
@@ -222,7 +222,7 @@ def test_partitions_are_added_to_the_copy(kraft43: KraftCluster, target: str, to
     assert f"topic {topic} has 3 partitions and {topic} on the target 1" in errors
     code, _, errors = mirror(line, "--until-caught-up")
     assert code == 0, errors
-    # A partition that was added is copied from its beginning, also with --from end.
+    # An added partition is copied from its beginning, also with --from end.
     assert consumed(target, topic) == {2: consumed(source, topic)[2]}
 
 
@@ -233,7 +233,7 @@ def acl(topic: str, operation: str) -> AclBinding:
 def test_acls_and_settings_are_copied_and_a_missing_permission_is_named(
     target: str, topic: str
 ) -> None:
-    """One cluster is source and target."""
+    """One cluster is both source and target."""
     servers, copy = target, f"copy.{topic}"
     create_topic(servers, topic, configs=KEPT)
     write(servers, topic, b"one", b"two")
@@ -242,7 +242,7 @@ def test_acls_and_settings_are_copied_and_a_missing_permission_is_named(
     line = command(topic, topic, servers, servers, "--rename", r"(.*)=copy.\1", "--until-caught-up")
     options = ("--copy-acls", "--copy-settings", "sync")
 
-    # The copy gets READ alone, which is too little for the mirror itself.
+    # The copy only gets READ, which is not enough for the mirror itself.
     code, _, errors = mirror(line, *options)
     assert code == 1, errors
     assert "TOPIC_AUTHORIZATION_FAILED (29): the principal needs DescribeConfigs on the" in errors

@@ -1,4 +1,4 @@
-"""Spark sessions of both versions, and an archive of what real brokers have written on S3."""
+"""Spark sessions of both versions, and an archive of real brokers' segments on S3."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LAYOUT = ArchiveLayout("prod-a", 5)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive on S3: an open store to change it with, and the options that lead to it."""
+    """An archive on S3: an open store to change it with, and the options to read it."""
 
     store: RemoteStorage
     options: dict[str, str]
@@ -42,7 +42,7 @@ NewArchive = Callable[..., Archive]
 
 @pytest.fixture(scope="session")
 def spark40(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 4.0, with Iceberg, what its tables on S3 need, and the catalog `lake`."""
+    """A session of Spark 4.0 with Iceberg, its S3 dependencies and the catalog `lake`."""
     root = tmp_path_factory.mktemp("spark40")
     settings = ICEBERG | iceberg_catalog(root / "tables")
     with spark_driver(SPARK_4, root, settings, ICEBERG_4_0, ICEBERG_ON_S3) as driver:
@@ -51,7 +51,7 @@ def spark40(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
 
 @pytest.fixture(scope="session")
 def spark35(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """A session of Spark 3.5, in its own environment, with Hudi, S3A, and Iceberg."""
+    """A session of Spark 3.5 in its own environment, with Hudi, S3A and Iceberg."""
     root = tmp_path_factory.mktemp("spark35")
     with spark_driver(SPARK_35, root, HUDI, HUDI_3_5, ICEBERG_3_5, S3A_3_3) as driver:
         yield driver
@@ -59,7 +59,7 @@ def spark35(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """One of the ways to read: a session, and `read` or `format`."""
+    """One of the interfaces for reads: a session, and `read` or `format`."""
 
     driver: SparkDriver
     name: str
@@ -70,7 +70,7 @@ class Face:
     ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def face(request: pytest.FixtureRequest) -> Face:
-    """Each way to read a batch."""
+    """Each interface for batch reads."""
     version, name = request.param
     assert isinstance(version, Version)
     driver = request.getfixturevalue("spark40" if version is SPARK_4 else "spark35")
@@ -82,7 +82,7 @@ def face(request: pytest.FixtureRequest) -> Face:
 def new_archive(
     s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NewArchive]:
-    """Stores the closed segments of some of the fixtures in a new bucket; all, unless named."""
+    """Store the closed segments of the named fixtures, by default all, in a new bucket."""
     secrets = tmp_path_factory.mktemp("secrets")
     opened: list[RemoteStorage] = []
 
@@ -100,7 +100,7 @@ def new_archive(
 
 @pytest.fixture(scope="session")
 def archive(new_archive: NewArchive) -> Archive:
-    """Every fixture. Who changes an archive takes `new_archive`."""
+    """An archive of every fixture. Tests that change an archive use `new_archive`."""
     return new_archive()
 
 

@@ -1,5 +1,5 @@
-"""What an export or a read meets on a bad day, on real Spark: nothing to export, a topic that is
-not there, a state of a later version, two jobs at once. What is killed stands beside each export.
+"""Exports and reads in unusual situations, on real Spark: no records, a missing topic, a state of a
+later version, two jobs at once. Tests with kills are beside each export.
 """
 
 import re
@@ -26,9 +26,9 @@ from tests.integration.pipeline.test_export_files import MANIFEST
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 UNCONFIRMED = "unconfirmed"
-"""A segment was put, and no watermark says that it counts: a first upload that was killed."""
+"""A segment was uploaded, but no watermark confirms it: a first upload that was killed."""
 EMPTIED = "emptied"
-"""Compaction or transactions have left a batch without a record; its offsets were taken."""
+"""Compaction or transactions have left a batch without records; its offsets were used."""
 EMPTIED_END = 40
 NAMESPACE = "bad_days"
 LATER = {"sidetier.version": "3"}
@@ -78,7 +78,7 @@ def _archive(store: RemoteStorage, topic: str) -> MadeArchive:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of export: its line, and what its output has in it."""
+    """A kind of export: its command line and the rows of its output."""
 
     name: str
     driver: SparkDriver
@@ -160,13 +160,13 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
 
 
 @pytest.mark.parametrize("topic", [UNCONFIRMED, EMPTIED])
-def test_a_read_of_a_topic_without_records(face: Face, empties: Empties, topic: str) -> None:
+def test_read_of_a_topic_without_records_is_empty(face: Face, empties: Empties, topic: str) -> None:
     options = empties.options(topic)
     assert face.driver.call(spark_jobs.rows, face=face.name, options=options) == []
 
 
-def test_a_state_of_a_later_version_is_refused(kind: Kind, tmp_path: Path) -> None:
-    """It stays as it is, and so does what lies beside it."""
+def test_state_of_a_later_version_is_refused(kind: Kind, tmp_path: Path) -> None:
+    """It stays unchanged, and so do the files beside it."""
     archive = GrowingArchive(tmp_path / "archive", ("headers-nulls-0",)).create()
     [topic] = archive.topics
     archive.end_at(0.5)
@@ -181,7 +181,9 @@ def test_a_state_of_a_later_version_is_refused(kind: Kind, tmp_path: Path) -> No
     assert kind.rows(topic) == before
 
 
-def test_an_export_of_topics_without_records_and_of_none(kind: Kind, empties: Empties) -> None:
+def test_exports_of_empty_topics_write_nothing_and_missing_topics_are_errors(
+    kind: Kind, empties: Empties
+) -> None:
     for topic in (UNCONFIRMED, EMPTIED):
         for _ in range(2):
             said = kind.run(topic, empties.config)

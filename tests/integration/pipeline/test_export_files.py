@@ -1,4 +1,4 @@
-"""Exports of files: genuine segments, a real S3 server, real Spark, and drivers that are killed."""
+"""File exports: genuine segments, a real S3 server, real Spark, and killed drivers."""
 
 import json
 import random
@@ -47,7 +47,7 @@ HOURLY = ("--partitioner", "hourly", "--flush-size", "20", "--chunk", "400")
 MANIFEST = "_sidetier/manifest.json"
 MOST_BYTES = 12_000
 OVERSHOOT = 1024 + 2851
-"""What lies between two index entries, and the largest batch."""
+"""The bytes between two index entries, and the largest batch."""
 
 MOMENTS: Mapping[str, Callable[[ManagedProcess], Rule]] = {
     "among the files": lambda driver: at_nth_put(3, ".parquet", kill_during(driver)),
@@ -65,19 +65,21 @@ def lake(tmp_path: Path, s3_server: S3Server) -> Iterator[Lake]:
 
 
 def rows_of_topic(lake: Lake, topic: str, below: str = "topics/") -> list[dict[str, Any]]:
-    """Every row that a reader of the directory sees, by offset."""
+    """Every row that a reader of the directory receives, by offset."""
     files = data_files(lake.objects(), f"{below}{topic}/")
     rows = [as_consumed(row) for key, data in files.items() for row in rows_of(key, data)]
     return sorted(rows, key=lambda row: row["offset"])
 
 
 def size(lake: Lake, topic: str, first: int, until: int) -> int:
-    """How many archived bytes have these offsets."""
+    """Number of archived bytes of these offsets."""
     return lake.archive.size({topic: {"0": first}}, {topic: {"0": until}})
 
 
 def check_whole(lake: Lake) -> None:
-    """Each committed record once, as a consumer read it; and every file is named."""
+    """Assert that each committed record is exported once, as a consumer read it, and every file is
+    named.
+    """
     objects = lake.objects()
     for directory in lake.archive.directories:
         topic = directory.rpartition("-")[0]
@@ -94,8 +96,8 @@ def check_whole(lake: Lake) -> None:
 @SEARCHES
 @pytest.mark.timeout(1500)
 def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> None:
-    """In an order that a seed gives; each next driver goes on from what the killed one has left,
-    and the archive has grown meanwhile.
+    """In a seeded random order; each driver continues from the state that the killed one left, and
+    the archive has grown meanwhile.
     """
     moments = list(MOMENTS)
     random.Random(SEED).shuffle(moments)
@@ -112,12 +114,12 @@ def test_drivers_on_spark_killed_around_the_write_of_the_state(lake: Lake) -> No
 
 
 @pytest.mark.timeout(900)
-def test_two_at_once_and_one_is_refused(
+def test_second_of_two_concurrent_exports_is_refused(
     lake: Lake, spark40: SparkDriver, spark35: SparkDriver
 ) -> None:
-    """The first has written its files when the second begins; its state comes too late."""
+    """The first has written its files when the second begins; its state arrives too late."""
     line = lake.line("--master", "submit", "--workers", "1", *HOURLY[:2])  # topic by topic
-    # The second must be done before the request that waits is given up: its JVM has been at work.
+    # The second must finish before the delayed request times out: its JVM is warm.
     assert spark35.call(command_line, line=[*line, "--topics-dir", "before"]) == 0, spark35.log()
     lake.proxy.misbehave(at_nth_put(2, MANIFEST, late(60)))
     with ThreadPoolExecutor(1) as pool:
@@ -132,8 +134,10 @@ def test_two_at_once_and_one_is_refused(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("session", ["spark40", "spark35"])
-def test_on_either_spark(lake: Lake, session: str, request: pytest.FixtureRequest) -> None:
-    """A task that fails once, what fits, what does not, and what is missing."""
+def test_export_works_on_either_spark_version(
+    lake: Lake, session: str, request: pytest.FixtureRequest
+) -> None:
+    """A task that fails once, a matching schema, a mismatching one, and missing offsets."""
     spark: SparkDriver = request.getfixturevalue(session)
 
     def export(*options: str) -> int:
@@ -152,7 +156,7 @@ def test_on_either_spark(lake: Lake, session: str, request: pytest.FixtureReques
 
 
 def _in_commits_of_so_many_bytes(lake: Lake, export: Callable[..., int]) -> None:
-    """Each makes one file of a topic, and is written down when it begins and when it has ended."""
+    """Each chunk makes one file of a topic, and its begin and end are recorded."""
     most = MOST_BYTES + OVERSHOOT
     by_bytes = ("--topics-dir", "by-bytes", "--chunk-bytes", str(MOST_BYTES))
     assert export(*by_bytes, "--flush-size", "1000000", "--partitioner", "default") == 0
@@ -170,7 +174,7 @@ def _in_commits_of_so_many_bytes(lake: Lake, export: Callable[..., int]) -> None
 
 
 def _does_not_fit(lake: Lake, export: Callable[..., int], log: Callable[[], str]) -> None:
-    """The numbers in the values of `comp-lz4` should be text: each record is somewhere."""
+    """The values of `comp-lz4` are numbers instead of text: each record must be in the output."""
     schema = lake.root / "schema.json"
     schema.write_text(json.dumps({"type": "object", "properties": {"i": {"type": "string"}}}))
     strict = ("--value-format", "json", "--value-schema", str(schema), "--topics-dir", "strict")

@@ -1,4 +1,4 @@
-"""Records that only a real broker has, when an export of files asks for them."""
+"""File exports that include records which only a real broker has."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.harness.topics import create_topic, delete_records, delete_topic
 pytestmark = pytest.mark.integration
 
 
-def test_an_export_waits_for_what_the_broker_alone_has(
+def test_export_waits_for_records_that_only_the_broker_has(
     kraft43: KraftCluster, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = kraft43.bootstrap_servers
@@ -75,7 +75,7 @@ def test_an_export_waits_for_what_the_broker_alone_has(
     writer.abort_transaction(20)
 
 
-def test_a_broker_that_does_not_answer() -> None:
+def test_unavailable_broker_is_an_error() -> None:
     with pytest.raises(LeadershipUnavailableError, match="tells no offsets of orders"):
         broker_ends(BrokerConfig(), "127.0.0.1:1", "orders", "read_committed")
 
@@ -90,7 +90,9 @@ def tailed(kraft43: KraftCluster, topic: str, tmp_path: Path) -> TailedTopic:
 
 
 def check_whole(objects: dict[str, bytes], tailed: TailedTopic, below: str = "topics") -> None:
-    """Each record that a consumer reads once, in files that the manifest names, and no other."""
+    """Assert that the manifest's files contain each record of a consumer once, and that no other
+    file exists.
+    """
     manifest = manifest_in(objects, tailed.topic)
     assert manifest.pending is None
     files = data_files(objects, f"{below}/{tailed.topic}/")
@@ -120,11 +122,11 @@ def rows_in(files: dict[str, bytes]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_while_the_tail_is_exported_and_archived_by_the_next_run(
+def test_killed_tail_export_is_completed_from_the_archive(
     tailed: TailedTopic, tmp_path: Path, s3_server: S3Server, spark40: SparkDriver
 ) -> None:
-    """The archive ends within a transaction; of partition 1 nothing is archived at all. The driver
-    that is killed reads the tail by itself, the next one on Spark.
+    """The archive ends within a transaction; nothing of partition 1 is archived. The killed driver
+    reads the tail by itself, the next one on Spark.
     """
     tailed.mixed(0)
     tailed.write(3, 1)
@@ -166,7 +168,7 @@ def test_killed_while_the_tail_is_exported_and_archived_by_the_next_run(
         check_whole(lake.objects(), tailed)
 
 
-def test_files_are_the_same_from_wherever_records_come(
+def test_files_are_equal_from_archive_and_brokers(
     tailed: TailedTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lake = tmp_path / "lake"
@@ -208,8 +210,8 @@ def test_files_are_the_same_from_wherever_records_come(
 def _a_header_that_is_no_text(
     tailed: TailedTopic, export: Export, objects: Callable[[], dict[str, bytes]]
 ) -> None:
-    """Java's client, and so Spark, puts replacement characters into its key; Python's client cannot
-    hand it out.
+    """A header key that is not text: Java's client, and so Spark, inserts replacement characters;
+    Python's client cannot return it.
     """
     offset = tailed.ends()[0]
     headers = ((b"fine", b"1"), (b"k\xff", b"2"))

@@ -1,4 +1,4 @@
-"""Exports into Hudi: a real Spark 3.5, a broker's own segments, drivers that are killed."""
+"""Hudi exports: a real Spark 3.5, a broker's own segments, and killed drivers."""
 
 import json
 import os
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 DIRECTORIES = ("tx-0", "comp-zstd-0", "headers-nulls-0", "compacted-0")
 CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "0"))
-"""So many drivers are killed at random moments besides; each costs half a minute."""
+"""Number of additional drivers that are killed at random moments; each takes half a minute."""
 
 
 WRITTEN = "metadata/.hoodie/timeline/*.deltacommit.inflight"
@@ -44,13 +44,13 @@ WRITTEN = "metadata/.hoodie/timeline/*.deltacommit.inflight"
 
 QUICK = "hoodie.metadata.enable=false"
 KILLED = ("orders", "suspended")
-"""Tables whose drivers are killed have Hudi's metadata table, which is one more step; the others
-are quicker without.
+"""Tables whose drivers are killed use Hudi's metadata table, which is one more step; the other
+tables are faster without it.
 """
 
 
 class Export:
-    """Tables, drivers that are killed while they export into them, and one that lives."""
+    """Tables, drivers that are killed while they export, and one that survives."""
 
     def __init__(self, root: Path, survivor: SparkDriver) -> None:
         self.root = root
@@ -100,8 +100,10 @@ def export(spark35: SparkDriver, tmp_path_factory: pytest.TempPathFactory) -> It
     made.victims.stop()
 
 
-def test_a_driver_that_was_suspended_cannot_commit(export: Export) -> None:
-    """While it holds the lease another is refused; once that has lapsed, another does the work."""
+def test_suspended_driver_cannot_commit(export: Export) -> None:
+    """While it holds the lease, another driver is refused; once the lease has expired, another one
+    does the work.
+    """
     lock = ("--lock-ttl", "6s", "--lock-wait", "60s")
     table = "suspended"
     export.archive.end_at(0.5)
@@ -157,7 +159,7 @@ def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> No
     assert export.completed() == made, "nothing is new, and there is a commit"
 
 
-def test_the_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
+def test_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
     def sql(text: str) -> list[Row]:
         found: list[Row] = export.survivor.call(table_jobs.sql, text=text)
         return found
@@ -172,7 +174,7 @@ def test_the_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None
         assert offsets[topic]["0"] >= ends["0"]
 
 
-def test_while_another_holds_the_lease_it_is_refused(export: Export) -> None:
+def test_export_is_refused_while_another_process_holds_the_lease(export: Export) -> None:
     with Lease(LocalStorage(export.root / "lake"), "_sidetier/second.lease"):
         said = export.run("second", "--lock-wait", "1s")
     assert said.code == 1
@@ -180,9 +182,7 @@ def test_while_another_holds_the_lease_it_is_refused(export: Export) -> None:
     assert not export.timeline("second").exists()
 
 
-def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
-    export: Export, tmp_path: Path
-) -> None:
+def test_write_that_fails_or_times_out_leaves_nothing(export: Export, tmp_path: Path) -> None:
     schema = tmp_path / "strict.json"
     schema.write_text('{"type": "object", "properties": {"i": {"type": "boolean"}}}')
     said = export.run("third", "--value-format", "json", "--value-schema", str(schema))
@@ -200,7 +200,9 @@ def test_a_write_that_fails_or_takes_too_long_leaves_nothing(
     assert {b"BULK_INSERT" in one.read_bytes() for one in export.commits()} == {False}
 
 
-def test_what_does_not_fit_is_set_aside_and_told(export: Export, tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_become_dead_letters_and_are_reported(
+    export: Export, tmp_path: Path
+) -> None:
     schema = tmp_path / "value.json"
     schema.write_text('{"type": "object", "properties": {"i": {"type": "integer"}}}')
     json_values = ("--value-format", "json", "--value-schema", str(schema), "--flat")
@@ -236,8 +238,8 @@ def test_columns_follow_the_schemas_of_the_registry(export: Export, tmp_path: Pa
         check_rows_of_each_version(topic, rows_after_export)
 
 
-def test_a_state_of_many_partitions_is_not_in_each_commit(export: Export) -> None:
-    """Commits of Hudi 1.x are Avro, and their extra metadata is text in it."""
+def test_state_of_many_partitions_is_not_in_each_commit(export: Export) -> None:
+    """Commits of Hudi 1.x are Avro files with text in their extra metadata."""
     count, directory = 2000, export.root / "lake" / "many"
 
     def commit(*names: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Exports into a Hudi table on a real S3 server, by Hadoop's S3A, and drivers that are killed."""
+"""Hudi exports on a real S3 server through Hadoop's S3A, and killed drivers."""
 
 import os
 import re
@@ -37,7 +37,7 @@ COMMIT = re.compile(r"lake/orders/\.hoodie/timeline/\d+_\d+\.commit$")
 
 
 class Export:
-    """A table in a bucket behind a proxy, and the lease beside it."""
+    """A table in a bucket behind a proxy, and its lease."""
 
     def __init__(self, lake: Lake, survivor: SparkDriver) -> None:
         self.lake = lake
@@ -74,7 +74,7 @@ class Export:
 
     @contextmanager
     def leased(self) -> Iterator[None]:
-        """This process holds the lease meanwhile."""
+        """Let this process hold the lease."""
         server = self.lake.bucket.server
         credentials = Credentials(server.access_key, server.secret_key)
         settings = S3Settings(server.endpoint_url, server.region, True, credentials=credentials)  # noqa: FBT003 -- path_style
@@ -83,7 +83,7 @@ class Export:
             yield
 
     def dies_at_commit(self, fault: Callable[[ManagedProcess], Fault]) -> None:
-        """With the request that completes the commit."""
+        """Kill the driver at the request that completes the commit."""
         fatal = fault(self.victims.driver.process)
         self.lake.proxy.misbehave(
             lambda method, key: fatal if method == "PUT" and COMMIT.search(key) else None
@@ -117,7 +117,9 @@ def export(spark35: SparkDriver, s3_server: S3Server, tmp_path: Path) -> Iterato
         made.victims.stop()
 
 
-def test_one_at_a_time_and_a_driver_killed_at_the_commit(export: Export) -> None:
+def test_second_export_is_refused_and_a_driver_killed_at_the_commit_loses_nothing(
+    export: Export,
+) -> None:
     export.archive.end_at(0.4)
     assert export.run().code == 0
     first = export.assert_whole()

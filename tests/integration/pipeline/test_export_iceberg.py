@@ -1,4 +1,4 @@
-"""Exports into Iceberg: real Sparks, 4.0 and 3.5 at one table, drivers that are killed."""
+"""Iceberg exports: real Spark 4.0 and 3.5 with one table, and killed drivers."""
 
 import os
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ DIRECTORIES = ("tx-0", "comp-lz4-0", "headers-nulls-0", "append-time-0")
 CATALOG = "crash"
 TABLE = f"{CATALOG}.db.orders"
 CRASHES = int(os.environ.get("SIDETIER_EXPORT_CRASHES", "0"))
-"""So many drivers are killed at random moments besides; each costs half a minute."""
+"""Number of additional drivers that are killed at random moments; each takes half a minute."""
 
 
 class Export(IcebergExport):
-    """Also by a driver of the other version of Spark."""
+    """An export that can also use a driver of the other Spark version."""
 
     def __init__(self, root: Path, survivor: SparkDriver, other: SparkDriver) -> None:
         catalog = iceberg_catalog(root / "warehouse", CATALOG)
@@ -70,7 +70,9 @@ def test_drivers_killed_before_during_and_after_the_commit(export: Export) -> No
     assert set(export.offsets()) == set(export.archive.topics)
 
 
-def test_two_exports_at_once_and_what_others_write(export: Export, tmp_path: Path) -> None:
+def test_two_concurrent_exports_and_commits_of_other_writers(
+    export: Export, tmp_path: Path
+) -> None:
     export.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
     export.archive.end_at(0.4)
     assert export.run_other().code == 0
@@ -108,7 +110,7 @@ def test_rows_that_do_not_fit_the_table_leave_nothing(export: Export) -> None:
     assert export.sql("SELECT * FROM crash.db.odd") == []
 
 
-def test_an_expired_history_is_no_reason_to_begin_again(export: Export) -> None:
+def test_expired_history_does_not_restart_the_export(export: Export) -> None:
     export.sql("INSERT INTO crash.db.odd VALUES (1), (2)")
     export.sql("INSERT INTO crash.db.odd VALUES (3)")
     export.sql(
@@ -120,14 +122,16 @@ def test_an_expired_history_is_no_reason_to_begin_again(export: Export) -> None:
     assert "older ones have expired" in said.text
 
 
-def test_a_plan_is_shown_and_nothing_written(export: Export) -> None:
+def test_dry_run_shows_the_plan_and_writes_nothing(export: Export) -> None:
     said = export.run("--dry-run", table="crash.db.planned")
     assert said.code == 0, said.text
     assert export.sql("SHOW TABLES IN crash.db LIKE 'planned'") == []
 
 
-def test_a_state_of_many_partitions_is_not_in_each_snapshot(export: Export) -> None:
-    """What has the whole state is kept when snapshots expire, as long as others need it."""
+def test_state_of_many_partitions_is_not_in_each_snapshot(export: Export) -> None:
+    """The snapshot with the whole state is kept when snapshots expire, as long as others need
+    it.
+    """
     table, count = f"{CATALOG}.db.many", 2000
 
     def commit(*names: str, every: int = 5) -> list[Row]:

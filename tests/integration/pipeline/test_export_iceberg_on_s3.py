@@ -1,4 +1,4 @@
-"""Exports into Iceberg tables on a real S3 server, whose catalog is in a database."""
+"""Iceberg exports on a real S3 server, with a catalog in a database."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +21,11 @@ CATALOG = "cloud"
 METADATA = ".metadata.json"
 MOST_BYTES = 12_000
 OVERSHOOT = 2 * (1024 + 2851)
-"""For each partition what lies between two index entries, and its largest batch."""
+"""For each partition the bytes between two index entries, and its largest batch."""
 
 
 class Export(IcebergExport):
-    """All that writers and readers ask of S3 goes by a proxy."""
+    """An export whose S3 requests all pass a proxy."""
 
     def __init__(self, root: Path, bucket: S3Bucket, proxy: S3Proxy, survivor: SparkDriver) -> None:
         self.bucket = bucket
@@ -35,7 +35,9 @@ class Export(IcebergExport):
         super().__init__(root, DIRECTORIES, catalog, f"{CATALOG}.db.orders", survivor, *jars)
 
     def dies_before_the_catalog_knows(self) -> None:
-        """The table's metadata is written once when rows are staged, and once to publish them."""
+        """Kill the driver before the catalog is updated. Table metadata is written once to stage
+        rows, and once to publish them.
+        """
         victim = self.victims.driver.process
         self.proxy.misbehave(at_nth_put(2, METADATA, kill_after(victim)))
         self.victims.dies(self.command())
@@ -53,7 +55,9 @@ def export(
         made.victims.stop()
 
 
-def test_two_at_once_and_a_driver_killed_at_the_commit(export: Export, tmp_path: Path) -> None:
+def test_second_export_is_refused_and_a_driver_killed_at_the_commit_loses_nothing(
+    export: Export, tmp_path: Path
+) -> None:
     export.archive.end_at(0.4)
     assert export.run("--chunk-bytes", str(MOST_BYTES)).code == 0
     export.assert_whole()
@@ -88,8 +92,8 @@ def test_two_at_once_and_a_driver_killed_at_the_commit(export: Export, tmp_path:
     assert lz4 == export.archive.segments["comp-lz4-0"][-1].next_base
 
 
-def test_a_catalog_that_would_lose_one_of_two_commits_is_refused(export: Export) -> None:
-    """Nothing is asked of S3, nor of what Hadoop has for it."""
+def test_catalog_that_would_lose_one_of_two_commits_is_refused(export: Export) -> None:
+    """No request is sent to S3, neither by us nor by Hadoop."""
     settings = iceberg_catalog(f"s3a://{export.bucket.name}/renamed", "renamed")
     export.introduce(export.survivor, settings)
     said = export.run(table="renamed.db.orders")

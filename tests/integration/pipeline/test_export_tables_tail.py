@@ -1,4 +1,4 @@
-"""Exports into tables of what only a real broker has, read by Spark's own Kafka source."""
+"""Table exports of records that only a real broker has, read by Spark's own Kafka source."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ SECRET = "open-sesame"
 
 @pytest.fixture
 def tailed(kraft43: KraftCluster, topic: str, tmp_path: Path) -> TailedTopic:
-    """Archived up to the middle of a transaction that is decided on the broker alone."""
+    """A topic archived up to the middle of a transaction that is decided only on the broker."""
     tailed = TailedTopic(tmp_path / "archive", cluster=kraft43, topic=topic).begin()
     tailed.mixed()
     writer = tailed.transaction(4)
@@ -35,7 +35,7 @@ def tailed(kraft43: KraftCluster, topic: str, tmp_path: Path) -> TailedTopic:
 
 
 def grow(tailed: TailedTopic) -> None:
-    """Some of what was read from the broker is archived meanwhile, and there is more."""
+    """Archive some of the records that were read from the broker, and produce more."""
     tailed.archive_to(tailed.archived[0] + 8)
     tailed.mixed()
     tailed.transaction(2, 1)
@@ -46,7 +46,9 @@ def said(driver: SparkDriver, arguments: list[str]) -> Said:
     return Said(told["code"], told["said"])
 
 
-def test_hudi(tailed: TailedTopic, spark35: SparkDriver, tmp_path: Path) -> None:
+def test_hudi_export_continues_with_the_brokers(
+    tailed: TailedTopic, spark35: SparkDriver, tmp_path: Path
+) -> None:
     path = f"file://{tmp_path}/lake/orders"
     options = (
         f"target.base.path={path}",
@@ -81,7 +83,7 @@ def test_hudi(tailed: TailedTopic, spark35: SparkDriver, tmp_path: Path) -> None
 
 @pytest.fixture
 def mortal(spark40: SparkDriver, tmp_path: Path) -> Iterator[Drivers]:
-    """A driver that may be killed, with the catalog of the one that all tests share."""
+    """A driver that may be killed, with the catalog of the shared one."""
     [told] = spark40.call(table_jobs.sql, text=f"SET {WAREHOUSE}")
     drivers = Drivers(
         SPARK_4, tmp_path, ICEBERG_SESSION | iceberg_catalog(told["value"]), ICEBERG_4_0
@@ -90,7 +92,7 @@ def mortal(spark40: SparkDriver, tmp_path: Path) -> Iterator[Drivers]:
     drivers.stop()
 
 
-def test_iceberg_and_a_driver_that_is_killed(
+def test_iceberg_export_with_a_killed_driver_continues_with_the_brokers(
     tailed: TailedTopic, spark40: SparkDriver, mortal: Drivers
 ) -> None:
     table = "lake.db.tail"

@@ -1,4 +1,4 @@
-"""The example for a data scientist, as its reader runs it."""
+"""The example for data scientists, run as by its reader."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 @pytest.mark.usefixtures("java")
-def test_records_by_minute(tmp_path: Path) -> None:
+def test_example_counts_records_per_minute(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     store = open_plain(StorageEndpoint(url))
     store_broker_segments(store, ArchiveLayout("prod-a", 5), "comp-none-0")

@@ -1,4 +1,4 @@
-"""Batches on real Spark, of what real brokers have written, on a real S3 server."""
+"""Batch reads on real Spark of real brokers' segments on a real S3 server."""
 
 import json
 from itertools import groupby
@@ -24,7 +24,7 @@ TYPES = {0: "CreateTime", 1: "LogAppendTime"}
 
 
 def stored(name: str, isolation: IsolationLevel) -> list[dict[str, Any]]:
-    """What a consumer has read of the closed segments: committed, up to the first transaction that
+    """Consumer output of the closed segments; with read_committed, up to the first transaction that
     they do not decide.
     """
     segments = [item for item in closed_segments() if item.directory.name == name]
@@ -36,7 +36,7 @@ def stored(name: str, isolation: IsolationLevel) -> list[dict[str, Any]]:
 
 
 def as_consumed(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of Spark as the fixtures tell a record; null headers are none."""
+    """A Spark row in the form of the fixtures' records; null headers become an empty list."""
     return {
         "offset": row["offset"],
         "timestamp": row["timestamp"],
@@ -48,12 +48,12 @@ def as_consumed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_epoch(row: dict[str, Any]) -> dict[str, Any]:
-    """Spark's source does not show the leader epoch."""
+    """The record without its leader epoch, which Spark's source does not have."""
     return {name: value for name, value in row.items() if name != "leader_epoch"}
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
-def test_every_record_as_a_consumer_read_it_also_where_tasks_fail_once(
+def test_rows_equal_the_consumer_output_even_if_tasks_fail_once(
     face: Face, archive: Archive, isolation: IsolationLevel
 ) -> None:
     options = archive.reading(
@@ -76,7 +76,7 @@ def test_every_record_as_a_consumer_read_it_also_where_tasks_fail_once(
     assert any(row["value"] is None for row in result)
 
 
-def test_the_schema_is_that_of_spark_s_own_source(face: Face, archive: Archive) -> None:
+def test_schema_equals_that_of_sparks_own_source(face: Face, archive: Archive) -> None:
     for headers in ("true", "false"):
         options = archive.reading(subscribe="tx", includeHeaders=headers)
         both = face.driver.call(spark_jobs.schemas, face=face.name, options=options)
@@ -103,9 +103,7 @@ def test_each_split_is_a_task_and_only_named_columns_are_returned(
         assert small["line"].endswith(f"{count} records, 0 offsets missing")
 
 
-def test_a_schema_of_the_user_s_own_says_which_columns(
-    spark40: SparkDriver, archive: Archive
-) -> None:
+def test_user_schema_selects_the_columns(spark40: SparkDriver, archive: Archive) -> None:
     options = archive.reading(subscribe="segms", startingOffsets='{"segms": {"0": 88}}')
     rows = spark40.call(spark_jobs.chosen, options=options, ddl="offset long, topic string")
     assert rows == [{"offset": 88, "topic": "segms"}, {"offset": 89, "topic": "segms"}]
@@ -113,7 +111,7 @@ def test_a_schema_of_the_user_s_own_says_which_columns(
         spark40.call(spark_jobs.chosen, options=options, ddl="offset int")
 
 
-def test_a_table_in_spark_s_catalog_has_the_options_that_it_was_made_with(
+def test_table_in_sparks_catalog_has_the_options_of_its_creation(
     spark40: SparkDriver, archive: Archive, tmp_path: Path
 ) -> None:
     options = archive.reading(subscribe="segms", columns="offset")
@@ -125,7 +123,7 @@ def test_a_table_in_spark_s_catalog_has_the_options_that_it_was_made_with(
     assert result == {"offsets": offsets, "again": offsets, "columns": ["offset"]}
 
 
-def test_records_by_minute(face: Face, archive: Archive) -> None:
+def test_records_are_counted_per_minute(face: Face, archive: Archive) -> None:
     options = archive.reading(subscribe="comp-none", columns="timestamp")
     result = face.driver.call(spark_jobs.by_minute, face=face.name, options=options)
     rows = stored("comp-none-0", IsolationLevel.READ_UNCOMMITTED)
@@ -141,7 +139,7 @@ def read(face: Face, options: dict[str, str]) -> list[int]:
 
 
 def damage(archive: Archive, base: int) -> None:
-    """Flip a bit in the first record batch of a segment, which goes on being noted as it was."""
+    """Flip a bit in the first record batch of a segment, and keep its object metadata."""
     made = MadeArchive(archive.store, LAYOUT, TopicPartition("comp-none", 0))
     stored_log = archive.store.get_object(made.key(base))
     data = bytearray(stored_log.data)
@@ -149,7 +147,9 @@ def damage(archive: Archive, base: int) -> None:
     made.put(made.key(base), bytes(data), dict(stored_log.head.metadata))
 
 
-def test_a_missing_segment_and_a_damaged_batch(face: Face, new_archive: NewArchive) -> None:
+def test_missing_segment_and_damaged_batch_are_errors_or_reported(
+    face: Face, new_archive: NewArchive
+) -> None:
     archive = new_archive("comp-none-0", "segms-0")
     bases = [item.base for item in closed_segments() if item.directory.name == "comp-none-0"]
     MadeArchive(archive.store, LAYOUT, TopicPartition("segms", 0)).lose(30)

@@ -1,4 +1,4 @@
-"""Streams on real Spark 4.0: their offsets are Kafka's, and each is read once."""
+"""Streams on real Spark 4.0: their offsets equal Kafka's, and each is read once."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def written(output: Path) -> Counter[tuple[str, int]]:
-    """How often each record is in what the batches have written."""
+    """Number of occurrences of each record in the written batches."""
     lines = [
         json.loads(line)
         for path in output.glob("batch=*/*.json")
@@ -43,7 +43,7 @@ def records(*names: str) -> Counter[tuple[str, int]]:
 
 
 def stable_end(name: str) -> int:
-    """The first offset of a transaction that the closed segments leave open."""
+    """The first offset of a transaction that is open at the end of the closed segments."""
     transactions = TransactionFilter()
     for segment in closed_segments():
         if segment.directory.name == name:
@@ -56,7 +56,7 @@ def stable_end(name: str) -> int:
 
 
 def end_at(archive: Archive, name: str, segments: int) -> int:
-    """Let an archive end after so many of its segments; returns its end."""
+    """Let an archive end after this number of its segments; return its end."""
     result = [item for item in closed_segments() if item.directory.name == name]
     last = result[segments - 1]
     made = MadeArchive(archive.store, LAYOUT, TopicPartition(name.removesuffix("-0"), 0))

@@ -1,4 +1,4 @@
-"""Spark's speculation: a task that is slow runs twice at once, and each record lands once."""
+"""Speculative execution: Spark runs a slow task twice at once, and each record arrives once."""
 
 import threading
 from collections import Counter
@@ -37,8 +37,8 @@ SLOWEST = 120.0
 
 
 def until_asked_again(method: str, part: str) -> Rule:
-    """The first request of this method for a key with this part waits until another one comes for
-    the same key; then both go on, side by side.
+    """Delay the first request of this method for a key with this part until a second one for the
+    same key arrives; then both continue in parallel.
     """
     lock, again = threading.Lock(), threading.Event()
     keys: list[str] = []
@@ -64,7 +64,7 @@ def until_asked_again(method: str, part: str) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A session on a cluster that speculates."""
+    """A session on a cluster with speculation."""
 
     driver: SparkDriver
     settings: Mapping[str, str]
@@ -73,7 +73,7 @@ class Cluster:
         return len(speculative_attempts(self.settings))
 
     def run_twice(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 -- what it returns
-        """Do something that one task is to run twice for; which of them wins is up to them."""
+        """Run an action one of whose tasks must run twice; either attempt may win."""
         before = self.second_attempts()
         found = work()
         wait_until(lambda: self.second_attempts() > before, 60, "a second attempt")
@@ -99,14 +99,14 @@ def _cluster(
 
 @dataclass(frozen=True, slots=True)
 class SlowArchive:
-    """An archive on S3, behind a proxy that can keep a task waiting."""
+    """An archive on S3, behind a proxy that can delay a task."""
 
     options: dict[str, str]
     config: Path
     proxy: S3Proxy
 
     def slow_once(self) -> None:
-        """The first reading of one of its segments waits for the second."""
+        """Delay the first read of one of its segments until the second one."""
         self.proxy.misbehave(until_asked_again("GET", "comp-lz4-0/00000000000000000000.log"))
 
 
@@ -121,7 +121,7 @@ def slow(new_archive: NewArchive, s3_server: S3Server, tmp_path: Path) -> Iterat
 
 
 def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
-    """The sidecar's, for the same archive."""
+    """The sidecar's configuration for the same archive."""
     told = {name.removeprefix("tiered.storage."): text for name, text in options.items()}
     (root / "logs").mkdir()
     return {
@@ -140,7 +140,7 @@ def _configuration(options: Mapping[str, str], root: Path) -> dict[str, Any]:
     }
 
 
-def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
+def test_read_is_correct_with_speculative_attempts(cluster40: Cluster, slow: SlowArchive) -> None:
     slow.slow_once()
     options = slow.options | {"subscribePattern": ".*", "kafka.isolation.level": "read_committed"}
     found = cluster40.run_twice(
@@ -154,8 +154,10 @@ def test_a_read(cluster40: Cluster, slow: SlowArchive) -> None:
     assert Counter((row["topic"], row["offset"]) for row in found) == wanted
 
 
-def test_an_export_of_files(cluster40: Cluster, s3_server: S3Server, tmp_path: Path) -> None:
-    """The first attempt's file arrives beside the second's, and changes nothing."""
+def test_file_export_is_correct_with_speculative_attempts(
+    cluster40: Cluster, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """The file of the first attempt arrives after the second's and changes nothing."""
     archive = GrowingArchive(tmp_path, NAMES).create()
     with S3Proxy(s3_server.port) as proxy:
         lake = Lake(tmp_path, archive, new_bucket(s3_server), proxy)
@@ -167,7 +169,9 @@ def test_an_export_of_files(cluster40: Cluster, s3_server: S3Server, tmp_path: P
         check_whole(lake)
 
 
-def test_an_export_into_iceberg(cluster40: Cluster, slow: SlowArchive) -> None:
+def test_iceberg_export_is_correct_with_speculative_attempts(
+    cluster40: Cluster, slow: SlowArchive
+) -> None:
     table = "lake.db.orders"
     arguments = ["iceberg", *_topics(), "--table", table, "--config", str(slow.config)]
     slow.slow_once()
@@ -178,9 +182,9 @@ def test_an_export_into_iceberg(cluster40: Cluster, slow: SlowArchive) -> None:
     _check_table(cluster40, "iceberg", table)
 
 
-def test_an_export_into_hudi_is_refused(tmp_path: Path) -> None:
-    """Hudi does not keep attempts of one task apart, so a session of ours has no speculation; one
-    that has it is asked for by the user.
+def test_hudi_export_with_speculation_is_refused(tmp_path: Path) -> None:
+    """Hudi does not separate attempts of one task, so our own sessions disable speculation; only a
+    user's session can have it.
     """
     assert HUDI["spark.speculation"] == "false"
     archive = GrowingArchive(tmp_path, NAMES[:1]).create()

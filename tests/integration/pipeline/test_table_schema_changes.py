@@ -1,4 +1,4 @@
-"""Exports into an Iceberg table while producers change their schema: a real Spark 4.0."""
+"""Iceberg exports while producers change their schema, on a real Spark 4.0."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""HDFS on bad days: servers that are stopped, killed or silent, refusals, and forked processes."""
+"""HDFS failures: servers that are stopped, killed or silent, refusals, and forked processes."""
 
 import os
 import pickle
@@ -36,7 +36,7 @@ from sidetier.storage.settings import (
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 BIG = bytes(range(256)) * 4096 * 24
-"""24 MiB: more than a client and its kernel hold."""
+"""24 MiB: more than a client and its kernel can buffer."""
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def url(hdfs_cluster: HdfsCluster) -> str:
 
 @pytest.fixture
 def own(own_hdfs_cluster: HdfsCluster) -> Iterator[HdfsStorage]:
-    """A store on a cluster of the test's own, with short deadlines."""
+    """A store on this test's own cluster, with short deadlines."""
     store = HdfsStorage(f"{own_hdfs_cluster.url}/archive", deadline=AttemptDeadline(base=5.0))
     yield store
     store.close()
 
 
-def test_a_namenode_that_is_stopped_is_unavailable_and_loses_nothing(
+def test_stopped_namenode_is_unavailable_and_loses_nothing(
     own_hdfs_cluster: HdfsCluster, own: HdfsStorage
 ) -> None:
     etag = own.put_object("k", BytesBody(b"before"), metadata={"v": "1"})
@@ -73,7 +73,7 @@ def test_a_namenode_that_is_stopped_is_unavailable_and_loses_nothing(
     assert own.get_object("k").data == b"after"
 
 
-def test_a_silent_namenode_is_given_up_at_the_deadline(
+def test_silent_namenode_is_given_up_at_the_deadline(
     own_hdfs_cluster: HdfsCluster, own: HdfsStorage
 ) -> None:
     own.put_object("k", BytesBody(b"x"))
@@ -88,7 +88,7 @@ def test_a_silent_namenode_is_given_up_at_the_deadline(
     assert own.head_object("k").size == 1
 
 
-def test_a_datanode_that_is_killed_while_it_is_read_is_a_transient_error(
+def test_datanode_killed_during_a_read_is_a_transient_error(
     own_hdfs_cluster: HdfsCluster, own: HdfsStorage
 ) -> None:
     own.put_object("big", BytesBody(BIG))
@@ -104,7 +104,7 @@ def test_a_datanode_that_is_killed_while_it_is_read_is_a_transient_error(
         assert read + stream.read() == BIG
 
 
-def test_a_put_without_a_datanode_leaves_nothing(
+def test_put_without_a_datanode_leaves_nothing(
     own_hdfs_cluster: HdfsCluster, own: HdfsStorage
 ) -> None:
     (datanode,) = own_hdfs_cluster.datanodes
@@ -117,7 +117,7 @@ def test_a_put_without_a_datanode_leaves_nothing(
     assert own.get_object("k").data == b"x"
 
 
-def test_requests_are_tried_again_until_the_namenode_is_back(
+def test_requests_are_retried_until_the_namenode_is_back(
     own_hdfs_cluster: HdfsCluster,
 ) -> None:
     endpoint = StorageEndpoint(
@@ -135,7 +135,7 @@ def test_requests_are_tried_again_until_the_namenode_is_back(
     store.close()
 
 
-def test_a_user_without_permission_is_refused(url: str) -> None:
+def test_user_without_permission_is_refused(url: str) -> None:
     HdfsStorage(url).put_object("k", BytesBody(b"x"))
     script = (
         "import sys\n"
@@ -165,7 +165,7 @@ def test_a_user_without_permission_is_refused(url: str) -> None:
     assert [row.key for row in HdfsStorage(url).list_objects("")] == ["k"]
 
 
-def test_a_quota_that_is_used_up_is_a_full_store(hdfs_cluster: HdfsCluster, url: str) -> None:
+def test_exhausted_quota_is_store_full(hdfs_cluster: HdfsCluster, url: str) -> None:
     store = HdfsStorage(url)
     store.put_object("k", BytesBody(b"x"))
     directory = url.removeprefix(hdfs_cluster.url)
@@ -180,12 +180,12 @@ def test_a_quota_that_is_used_up_is_a_full_store(hdfs_cluster: HdfsCluster, url:
 
 
 @pytest.mark.parametrize("key", ["a:b", "x/" + "y" * 256, "_sidetier-store/x", ".snapshot/x"])
-def test_names_that_hdfs_refuses(url: str, key: str) -> None:
+def test_names_that_hdfs_refuses_are_refused(url: str, key: str) -> None:
     with pytest.raises(InvalidRequestError):
         HdfsStorage(url).put_object(key, BytesBody(b"x"))
 
 
-def test_a_file_where_a_directory_is_wanted(url: str) -> None:
+def test_file_in_place_of_a_directory_is_refused(url: str) -> None:
     store = HdfsStorage(url)
     store.put_object("a", BytesBody(b"x"))
     store.put_object("d/e", BytesBody(b"x"))
@@ -194,7 +194,7 @@ def test_a_file_where_a_directory_is_wanted(url: str) -> None:
             store.put_object(key, BytesBody(b"x"))
 
 
-def test_a_configuration_directory_names_the_namenode(hdfs_cluster: HdfsCluster) -> None:
+def test_configuration_directory_names_the_namenode(hdfs_cluster: HdfsCluster) -> None:
     directory = uuid.uuid4().hex
     endpoint = StorageEndpoint(
         f"hdfs:///{directory}", hdfs=HdfsSettings(config_dir=hdfs_cluster.config_dir)
@@ -206,7 +206,7 @@ def test_a_configuration_directory_names_the_namenode(hdfs_cluster: HdfsCluster)
         HdfsStorage("hdfs:///x", missing)
 
 
-def test_a_name_service_is_found_by_properties(hdfs_cluster: HdfsCluster) -> None:
+def test_name_service_is_found_by_properties(hdfs_cluster: HdfsCluster) -> None:
     directory = uuid.uuid4().hex
     properties = {
         "dfs.ha.namenodes.prod": "a,b",
@@ -219,7 +219,7 @@ def test_a_name_service_is_found_by_properties(hdfs_cluster: HdfsCluster) -> Non
     assert HdfsStorage(f"{hdfs_cluster.url}/{directory}").get_object("k").data == b"x"
 
 
-def test_a_version_that_was_replaced_is_read_to_its_end_or_fails(url: str) -> None:
+def test_replaced_version_is_read_to_its_end_or_fails(url: str) -> None:
     store = HdfsStorage(url)
     store.put_object("k", BytesBody(BIG))
     with store.get_object_input_stream("k") as stream:
@@ -232,7 +232,7 @@ def test_a_version_that_was_replaced_is_read_to_its_end_or_fails(url: str) -> No
     assert read == BIG
 
 
-def test_a_forked_process_is_refused_and_does_not_hang(url: str) -> None:
+def test_forked_process_is_refused_and_does_not_hang(url: str) -> None:
     script = (
         "import os, sys\n"
         "from sidetier.segments.errors import InvalidRequestError\n"
@@ -251,12 +251,12 @@ def test_a_forked_process_is_refused_and_does_not_hang(url: str) -> None:
     subprocess.run([sys.executable, "-c", script, url], check=True, timeout=120)
 
 
-def test_a_store_is_not_pickled(url: str) -> None:
+def test_store_cannot_be_pickled(url: str) -> None:
     with pytest.raises(TypeError, match="settings"):
         pickle.dumps(HdfsStorage(url))
 
 
-def test_what_another_program_has_stored_is_an_object(hdfs_cluster: HdfsCluster, url: str) -> None:
+def test_file_of_another_program_is_an_object(hdfs_cluster: HdfsCluster, url: str) -> None:
     from hdfs_native import Client  # noqa: PLC0415  the other program
 
     with Client(hdfs_cluster.url).create(f"{url.removeprefix(hdfs_cluster.url)}/k") as file:
@@ -268,6 +268,6 @@ def test_what_another_program_has_stored_is_an_object(hdfs_cluster: HdfsCluster,
     assert store.get_object("k").data == b"ours"
 
 
-def test_nobody_answers() -> None:
+def test_missing_server_is_store_unavailable() -> None:
     with pytest.raises(StoreUnavailableError, match="Connection refused"):
         HdfsStorage("hdfs://127.0.0.1:1/x").head_object("k")

@@ -1,4 +1,4 @@
-"""Writers of one object on HDFS: one that is slow, and one that is killed, at each of its steps."""
+"""Concurrent writers of one object on HDFS: one slow, one killed, at each of their steps."""
 
 import signal
 import subprocess
@@ -85,8 +85,9 @@ def paused(
     meanwhile: Callable[[], None],
     killed_at: int | None = None,
 ) -> Iterator[list[str]]:
-    """Before the call of the client with this number, let something else happen, which dies at its
-    call `killed_at` and makes no other call.
+    """Run another action before the client call with this number.
+
+    The action dies at its call `killed_at` and makes no further call.
 
     Yields:
         The names of the calls so far.
@@ -128,7 +129,7 @@ def put(store: HdfsStorage, value: str, condition: Condition | None = None) -> s
 
 
 def stored(store: HdfsStorage) -> str | None:
-    """The value of the object, which its metadata repeat; None where there is none."""
+    """The value of the object, which its metadata repeats; None if it does not exist."""
     rows = list(store.list_objects(""))
     if not rows:
         return None
@@ -140,7 +141,7 @@ def stored(store: HdfsStorage) -> str | None:
     return found.data.decode()
 
 
-def test_a_slow_swap_is_refused_wherever_it_has_stopped(
+def test_slow_conditional_put_is_refused_at_whichever_step_it_stopped(
     store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
@@ -171,7 +172,7 @@ def test_a_slow_swap_is_refused_wherever_it_has_stopped(
     assert len(outcomes) > turn + 1
 
 
-def test_of_a_slow_swap_and_a_dead_one_at_most_one_takes_effect(
+def test_at_most_one_of_a_slow_and_a_dead_conditional_put_takes_effect(
     store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = set()
@@ -197,11 +198,11 @@ def test_of_a_slow_swap_and_a_dead_one_at_most_one_takes_effect(
 def race_with_dead(
     store: HdfsStorage, patch: pytest.MonkeyPatch, step: int, killed_at: int
 ) -> tuple[bool, bytes, bool, list[str]]:
-    """A swap that stops before a step, while another one goes on until it dies.
+    """A conditional put pauses before a step, while another one runs until it dies.
 
     Returns:
-        Whether it has died, what a reader sees then, whether the slow one has succeeded, and the
-        calls that the slow one has made.
+        Whether the other one has died, what a reader sees then, whether the slow one has succeeded,
+        and the calls that the slow one has made.
     """
     etag = put(store, "old")
     died, seen = False, b""
@@ -225,7 +226,7 @@ def race_with_dead(
     return died, seen, True, made
 
 
-def test_a_slow_delete_spares_a_later_version(
+def test_slow_delete_keeps_a_later_version(
     store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, reached = 0, True
@@ -244,14 +245,14 @@ def test_a_slow_delete_spares_a_later_version(
             except PreconditionFailedError:
                 deleted = False
         reached = len(made) >= step
-        # A delete that was decided before the others comes before them.
+        # A delete that was decided before the other writes takes effect before them.
         assert stored(store) == ("third" if reached else None)
         assert reached or deleted
         assert left(store) == []
     assert step > 5
 
 
-def test_a_slow_create_does_not_replace(
+def test_slow_create_does_not_replace_an_object(
     store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in range(1, 100):
@@ -270,7 +271,7 @@ def test_a_slow_create_does_not_replace(
     assert step > 3
 
 
-def test_a_slow_put_without_a_condition_is_the_last_one_or_is_sent_again(
+def test_slow_unconditional_put_is_the_last_one_or_is_retried(
     store: HdfsStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = set()
@@ -291,7 +292,7 @@ def test_a_slow_put_without_a_condition_is_the_last_one_or_is_sent_again(
 
 
 @pytest.mark.parametrize("action", ["create", "put", "delete"])
-def test_a_killed_writer_leaves_one_version_whole(url: str, action: str) -> None:
+def test_killed_writer_leaves_one_complete_version(url: str, action: str) -> None:
     seen: list[str | None] = []
     last, killed = 0, True
     while killed:
@@ -314,8 +315,8 @@ def test_a_killed_writer_leaves_one_version_whole(url: str, action: str) -> None
 
 
 def recover(store: HdfsStorage) -> None:
-    """Write as the next writer does. Where a dead writer has claimed the version, its claim is
-    carried out first, and the first try is refused.
+    """Write as the next writer does. If a dead writer has claimed the version, its claim is
+    completed first, and the first try is refused.
     """
     rows = list(store.list_objects(""))
     try:
@@ -325,11 +326,11 @@ def recover(store: HdfsStorage) -> None:
 
 
 def void(_: object) -> None:
-    """Forget a result."""
+    """Discard a result."""
 
 
 def left(store: HdfsStorage) -> list[str]:
-    """What writers have left below the store's own directory, but for records."""
+    """Files that writers have left below the store's internal directory, except records."""
     client = Client(store.url)
     root = directory(store)
     found = []
@@ -343,12 +344,12 @@ def left(store: HdfsStorage) -> list[str]:
 
 
 def directory(store: HdfsStorage) -> str:
-    """Where the store's keys begin in HDFS."""
+    """Directory of the store's keys in HDFS."""
     return urlsplit(store.url).path
 
 
 def run(url: str, action: str, etag: str, last: int) -> bool:
-    """Whether the child was killed before that step; False when it was through before."""
+    """Return whether the child was killed before that step; False if it finished before."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, url, action, etag, str(last), ",".join(STEPS)],
         capture_output=True,

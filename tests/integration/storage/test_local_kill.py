@@ -11,7 +11,7 @@ from sidetier.storage.bodies import BytesBody
 from sidetier.storage.local import LocalStorage
 
 OLD, NEW = b"old bytes", b"new bytes"
-"""Of one length, so that size alone tells nothing."""
+"""Equal in length, so that the size alone does not distinguish them."""
 
 CHILD = """
 import fcntl, os, signal, sys
@@ -47,7 +47,7 @@ else:
 
 
 def _run(root: Path, action: str, last: int) -> bool:
-    """Whether the child was killed before that step; False when it was through before."""
+    """Return whether the child was killed before that step; False if it finished before."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(root), action, str(last)],
         capture_output=True,
@@ -67,7 +67,7 @@ def _versions(store: LocalStorage) -> set[tuple[bytes, str | None]]:
 
 @pytest.mark.parametrize("present", [False, True], ids=["create", "overwrite"])
 @pytest.mark.slow
-def test_a_killed_put_leaves_the_old_version_or_the_new_one(tmp_path: Path, present: bool) -> None:  # noqa: FBT001
+def test_killed_put_leaves_the_old_version_or_the_new_one(tmp_path: Path, present: bool) -> None:  # noqa: FBT001
     seen: list[set[tuple[bytes, str | None]]] = []
     last = 0
     while True:
@@ -91,7 +91,7 @@ def test_a_killed_put_leaves_the_old_version_or_the_new_one(tmp_path: Path, pres
 
 
 @pytest.mark.slow
-def test_a_killed_delete_leaves_the_object_whole_or_none(tmp_path: Path) -> None:
+def test_killed_delete_leaves_the_object_complete_or_none(tmp_path: Path) -> None:
     seen: list[set[tuple[bytes, str | None]]] = []
     last = 0
     while True:
@@ -109,7 +109,7 @@ def test_a_killed_delete_leaves_the_object_whole_or_none(tmp_path: Path) -> None
 
 
 def _assert_usable(root: Path) -> None:
-    """Nothing is locked, and what was left behind is swept away once it is old."""
+    """Assert that nothing is locked, and that leftovers are removed once they are old."""
     store = LocalStorage(root, now_ns=2**62)
     assert list((root / ".sidetier" / "tmp").iterdir()) == []
     store.put_object("t/offset.wm", BytesBody(b"later"), metadata={"version": "later"})

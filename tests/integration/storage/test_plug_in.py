@@ -1,4 +1,4 @@
-"""A plug-in that says where topics are stored, installed from a wheel."""
+"""A plug-in that chooses the storage URL of topics, installed from a wheel."""
 
 import base64
 import hashlib
@@ -52,7 +52,7 @@ FILES = {
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A directory with what is in the plug-in's wheel, as an installer leaves it."""
+    """A directory with the content of the plug-in's wheel, as an installer creates it."""
     wheel = tmp_path / "by_team-1.0-py3-none-any.whl"
     record = "by_team-1.0.dist-info/RECORD"
     rows = []
@@ -78,8 +78,8 @@ def installed(tmp_path: Path) -> Path:
     return target
 
 
-def test_topics_go_where_a_plug_in_says(tmp_path: Path, installed: Path) -> None:
-    """A topic for which it fails waits; the other topics, and the sidecar, do not."""
+def test_topics_are_stored_where_the_plug_in_says(tmp_path: Path, installed: Path) -> None:
+    """A topic whose URL fails to resolve waits; the other topics and the sidecar do not."""
     log_dir = LogDir(tmp_path / "logs")
     for topic in ("pay.orders", "ship.boxes", "other"):
         log_dir.create(topic).closed_segments(2)

@@ -1,4 +1,4 @@
-"""The S3 store against a server that misbehaves, over real sockets."""
+"""The S3 store with a faulty server over real sockets."""
 
 import io
 import signal
@@ -38,7 +38,7 @@ QUICK = RetryPolicy(attempts=4, first_delay=0.01, max_delay=0.02, max_elapsed=30
 
 @dataclass(slots=True)
 class CountingBody:
-    """Remembers how much of it was read."""
+    """A body that counts the bytes read from it."""
 
     data: bytes
     bytes_read: int = 0
@@ -99,7 +99,7 @@ def _store(server: FaultyS3, deadline: AttemptDeadline | None = None) -> S3Stora
     ],
 )
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
-def test_a_refusal_is_ours_and_made_once(
+def test_refusal_is_translated_and_sent_once(
     server: FaultyS3, body: BytesBody, status: int, code: str, expected: type[StorageError]
 ) -> None:
     store = _store(server)
@@ -123,7 +123,7 @@ def test_a_refusal_is_ours_and_made_once(
     ("status", "expected"),
     [(404, ObjectNotFoundError), (403, AccessDeniedError), (503, StoreUnavailableError)],
 )
-def test_a_head_without_a_body_is_understood_by_its_status(
+def test_head_answer_without_a_body_is_recognised_by_its_status(
     server: FaultyS3, status: int, expected: type[StorageError]
 ) -> None:
     server.faults.append(faulty_s3.answer(status, "unseen"))
@@ -131,7 +131,7 @@ def test_a_head_without_a_body_is_understood_by_its_status(
         _store(server).head_object("k")
 
 
-def test_a_refused_put_does_not_send_its_body(server: FaultyS3) -> None:
+def test_body_of_a_refused_put_is_not_sent(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     with pytest.raises(PreconditionFailedError):
         _store(server).put_object("k", LARGE, condition=IfAbsent())
@@ -140,7 +140,7 @@ def test_a_refused_put_does_not_send_its_body(server: FaultyS3) -> None:
     assert seen.headers["if-none-match"] == "*"
 
 
-def test_a_refused_put_does_not_even_read_its_body(server: FaultyS3) -> None:
+def test_body_of_a_refused_put_is_not_even_read(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.answer(412, "PreconditionFailed"))
     body = CountingBody(LARGE.data)
     checksum = checksum_of_bytes(LARGE.data, ChecksumAlgorithm.CRC64NVME)
@@ -149,7 +149,7 @@ def test_a_refused_put_does_not_even_read_its_body(server: FaultyS3) -> None:
     assert body.bytes_read == 0
 
 
-def test_a_file_is_sent_by_the_kernel_and_sent_again(server: FaultyS3, tmp_path: Path) -> None:
+def test_file_is_sent_by_the_kernel_and_can_be_sent_again(server: FaultyS3, tmp_path: Path) -> None:
     path = tmp_path / "body"
     path.write_bytes(LARGE.data)
     server.faults += [faulty_s3.cut_in_request, faulty_s3.lose_the_answer]
@@ -158,13 +158,15 @@ def test_a_file_is_sent_by_the_kernel_and_sent_again(server: FaultyS3, tmp_path:
     assert len(server.seen) == 3
 
 
-def test_a_small_body_leaves_with_its_headers(server: FaultyS3) -> None:
+def test_small_body_is_sent_with_its_headers(server: FaultyS3) -> None:
     _store(server).put_object("k", SMALL)
     assert "expect" not in server.seen[0].headers
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
-def test_what_is_sent_over_plain_http(server: FaultyS3, body: BytesBody) -> None:
+def test_plain_http_put_has_an_unsigned_payload_and_a_signed_checksum(
+    server: FaultyS3, body: BytesBody
+) -> None:
     _store(server).put_object("k", body)
     (seen,) = server.seen
     assert seen.body == body.data
@@ -174,14 +176,14 @@ def test_what_is_sent_over_plain_http(server: FaultyS3, body: BytesBody) -> None
     assert not {"x-amz-trailer", "transfer-encoding", "content-encoding"} & seen.headers.keys()
 
 
-def test_payload_signing_can_be_asked_for(server: FaultyS3) -> None:
+def test_payload_signing_can_be_enabled(server: FaultyS3) -> None:
     settings = replace(_settings(server), sign_payload=True)
     S3Storage("bucket", "", settings).put_object("k", LARGE)
     assert len(server.seen[0].headers["x-amz-content-sha256"]) == 64
     assert server.objects["k"] == LARGE.data
 
 
-def test_a_server_that_hangs_is_a_timeout(server: FaultyS3) -> None:
+def test_hung_server_is_a_timeout(server: FaultyS3) -> None:
     server.faults += [faulty_s3.hang, faulty_s3.hang]
     store = _store(server)
     with pytest.raises(StoreTimeoutError, match="PutObject"):
@@ -190,8 +192,8 @@ def test_a_server_that_hangs_is_a_timeout(server: FaultyS3) -> None:
         store.head_object("k")
 
 
-def test_a_signal_ends_a_request_that_hangs(server: FaultyS3) -> None:
-    """Ctrl-C at the command line; obstore holds signals back until its call returns."""
+def test_signal_ends_a_hung_request(server: FaultyS3) -> None:
+    """For Ctrl-C on the command line; obstore delays signals until its call returns."""
 
     class AlarmError(Exception):
         pass
@@ -214,7 +216,7 @@ def test_a_signal_ends_a_request_that_hangs(server: FaultyS3) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_forty_callers_at_once(server: FaultyS3) -> None:
+def test_forty_concurrent_callers_are_served(server: FaultyS3) -> None:
     store = _store(server)
     keys = [f"k-{number}" for number in range(40)]
 
@@ -228,13 +230,13 @@ def test_forty_callers_at_once(server: FaultyS3) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 307])
-def test_a_bucket_of_another_region_is_told(server: FaultyS3, status: int) -> None:
+def test_bucket_of_another_region_is_reported(server: FaultyS3, status: int) -> None:
     server.faults.append(faulty_s3.answer(status, "PermanentRedirect"))
     with pytest.raises(InvalidRequestError, match="own region"):
         _store(server).put_object("k", SMALL)
 
 
-def test_keys_that_have_expired_are_refused(server: FaultyS3) -> None:
+def test_expired_keys_are_refused(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.answer(400, "ExpiredToken"))
     with pytest.raises(AccessDeniedError, match="ExpiredToken"):
         _store(server).put_object("k", SMALL)
@@ -243,7 +245,7 @@ def test_keys_that_have_expired_are_refused(server: FaultyS3) -> None:
 @pytest.mark.parametrize(
     "fault", [faulty_s3.cut_at_once, faulty_s3.cut_in_request], ids=["at once", "in request"]
 )
-def test_a_cut_connection_is_unavailable(server: FaultyS3, fault: faulty_s3.Fault) -> None:
+def test_cut_connection_is_store_unavailable(server: FaultyS3, fault: faulty_s3.Fault) -> None:
     server.faults.append(fault)
     store = _store(server)
     with pytest.raises(StoreUnavailableError, match="PutObject"):
@@ -251,7 +253,7 @@ def test_a_cut_connection_is_unavailable(server: FaultyS3, fault: faulty_s3.Faul
     assert server.objects == {}
 
 
-def test_an_answer_cut_short_is_noticed(server: FaultyS3) -> None:
+def test_truncated_answer_is_detected(server: FaultyS3) -> None:
     store = _store(server)
     store.put_object("k", LARGE)
     server.faults += [faulty_s3.cut_in_response, faulty_s3.cut_in_response]
@@ -265,13 +267,13 @@ def test_an_answer_cut_short_is_noticed(server: FaultyS3) -> None:
     assert store.get_object("k").data == LARGE.data
 
 
-def test_an_answer_that_is_no_s3_is_unavailable(server: FaultyS3) -> None:
+def test_answer_that_is_not_s3_is_store_unavailable(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.garbage)
     with pytest.raises(StoreUnavailableError, match="ListObjectsV2"):
         list(_store(server).list_objects(""))
 
 
-def test_a_body_that_trickles_ends_at_the_deadline(server: FaultyS3) -> None:
+def test_slow_body_ends_at_the_deadline(server: FaultyS3) -> None:
     server.faults.append(faulty_s3.trickle)
     store = _store(server, AttemptDeadline(base=0.5, min_bytes_per_second=10**9, connect=2.0))
     body = BytesBody(b"x" * 40_000_000)
@@ -280,7 +282,7 @@ def test_a_body_that_trickles_ends_at_the_deadline(server: FaultyS3) -> None:
     assert server.objects == {}
 
 
-def test_a_server_that_is_not_there_is_unavailable(server: FaultyS3) -> None:
+def test_missing_server_is_store_unavailable(server: FaultyS3) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -290,7 +292,7 @@ def test_a_server_that_is_not_there_is_unavailable(server: FaultyS3) -> None:
             store.put_object("k", SMALL)
 
 
-def test_a_proxy_that_is_not_there_is_unavailable(
+def test_missing_proxy_is_store_unavailable(
     server: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
@@ -301,7 +303,7 @@ def test_a_proxy_that_is_not_there_is_unavailable(
             _store(server).put_object("k", SMALL)
 
 
-def test_a_lost_answer_is_told_apart_from_a_refusal(server: FaultyS3) -> None:
+def test_lost_answer_is_distinguished_from_a_refusal(server: FaultyS3) -> None:
     store = RetryingStorage(_store(server), QUICK)
     server.faults += [
         faulty_s3.lose_the_answer,
@@ -317,7 +319,7 @@ def test_a_lost_answer_is_told_apart_from_a_refusal(server: FaultyS3) -> None:
     assert not caught.value.ambiguous
 
 
-def test_a_bad_hour_is_outlasted(server: FaultyS3) -> None:
+def test_long_outage_is_survived_by_retries(server: FaultyS3) -> None:
     server.faults += [
         faulty_s3.answer(503, "SlowDown"),
         faulty_s3.cut_in_request,

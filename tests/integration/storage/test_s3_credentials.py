@@ -1,4 +1,4 @@
-"""Where keys come from: given, environment, profile, and a web identity (IRSA)."""
+"""Sources of credentials: settings, environment, profile, and a web identity (IRSA)."""
 
 import json
 import time
@@ -29,7 +29,7 @@ AWS_VARIABLES = (
 
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """A server, in an environment that knows no keys."""
+    """A server, in an environment without credentials."""
     for name in AWS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -45,7 +45,9 @@ def _put(server: FaultyS3, settings: S3Settings, size: int = 1) -> Seen:
     return server.seen[-1]
 
 
-def test_given_keys_win(recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_keys_take_precedence(
+    recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert "Credential=from-environment/" in _put(recorder, S3Settings()).headers["authorization"]
@@ -54,7 +56,7 @@ def test_given_keys_win(recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> 
     assert seen.headers["x-amz-security-token"] == "token-1"
 
 
-def test_a_profile(recorder: FaultyS3, tmp_path: Path) -> None:
+def test_keys_of_a_profile_are_used(recorder: FaultyS3, tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text(
         "[archive]\naws_access_key_id = of-the-profile\naws_secret_access_key = secret\n"
     )
@@ -62,7 +64,7 @@ def test_a_profile(recorder: FaultyS3, tmp_path: Path) -> None:
     assert "Credential=of-the-profile/" in seen.headers["authorization"]
 
 
-def test_a_web_identity(
+def test_keys_of_a_web_identity_are_used(
     recorder: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("a-token-of-the-cluster")
@@ -75,8 +77,8 @@ def test_a_web_identity(
     assert seen.headers["x-amz-security-token"]
 
 
-def test_keys_that_end_soon_are_asked_for_again(recorder: FaultyS3, tmp_path: Path) -> None:
-    """Obstore asks every 5 minutes; what it is given must be good for longer than that."""
+def test_keys_that_expire_soon_are_renewed(recorder: FaultyS3, tmp_path: Path) -> None:
+    """Obstore asks every 5 minutes; the keys must be valid for longer than that."""
     now = 1_800_000_000.0
     soon = datetime.fromtimestamp(time.time() + 300, UTC).isoformat()  # noqa: TID251 -- botocore's
     script = tmp_path / "keys"
@@ -100,7 +102,7 @@ def test_keys_that_end_soon_are_asked_for_again(recorder: FaultyS3, tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
-def test_the_setting_of_the_endpoint_wins(
+def test_endpoint_setting_takes_precedence(
     recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
@@ -110,7 +112,7 @@ def test_the_setting_of_the_endpoint_wins(
 
 
 @pytest.mark.parametrize("size", [1, 100_000], ids=["obstore", "boto3"])
-def test_the_environment_has_the_endpoint_where_no_setting_has(
+def test_endpoint_of_the_environment_is_used_without_a_setting(
     recorder: FaultyS3, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", recorder.url)
@@ -134,13 +136,15 @@ def test_the_environment_has_the_endpoint_where_no_setting_has(
     ],
 )
 @pytest.mark.usefixtures("recorder")
-def test_where_a_bucket_is(bucket: str, settings: S3Settings, endpoint: str) -> None:
+def test_bucket_address_follows_the_settings(
+    bucket: str, settings: S3Settings, endpoint: str
+) -> None:
     address = bucket_address(bucket, settings, lambda: make_client(settings, AttemptDeadline()))
     assert address.endpoint == endpoint
     assert address.in_host == endpoint.startswith(f"https://{bucket}.")
 
 
-def test_no_keys_at_all_is_a_refusal(recorder: FaultyS3) -> None:
+def test_missing_keys_are_access_denied(recorder: FaultyS3) -> None:
     with pytest.raises(AccessDeniedError, match="credentials"):
         _put(recorder, S3Settings())
     assert recorder.seen == []

@@ -1,4 +1,4 @@
-"""The S3 store over HTTPS: whom it trusts, and what it sends."""
+"""The S3 store over HTTPS: trusted authorities and sent headers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,7 +37,7 @@ def _settings(recorder: FaultyS3, identity: TlsIdentity) -> S3Settings:
 
 @pytest.mark.parametrize("algorithm", list(ChecksumAlgorithm))
 @pytest.mark.parametrize("size", [0, 10, len(BODY.data)])
-def test_the_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
+def test_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
     recorder: FaultyS3, tls_identity: TlsIdentity, algorithm: ChecksumAlgorithm, size: int
 ) -> None:
     settings = replace(_settings(recorder, tls_identity), checksum=algorithm)
@@ -56,10 +56,10 @@ def test_the_payload_is_neither_signed_nor_chunked_and_its_checksum_is_signed(
     assert seen.body == data
 
 
-def test_a_file_arrives_over_tls(
+def test_file_is_sent_over_tls(
     recorder: FaultyS3, tls_identity: TlsIdentity, tmp_path: Path
 ) -> None:
-    """Through the buffer: to send it past the encryption would be no TLS."""
+    """Through a buffer, because sendfile(2) would bypass the encryption."""
     path = tmp_path / "body"
     path.write_bytes(BODY.data)
     settings = _settings(recorder, tls_identity)
@@ -68,7 +68,9 @@ def test_a_file_arrives_over_tls(
     assert recorder.objects == {"k": BODY.data}
 
 
-def test_encryption_class_and_tags_are_sent(recorder: FaultyS3, tls_identity: TlsIdentity) -> None:
+def test_encryption_storage_class_and_tags_are_sent(
+    recorder: FaultyS3, tls_identity: TlsIdentity
+) -> None:
     settings = replace(
         _settings(recorder, tls_identity),
         sse="aws:kms",
@@ -88,7 +90,7 @@ def test_encryption_class_and_tags_are_sent(recorder: FaultyS3, tls_identity: Tl
     assert "x-amz-storage-class" not in watermark
 
 
-def test_an_unknown_authority_is_refused_for_good(
+def test_unknown_authority_is_a_permanent_error(
     recorder: FaultyS3, tls_identity: TlsIdentity
 ) -> None:
     settings = replace(_settings(recorder, tls_identity), ca_bundle=None)
@@ -99,7 +101,7 @@ def test_an_unknown_authority_is_refused_for_good(
 
 
 @pytest.mark.integration
-def test_a_real_server_takes_it_and_verifies_it(
+def test_real_server_accepts_and_verifies_the_upload(
     s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity
 ) -> None:
     settings = s3_settings(s3_bucket_tls, tls_identity.authority)
@@ -117,10 +119,10 @@ def test_a_real_server_takes_it_and_verifies_it(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["file", "bytes"])
-def test_a_large_object_that_is_there_already_is_told_as_such(
+def test_existing_large_object_is_a_failed_precondition(
     s3_bucket_tls: S3Bucket, tls_identity: TlsIdentity, tmp_path: Path, kind: str
 ) -> None:
-    """The server refuses it, and ends the connection, while its bytes are on their way."""
+    """The server refuses the upload and closes the connection while the body is being sent."""
     settings = replace(
         s3_settings(s3_bucket_tls, tls_identity.authority), multipart_threshold=128 * MIB
     )

@@ -1,4 +1,4 @@
-"""Uploads in parts are aborted whatever goes wrong, and nothing of them stays."""
+"""Multipart uploads are aborted after any failure, and leave no parts."""
 
 import io
 import logging
@@ -42,7 +42,7 @@ class Site:
     store: S3Storage
 
     def sabotage(self, operation: str, nth: int, act: Sabotage) -> None:
-        """Let the nth such request, as it is about to leave, come to grief."""
+        """Make the nth request of this kind fail before it is sent."""
         count = 0
 
         def handler(**event: object) -> Any:  # noqa: ANN401 - an answer instead of a request
@@ -100,7 +100,7 @@ FAILURES: list[tuple[Sabotage, type[BaseException]]] = [
     ("operation", "nth"),
     [("UploadPart", 1), ("UploadPart", 3), ("CompleteMultipartUpload", 1)],
 )
-def test_every_failure_aborts(
+def test_every_failure_aborts_the_upload(
     site: Site, operation: str, nth: int, act: Sabotage, expected: type[BaseException]
 ) -> None:
     site.sabotage(operation, nth, act)
@@ -109,7 +109,7 @@ def test_every_failure_aborts(
     assert site.nothing_is_left()
 
 
-def test_a_copy_in_parts_is_aborted_too(site: Site) -> None:
+def test_failed_multipart_copy_is_aborted(site: Site) -> None:
     site.store.put_object("source", BODY)
     site.sabotage("UploadPartCopy", 1, _raises(boto.ReadTimeoutError(endpoint_url="u")))
     with pytest.raises(StoreTimeoutError):
@@ -118,7 +118,9 @@ def test_a_copy_in_parts_is_aborted_too(site: Site) -> None:
     assert site.nothing_is_left()
 
 
-def test_an_abort_that_fails_hides_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_abort_does_not_hide_the_original_error(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     site.sabotage("UploadPart", 2, _answers(403, "AccessDenied"))
     site.sabotage(
         "AbortMultipartUpload", 1, _raises(boto.EndpointConnectionError(endpoint_url="u"))

@@ -1,4 +1,4 @@
-"""A sidecar writes a chapter when an archive has a thousand segments."""
+"""A sidecar writes a chapter once an archive has a thousand segments."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 WAIT = 120.0
 
 
-def test_a_long_archive_gets_its_chapter(tmp_path: Path) -> None:
+def test_long_archive_gets_its_chapter(tmp_path: Path) -> None:
     log_dir = LogDir(tmp_path / "logs")
     log_dir.create("orders").closed_segments(SEGMENTS + 1)
     log_dir.checkpoint_high_watermarks()

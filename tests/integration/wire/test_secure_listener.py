@@ -72,7 +72,7 @@ def secure(
     java: object,  # noqa: ARG001 - servers need it
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SecureBroker]:
-    """A broker whose second listener wants a client certificate and a login."""
+    """A broker whose second listener requires a client certificate and a login."""
     directory = tmp_path_factory.mktemp("secure")
     write_identities(directory)
     port = free_port()
@@ -125,7 +125,7 @@ def create_scram_user(servers: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_batch_goes_there_and_back(secure: SecureBroker, topic: str, mechanism: str) -> None:
+def test_batch_is_produced_and_fetched(secure: SecureBroker, topic: str, mechanism: str) -> None:
     create_topic(secure.kafka.bootstrap_servers, topic, configs={"retention.ms": -1})
     tp = TopicPartition(topic, 0)
     records = tuple(MadeRecord(offset, value=bytes([offset]) * 3000) for offset in range(250))
@@ -144,7 +144,7 @@ def test_a_batch_goes_there_and_back(secure: SecureBroker, topic: str, mechanism
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_wrong_password_is_refused(secure: SecureBroker, mechanism: str) -> None:
+def test_wrong_password_is_refused(secure: SecureBroker, mechanism: str) -> None:
     with (
         secure.cluster(sasl_mechanism=mechanism, sasl_password="wrong") as cluster,
         pytest.raises(BrokerLoginError, match=r"refuses the login: Authentication failed"),
@@ -152,7 +152,7 @@ def test_a_wrong_password_is_refused(secure: SecureBroker, mechanism: str) -> No
         cluster.metadata()
 
 
-def test_a_connection_outlives_its_session(secure: SecureBroker) -> None:
+def test_connection_outlives_its_session(secure: SecureBroker) -> None:
     """The broker closes a connection that uses an expired session (KIP-368)."""
     with secure.cluster() as cluster:
         connection = cluster.connection(AnyBroker())
@@ -165,7 +165,7 @@ def test_a_connection_outlives_its_session(secure: SecureBroker) -> None:
         assert not connection.is_closed
 
 
-def test_users_are_described_without_their_passwords(secure: SecureBroker) -> None:
+def test_scram_users_are_described_without_their_passwords(secure: SecureBroker) -> None:
     with secure.cluster() as cluster:
         assert sorted(requests.scram_credentials(cluster), key=lambda each: each.mechanism) == [
             ScramCredential("alice", "SCRAM-SHA-256", 4096),

@@ -91,7 +91,7 @@ def test_raw_batches_are_committed_and_aborted(
     assert transactional_id in {each.transactional_id for each in listed}
 
 
-def test_a_new_owner_of_a_transactional_id_fences_the_old_one(
+def test_new_owner_of_a_transactional_id_fences_the_old_one(
     kafka: KafkaCluster, cluster: Cluster, topic: str
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic, configs={"retention.ms": -1})
@@ -106,7 +106,7 @@ def test_a_new_owner_of_a_transactional_id_fences_the_old_one(
         requests.end_txn(cluster, topic, old, commit=True)
 
 
-def test_a_transaction_that_no_coordinator_knows_is_aborted(
+def test_transaction_unknown_to_the_coordinator_is_aborted(
     kafka: KafkaCluster, cluster: Cluster, topic: str
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic, configs={"retention.ms": -1})
@@ -139,7 +139,7 @@ def test_quotas_and_scram_users_are_described(cluster: Cluster) -> None:
     assert requests.scram_credentials(cluster) == ()
 
 
-def test_a_topic_that_is_missing_is_refused_by_name(cluster: Cluster) -> None:
+def test_missing_topic_is_refused_by_name(cluster: Cluster) -> None:
     metadata = cluster.metadata(["no-such-topic"])
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(metadata.refused["no-such-topic"])
     with pytest.raises(KafkaApiError, match="for no-such-topic: UNKNOWN_TOPIC_OR_PARTITION"):
@@ -147,7 +147,7 @@ def test_a_topic_that_is_missing_is_refused_by_name(cluster: Cluster) -> None:
 
 
 def produce(servers: str, tp: TopicPartition) -> None:
-    """Batches of several records, some compressed, with keys, headers and times of their own."""
+    """Produce batches of several records, some compressed, with keys, headers and timestamps."""
     at = count()
     for codec in ("none", "lz4", "zstd"):
         producer = Producer(
@@ -188,7 +188,7 @@ def send_copies(
     producer: batches.Producer,
     sequence: int,
 ) -> int:
-    """All batches of a partition into the open transaction, several requests in flight."""
+    """Send all batches of a partition in the open transaction, with several requests in flight."""
     requests.add_partitions_to_txn(cluster, transactional_id, producer, [target])
     records = fetch(cluster, source, IsolationLevel.READ_COMMITTED).records
     copied = list(batches.split_batches(records))
@@ -211,7 +211,7 @@ def check_produced(connection: Connection) -> None:
 
 
 def read(servers: str, tp: TopicPartition) -> list[Shown]:
-    """What a read-committed consumer is shown, to the end."""
+    """Output of a read-committed consumer up to the end."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,

@@ -1,4 +1,4 @@
-"""Any archive, read from any offset with any memory, gives what a plain model of it says."""
+"""Any archive, read from any offset with any memory, gives the result of a simple model."""
 
 import random
 from unittest.mock import patch
@@ -23,7 +23,7 @@ SETTINGS = "sidetier.archive.reader.settings.LEAST_MEMORY"
     memory=st.sampled_from([1500, 6000, 1 << 20]),
     part=st.floats(0, 1),
 )
-def test_every_archive_is_read_as_the_model_says(
+def test_every_archive_is_read_as_in_the_model(
     seed: int,
     is_pinterest: bool,  # noqa: FBT001
     isolation: IsolationLevel,
@@ -62,7 +62,7 @@ def test_every_archive_is_read_as_the_model_says(
     first_range=st.integers(20, 4000),
     memory=st.sampled_from([1500, 6000]),
 )
-def test_what_lies_beside_the_segments_changes_nothing(
+def test_transaction_indexes_do_not_change_the_result(
     seed: int, first_range: int, memory: int
 ) -> None:
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The offset of a timestamp is that of the first record with it or a later one."""
+"""The offset of a timestamp is that of the first record with the same or a later timestamp."""
 
 import random
 from itertools import pairwise
@@ -11,7 +11,7 @@ from tests.harness.record_batches import MadeBatch, MadeRecord
 
 
 def timed(dice: random.Random, first: int, end: int) -> list[MadeBatch]:
-    """Batches whose timestamps mostly rise, and now and then do not."""
+    """Batches whose timestamps mostly increase."""
     batches, offset = [], first
     while offset < end:
         count = min(dice.randrange(1, 5), end - offset)
@@ -29,7 +29,7 @@ def timed(dice: random.Random, first: int, end: int) -> list[MadeBatch]:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), wanted=st.lists(st.integers(-5, 700), min_size=1, max_size=5))
-def test_the_first_record_of_a_time_is_found(seed: int, wanted: list[int]) -> None:
+def test_first_record_of_a_timestamp_is_found(seed: int, wanted: list[int]) -> None:
     dice = random.Random(seed)
     archive = MadeArchive(is_pinterest=dice.random() < 0.3)
     bases = [0, *sorted(dice.sample(range(1, 200), dice.randrange(4))), 200]

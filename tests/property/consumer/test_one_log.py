@@ -1,10 +1,10 @@
-"""Kafka and the store are one log, whatever happens in between.
+"""Kafka and the store act as one log, whatever happens in between.
 
-Records are produced, segments stored (sometimes after Kafka has deleted them: the sidecar holds
-them), retention and gc delete, the group rebalances, partitions are paused and sought, brokers and
-the store are away for a while, answers to questions come late, and consumers are killed. Whatever
-is handed out is, per assignment, in order and without a gap or a repeat; nothing is committed that
-was not handed out; and in the end each record was handed out at least once.
+Records are produced; segments are stored (sometimes after Kafka has deleted them: the sidecar keeps
+them); retention and gc delete; the group rebalances; partitions are paused and sought; brokers and
+the store are unavailable for a while; responses arrive late; and consumers are killed. The records
+that are delivered are, per assignment, in order and without a gap or a repetition; no offset is
+committed whose record was not delivered; and at the end each record was delivered at least once.
 """
 
 import os
@@ -27,7 +27,7 @@ SELDOM = st.sampled_from([False, False, False, False, True])
 
 
 class OneLog(RuleBasedStateMachine):
-    """The machine; subclasses say in which mode."""
+    """The state machine; subclasses set the mode."""
 
     mode = "KAFKA_PREFERRED"
     cooperative = False
@@ -61,7 +61,7 @@ class OneLog(RuleBasedStateMachine):
         self.assigned, self.paused, self.next = set(), set(), {}
         self.give(set(PARTITIONS))
 
-    # What the group does
+    # Actions of the group
 
     def came(self, _: object, partitions: list[KafkaTopicPartition]) -> None:
         for one in partitions:
@@ -79,7 +79,7 @@ class OneLog(RuleBasedStateMachine):
             self.next.pop(tp, None)
 
     def give(self, wanted: set[TopicPartition]) -> None:
-        """Rebalance so that these are ours."""
+        """Rebalance so that these partitions are assigned to us."""
         if self.cooperative:
             self.it.kafka.rebalance(sorted(self.assigned - wanted), "on_revoke")
             self.it.kafka.rebalance(sorted(wanted - self.assigned))
@@ -87,7 +87,7 @@ class OneLog(RuleBasedStateMachine):
             if self.assigned:
                 self.it.kafka.rebalance(sorted(self.assigned), "on_revoke")
             self.it.kafka.rebalance(sorted(wanted))
-        self.world.now += 0.1  # Kafka's client is served at the next call
+        self.world.now += 0.1  # Kafka's client is polled at the next call
         self.poll(1)
 
     @rule(wanted=st.sets(st.sampled_from(PARTITIONS)))
@@ -97,11 +97,11 @@ class OneLog(RuleBasedStateMachine):
     @precondition(lambda self: self.kills < KILLS)
     @rule()
     def kill(self) -> None:
-        """SIGKILL: nothing is committed that was not."""
+        """Act as SIGKILL: assert that nothing was committed that was not returned."""
         self.kills += 1
         self.start()
 
-    # What the log does
+    # Actions on the log
 
     @rule(tp=st.sampled_from(PARTITIONS), count=st.integers(1, 12), markers=st.integers(0, 2))
     def produce(self, tp: TopicPartition, count: int, markers: int) -> None:
@@ -119,7 +119,7 @@ class OneLog(RuleBasedStateMachine):
 
     @rule(tp=st.sampled_from(PARTITIONS), share=st.floats(0, 1))
     def gc(self, tp: TopicPartition, share: float) -> None:
-        """Of what every reader is behind; what is not is another test's."""
+        """Delete stored records below every reader's position; another test covers later ones."""
         log = self.world.log(tp)
         behind = min(self.world.committed.get(tp, 0), self.next.get(tp, 0), log.kafka_start)
         log.gc(int(behind * share))
@@ -128,7 +128,7 @@ class OneLog(RuleBasedStateMachine):
     def fetch_ahead(self, tp: TopicPartition) -> None:
         self.it.kafka.fetch(tp)
 
-    # What goes wrong for a while
+    # Temporary faults
 
     @rule(away=SELDOM)
     def brokers(self, *, away: bool) -> None:
@@ -146,7 +146,7 @@ class OneLog(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
 
-    # What the application does
+    # Actions of the application
 
     @rule(times=st.integers(1, 10))
     def poll(self, times: int) -> None:
@@ -202,7 +202,7 @@ class OneLog(RuleBasedStateMachine):
         self.it.consumer.seek(at(offset, tp))
         self.next[tp] = offset
 
-    # What must hold
+    # Invariants
 
     def handed_out(self, topic: str, partition: int, offsets: list[int]) -> None:
         tp = TopicPartition(topic, partition)
@@ -227,7 +227,7 @@ class OneLog(RuleBasedStateMachine):
         return list(self.it.consumer._state.partitions.values())
 
     def teardown(self) -> None:
-        """All is well again: each record is handed out, and the group has all of them."""
+        """End all faults: each record is returned, and the group has committed all of them."""
         if not hasattr(self, "it"):
             return
         self.world.brokers_away, self.world.store_error = False, None
@@ -270,7 +270,7 @@ _EXAMPLES = settings(
     max_examples=int(os.environ.get("SIDETIER_ONE_LOG_EXAMPLES", "25")),
     stateful_step_count=50,
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes; a seed tells
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
 )
 
 TestKafkaPreferred = OneLog.TestCase

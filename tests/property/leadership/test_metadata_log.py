@@ -1,4 +1,4 @@
-"""A reader that looks now and then sees what a reader would that looks for the first time."""
+"""A reader that follows the log sees the same state as a reader that starts fresh."""
 
 import shutil
 import tempfile
@@ -25,7 +25,7 @@ Changes = Sequence[tuple[int, int]]
 
 
 class Mark(NamedTuple):
-    """The end of the log after a batch, the state there, and the elections that led to it."""
+    """The end of the log after a batch, the state there, and the elections before it."""
 
     segment: int
     size: int
@@ -37,8 +37,8 @@ class Mark(NamedTuple):
 class FollowedLog(RuleBasedStateMachine):
     """A broker appends, rolls, takes snapshots, cleans and truncates; two readers follow.
 
-    The model is `_state`: leader and epoch of each partition. The marks are where truncation can
-    cut.
+    The model is `_state`: leader and epoch of each partition. The marks are the positions at which
+    truncation can cut the log.
     """
 
     @initialize()
@@ -105,10 +105,10 @@ class FollowedLog(RuleBasedStateMachine):
 
     @rule(data=st.data(), twist=st.integers(0, 2))
     def truncate(self, data: st.DataObject, twist: int) -> None:
-        """Another controller won: what was not committed goes, and another epoch writes on.
+        """Another controller won: uncommitted records are removed, and a new epoch writes.
 
-        With a twist it writes what was cut again, byte for byte as long, but for other
-        leaders: the hardest to tell from what was there.
+        With `twist` it writes the removed records again with the same byte length, but with other
+        leaders: the case that is hardest to distinguish from the previous content.
         """
         kept = data.draw(st.integers(0, len(self._marks) - 1))
         mark, cut = self._marks[kept], self._marks[kept + 1 :]

@@ -1,4 +1,4 @@
-"""Whatever a broker writes into its metadata log is read as what it was."""
+"""Records a broker writes into its metadata log are read unchanged."""
 
 from contextlib import suppress
 
@@ -24,25 +24,25 @@ values = st.lists(st.binary(max_size=200), min_size=1, max_size=20)
 
 
 @given(st.integers(0, 2**35 - 1))
-def test_unsigned_varints(value: int) -> None:
+def test_unsigned_varints_round_trip(value: int) -> None:
     reader = WireReader(written.uvarint(value))
     assert reader.unsigned_varint() == value
     assert reader.position == len(written.uvarint(value))
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1))
-def test_signed_varints(small: int, large: int) -> None:
+def test_signed_varints_round_trip(small: int, large: int) -> None:
     assert WireReader(written.zigzag(small)).varint() == small
     assert WireReader(written.zigzag(large)).varlong() == large
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=300), ids)
-def test_topics(name: str, topic_id: bytes) -> None:
+def test_topic_records_round_trip(name: str, topic_id: bytes) -> None:
     assert decode_record(written.topic(name, topic_id)) == TopicRecord(name, topic_id)
 
 
 @given(ids, int32s, int32s, int32s, st.lists(brokers, max_size=20), versions)
-def test_partitions(
+def test_partition_records_round_trip(
     topic_id: bytes, number: int, leader: int, epoch: int, replicas: list[int], version: int
 ) -> None:
     value = written.partition(
@@ -52,19 +52,23 @@ def test_partitions(
 
 
 @given(ids, int32s, st.none() | st.integers(-1, 2**31 - 1), versions)
-def test_partition_changes(topic_id: bytes, number: int, leader: int | None, version: int) -> None:
+def test_partition_change_records_round_trip(
+    topic_id: bytes, number: int, leader: int | None, version: int
+) -> None:
     value = written.partition_change(topic_id, number, leader, version=version)
     assert decode_record(value) == PartitionChangeRecord(topic_id, number, leader)
 
 
 @given(st.binary(max_size=100))
-def test_no_bytes_do_more_harm_than_to_be_refused(value: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_read(value: bytes) -> None:
     with suppress(UnsupportedFormatError):
         decode_record(b"\x01" + value)
 
 
 @given(st.lists(values, min_size=1, max_size=5), st.integers(0, 2**40), st.integers(0, 500))
-def test_batches_up_to_any_cut(batches: list[list[bytes]], base: int, cut: int) -> None:
+def test_batches_are_read_up_to_any_truncation(
+    batches: list[list[bytes]], base: int, cut: int
+) -> None:
     data, ends, expected = b"", list[int](), list[tuple[bytes, ...]]()
     for content in batches:
         data += written.batch(base, content)
@@ -78,12 +82,12 @@ def test_batches_up_to_any_cut(batches: list[list[bytes]], base: int, cut: int) 
 
 
 @given(values, values, st.data())
-def test_no_flipped_bit_is_read_as_a_record(
+def test_flipped_bit_is_never_read_as_a_record(
     first: list[bytes], second: list[bytes], data: st.DataObject
 ) -> None:
     one = written.batch(0, first)
     both = bytearray(one + written.batch(len(first), second))
-    # what the checksum covers: from the attributes on
+    # the CRC covers everything from the attributes on
     place = data.draw(st.integers(21, len(one) - 1))
     both[place] ^= 1 << data.draw(st.integers(0, 7))
     try:

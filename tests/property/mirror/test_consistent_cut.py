@@ -1,4 +1,6 @@
-"""No transaction is half restored, for all interleavings of producers over three partitions."""
+"""No transaction is restored partially, for all interleavings of producers over three
+partitions.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
 PRODUCERS = range(4)
 VERSION_1 = 3
-"""The producer that keeps its epoch."""
+"""The producer that does not change its epoch."""
 STEP_MS = 25_000
 
 Ends = Mapping[TopicPartition, Offset]
@@ -26,7 +28,7 @@ Ends = Mapping[TopicPartition, Offset]
 
 @dataclass(slots=True)
 class Transaction:
-    """A transaction: of each partition the offset of its marker, None before it is written."""
+    """The marker's offset in each partition of a transaction; None before it is written."""
 
     producer: int
     epoch: int
@@ -34,14 +36,14 @@ class Transaction:
     commits: bool | None = None
 
     def is_half_restored(self, ends: Ends) -> bool:
-        """Committed below one end, and not below another."""
+        """Return whether it is committed below one end and not below another."""
         below = [marker is not None and marker < ends[tp] for tp, marker in self.markers.items()]
         return self.commits is True and any(below) and not all(below)
 
 
 @dataclass(slots=True)
 class Brokers:
-    """Logs of three partitions, whose leaders have clocks of their own."""
+    """Logs of three partitions whose leaders have separate clocks."""
 
     skews: Sequence[int]
     logs: dict[TopicPartition, list[TransactionalBatch]] = field(
@@ -53,7 +55,7 @@ class Brokers:
     now: int = 0
 
     def write(self, producer: int, tp: TopicPartition) -> None:
-        """Write a record; the markers of the producer's transaction before are written first."""
+        """Write a record, after the remaining markers of the producer's previous transaction."""
         while self.write_marker(producer):
             pass
         if producer not in self.current:
@@ -73,7 +75,7 @@ class Brokers:
                 self.epochs[producer] = transaction.epoch + 1
 
     def write_marker(self, producer: int) -> bool:
-        """Write the next marker of a decided transaction; whether there was one."""
+        """Write the next marker of a decided transaction; return whether one was left."""
         transaction = self.current.get(producer)
         if transaction is None or transaction.commits is None:
             return False
@@ -94,7 +96,7 @@ class Brokers:
 
 @st.composite
 def histories(draw: st.DrawFn) -> Brokers:
-    """Histories of up to 80 steps, from a seed: most have committed transactions."""
+    """Histories of up to 80 steps from a seed; most have committed transactions."""
     chance = random.Random(draw(st.integers(0, 2**32)))
     brokers = Brokers([chance.randrange(CLOCK_DIFFERENCE_MS) for _ in PARTITIONS])
     for _ in range(draw(st.integers(5, 80))):
@@ -112,7 +114,7 @@ def histories(draw: st.DrawFn) -> Brokers:
 def is_later(
     brokers: Brokers, archived: Ends, tp: TopicPartition, transaction: Transaction
 ) -> bool:
-    """Whether the partition's archive goes on until after the transaction was committed."""
+    """Return whether the partition's archive extends beyond the time of the commit."""
     committed = [
         brokers.logs[other][marker].timestamp_ms
         for other, marker in transaction.markers.items()
@@ -123,7 +125,9 @@ def is_later(
 
 
 def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
-    """Whether the archive shows, or cannot exclude, that a transaction v2 is half restored."""
+    """Return whether the archive shows, or cannot exclude, that a v2 transaction is restored
+    partially.
+    """
     for item in brokers.every:
         if item.producer == VERSION_1 or not item.commits:
             continue
@@ -154,7 +158,7 @@ def is_split(brokers: Brokers, archived: Ends, ends: Ends) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(histories(), st.data())
-def test_no_transaction_is_half_restored_and_no_end_can_be_higher(
+def test_no_transaction_is_restored_partially_and_no_end_can_be_higher(
     brokers: Brokers, data: st.DataObject
 ) -> None:
     chance = random.Random(data.draw(st.integers(0, 2**32)))
@@ -174,7 +178,7 @@ def test_no_transaction_is_half_restored_and_no_end_can_be_higher(
             assert is_split(brokers, archived, {**cut.ends, tp: Offset(cut.ends[tp] + 1)})
     lowered = {item.partition: item.end for item in cut.report.lowered}
     assert lowered == {str(tp): end for tp, end in cut.ends.items() if end < requested[tp]}
-    # What is claimed holds for what was never archived, too, but for partitions without any
+    # The guarantee also covers records that were never archived, except in partitions without any
     # archived transaction.
     shown = {tp: cut.ends[tp] if known[tp].batches else Offset(1 << 40) for tp in PARTITIONS}
     event(f"proven: {cut.report.is_proven}, lowered: {len(lowered)}")

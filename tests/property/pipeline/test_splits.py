@@ -23,7 +23,7 @@ LEAST_MEMORY = "sidetier.archive.reader.settings.LEAST_MEMORY"
 
 @dataclass(slots=True)
 class Read:
-    """What came of some splits."""
+    """The records of some splits."""
 
     offsets: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Read:
 def planned(
     world: World, request: ReadRequest, parts: list[float]
 ) -> tuple[list[Split], list[Missing], int]:
-    """The splits of the whole archive, planned at once or range by range; and where it ends."""
+    """The splits of the whole archive, planned at once or range by range, and its end."""
     with Planner(access_to(world.archive.store), threads=2) as planner:
         whole = planner.resolve(request)[TP]
         bounds = sorted({whole.start, whole.end, *(_at(whole, part) for part in parts)})
@@ -120,7 +120,7 @@ def test_splits_of_any_archive_give_each_record_once(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), most=st.integers(50, 3000))
-def test_committed_splits_end_where_the_last_stable_offset_is(seed: int, most: int) -> None:
+def test_committed_splits_end_at_the_last_stable_offset(seed: int, most: int) -> None:
     dice = random.Random(seed)
     batches = produced(dice, 60)
     line = list(cut(dice, batches, by_bytes=False))

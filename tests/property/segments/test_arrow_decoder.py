@@ -1,6 +1,7 @@
-"""The Arrow decoder against the pure one, and against what is no log at all.
+"""The Arrow decoder compared with the pure Python decoder, and with input that is not a log.
 
-`DECODER_EXAMPLES` in the environment asks for so many examples of each, and other ones each time.
+`DECODER_EXAMPLES` in the environment sets the number of examples of each test; they are then
+different in each run.
 """
 
 import os
@@ -36,7 +37,7 @@ MOST_BYTES = 1 << 20
 
 
 def examples(ordinarily: int) -> settings:
-    """So many, and the same ones, unless the environment says how many."""
+    """Number of examples: the default ones, or as many new ones as the environment asks for."""
     return settings(
         max_examples=int(os.environ.get("DECODER_EXAMPLES", ordinarily)),
         deadline=None,
@@ -90,14 +91,14 @@ def encoded(made: list[MadeBatch]) -> bytes:
 
 @examples(60)
 @given(made_logs(), st.sampled_from(sorted(WAYS)))
-def test_what_was_encoded_is_decoded(made: list[MadeBatch], way: str) -> None:
+def test_encoded_records_are_decoded(made: list[MadeBatch], way: str) -> None:
     with only(WAYS[way]):
         assert decoded(encoded(made)) == [row for batch in made for row in batch.rows]
 
 
 @examples(30)
 @given(made_logs(), st.integers(0, 1500), st.integers(0, 1500))
-def test_bounds_and_cuts_take_away_and_change_nothing(
+def test_bounds_and_truncation_only_remove_records(
     made: list[MadeBatch], first: int, end: int
 ) -> None:
     log = encoded(made)
@@ -111,7 +112,7 @@ def test_bounds_and_cuts_take_away_and_change_nothing(
 
 
 def outcome(log: bytes, few: int = FEW) -> list[tuple[Any, ...]] | None:
-    """The records, or None where the log is refused."""
+    """The records, or None if the log is refused."""
     with only(few):
         try:
             table = scan_headers(log)
@@ -142,7 +143,7 @@ def pure_outcome(log: bytes) -> list[tuple[Any, ...]] | None:
 
 
 def as_row(record: Record) -> tuple[Any, ...]:
-    timestamp = (record.timestamp + 2**63) % 2**64 - 2**63  # it wraps around, as Java's does
+    timestamp = (record.timestamp + 2**63) % 2**64 - 2**63  # it wraps around, as in Java
     return (
         int(record.offset),
         timestamp,
@@ -160,10 +161,10 @@ def as_row(record: Record) -> tuple[Any, ...]:
     st.integers(-1, 1),
     st.data(),
 )
-def test_damage_below_a_right_checksum_is_seen_as_the_pure_reader_sees_it(
+def test_damage_with_a_correct_checksum_is_handled_like_in_the_pure_reader(
     made: list[MadeBatch], changes: list[tuple[int, int]], more: int, data: st.DataObject
 ) -> None:
-    """Payloads in which bytes were changed, and counts: all three say the same."""
+    """Payloads with changed bytes and record counts: all three readers agree."""
     batch = data.draw(st.sampled_from(made))
     payload = bytearray(batch.payload)
     for at, byte in changes:
@@ -175,7 +176,7 @@ def test_damage_below_a_right_checksum_is_seen_as_the_pure_reader_sees_it(
 
 @examples(150)
 @given(st.binary(max_size=120), st.integers(-1, 20), st.sampled_from(Compression))
-def test_any_payload_is_refused_or_read_as_the_pure_reader_does(
+def test_any_payload_is_refused_or_read_like_in_the_pure_reader(
     payload: bytes, count: int, codec: Compression
 ) -> None:
     log = bytearray(MadeBatch((MadeRecord(0),), last_offset=500).encoded(payload, count))
@@ -188,13 +189,13 @@ def test_any_payload_is_refused_or_read_as_the_pure_reader_does(
 
 @examples(150)
 @given(st.binary(max_size=400))
-def test_any_bytes_are_refused_or_no_batch(log: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_no_batch(log: bytes) -> None:
     assert outcome(log, 0) in (None, [])
 
 
 @examples(150)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200), min_size=1))
-def test_varints(values: list[int]) -> None:
+def test_varints_are_decoded(values: list[int]) -> None:
     parts = [zigzag(value) for value in values]
     data = bytes_of(b"".join(parts))
     lengths = longs(*(len(part) for part in parts))
@@ -203,7 +204,7 @@ def test_varints(values: list[int]) -> None:
     assert behind.tolist() == np.cumsum(lengths).tolist()
 
 
-def test_a_varint_of_more_than_ten_bytes_leads_nowhere() -> None:
+def test_varint_of_more_than_ten_bytes_is_refused() -> None:
     data = bytes_of(b"\xff" * 9 + b"\x01" + b"\xff" * 10 + b"\1" + b"\2" * 100)
     found, behind = read_varints(data, np.arange(len(data)))
     assert (found[0], behind[0]) == (-(2**63), 10)
@@ -213,7 +214,7 @@ def test_a_varint_of_more_than_ten_bytes_leads_nowhere() -> None:
 
 @examples(30)
 @given(made_logs((Compression.NONE,)).filter(bool), st.integers(0, 8))
-def test_where_records_begin_does_not_depend_on_how_many_batches_are_walked(
+def test_record_starts_do_not_depend_on_the_number_of_walked_batches(
     made: list[MadeBatch], few: int
 ) -> None:
     log = encoded(made)
@@ -235,14 +236,14 @@ def whole(path: Path) -> list[tuple[Any, ...]]:
 
 
 def is_part(some: list[tuple[Any, ...]], everything: list[tuple[Any, ...]]) -> bool:
-    """Whether these are records of that log, in order; offsets are not covered by the CRC."""
+    """Return whether these are records of that log in order; the CRC does not cover offsets."""
     rest = iter(row[1:] for row in everything)
     return all(row[1:] in rest for row in some)
 
 
 @examples(300)
 @given(st.sampled_from(LOGS), st.integers(0, 1 << 20), st.integers(1, 255))
-def test_a_flipped_byte_invents_no_record(path: Path, position: int, change: int) -> None:
+def test_flipped_byte_invents_no_record(path: Path, position: int, change: int) -> None:
     log = bytearray(path.read_bytes())
     if not log:
         return
@@ -259,10 +260,12 @@ def test_a_flipped_byte_invents_no_record(path: Path, position: int, change: int
     st.integers(1, 255),
     st.sampled_from([None, 8, 27, 35, 57, 61]),
 )
-def test_nor_does_one_that_the_checksum_allows(
+def test_flipped_byte_with_a_correct_checksum_invents_no_record(
     path: Path, position: int, change: int, field: int | None
 ) -> None:
-    """A byte of one batch is changed and the CRC made right: refused, or as many records."""
+    """One byte of a batch is changed and the CRC corrected: the batch is refused or has as many
+    records.
+    """
     log = path.read_bytes()
     table = scan_headers(log)
     if not len(table):
@@ -279,7 +282,7 @@ def test_nor_does_one_that_the_checksum_allows(
 
 @examples(100)
 @given(st.sampled_from(LOGS), st.integers(0, 1 << 20), st.integers(1, 255))
-def test_isolation_survives_a_flipped_byte(path: Path, position: int, change: int) -> None:
+def test_isolation_filter_survives_a_flipped_byte(path: Path, position: int, change: int) -> None:
     log = bytearray(path.read_bytes())
     if not log:
         return
@@ -295,7 +298,7 @@ def test_isolation_survives_a_flipped_byte(path: Path, position: int, change: in
 
 
 def test_work_is_bounded_by_the_size_of_the_input() -> None:
-    """What claims to be many records, or many headers, costs no more than its bytes."""
+    """A batch that claims many records or headers takes no more work than its bytes allow."""
     size = 200_000
     for payload in (b"\xff" * size, bytes(size), b"\x0c\0\0\0\1\1\0" * (size // 7)):
         for count in (1, size // 7, 2**31 - 1):

@@ -1,4 +1,4 @@
-"""Read committed against Kafka's own rule, told batch by batch."""
+"""read_committed compared with Kafka's own rule, batch by batch."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def is_abort(batch: MadeBatch) -> bool:
 
 
 def fate_of(log: TransactionalLog, row: int, known: int) -> Fate:
-    """By looking for the next marker among the batches that are known."""
+    """The fate of a batch, found by its next marker among the known batches."""
     batch = log.batches[row]
     if batch.is_control:
         return Fate.CONTROL
@@ -46,7 +46,7 @@ def told_fates(log: TransactionalLog, known: int) -> list[Fate]:
 
 
 def open_transactions(log: TransactionalLog, known: int) -> list[OpenTransaction]:
-    """What a producer snapshot says behind so many batches."""
+    """Content of the producer snapshot after `count` batches."""
     fates, firsts = told_fates(log, known), dict[int, int]()
     for batch, fate in zip(log.batches[:known], fates, strict=False):
         if fate is Fate.UNDECIDED:
@@ -55,7 +55,7 @@ def open_transactions(log: TransactionalLog, known: int) -> list[OpenTransaction
 
 
 def aborted(log: TransactionalLog, known: int) -> list[AbortedTxn]:
-    """What the `.txnindex` of segments with so many batches say."""
+    """Content of the `.txnindex` of segments with `count` batches."""
     found, firsts = [], dict[int, int]()
     for batch in log.batches[:known]:
         if batch.is_control:
@@ -78,7 +78,7 @@ def check(
 
 @settings(max_examples=150, deadline=None)
 @given(transactional_logs(), st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=5))
-def test_every_source_in_any_order_decides_as_kafka_does(
+def test_every_source_in_any_order_decides_like_kafka(
     log: TransactionalLog, steps: list[tuple[int, bool]]
 ) -> None:
     table = scan_headers(log.encoded)
@@ -97,7 +97,9 @@ def test_every_source_in_any_order_decides_as_kafka_does(
 
 @settings(max_examples=60, deadline=None)
 @given(transactional_logs(), st.integers(0, 30))
-def test_from_the_middle_on_with_what_a_snapshot_says(log: TransactionalLog, before: int) -> None:
+def test_snapshot_in_the_middle_of_the_log_decides_like_the_whole(
+    log: TransactionalLog, before: int
+) -> None:
     before = min(before, len(log.batches) - 1)
     table = scan_headers(log.encoded).where(slice(before, None))
     markers = read_markers(log.encoded, table)

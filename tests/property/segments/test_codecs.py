@@ -47,21 +47,23 @@ def epoch_histories(draw: st.DrawFn) -> EpochHistory:
 
 
 @given(watermarks())
-def test_a_written_watermark_is_read(watermark: Watermark) -> None:
+def test_watermark_round_trips_through_the_encoding(watermark: Watermark) -> None:
     data = encode_watermark(watermark)
     assert decode_watermark(data, "key") == watermark
     assert data.split(b"\n")[0] == f"{watermark.base_offset:020d}".encode()
 
 
 @given(st.binary() | st.binary().map(lambda tail: b"0" * 20 + b"\n{" + tail + b"}"))
-def test_no_bytes_break_the_watermarks_decoder(data: bytes) -> None:
+def test_watermark_decoder_survives_arbitrary_bytes(data: bytes) -> None:
     with contextlib.suppress(MalformedObjectError):
         watermark = decode_watermark(data, "key")
         assert data.startswith(f"{watermark.base_offset:020d}".encode())
 
 
 @given(watermarks(), st.data())
-def test_a_cut_watermark_is_refused_or_the_peers(watermark: Watermark, data: st.DataObject) -> None:
+def test_truncated_watermark_is_refused_or_read_as_pinterests(
+    watermark: Watermark, data: st.DataObject
+) -> None:
     whole = encode_watermark(watermark)
     cut = whole[: data.draw(st.integers(0, len(whole) - 2))]
     with contextlib.suppress(MalformedObjectError):
@@ -80,22 +82,22 @@ def test_metadata_lists_every_segment_in_order(segments: list[tuple[BaseOffset, 
 
 
 @given(st.binary())
-def test_no_bytes_break_the_metadatas_decoder(data: bytes) -> None:
+def test_metadata_decoder_survives_arbitrary_bytes(data: bytes) -> None:
     with contextlib.suppress(MalformedObjectError):
         decode_metadata(data, "key")
 
 
 @given(epoch_histories())
-def test_a_written_epoch_history_is_read(epoch_history: EpochHistory) -> None:
+def test_epoch_history_round_trips_through_the_encoding(epoch_history: EpochHistory) -> None:
     text = encode_leader_epoch_checkpoint(epoch_history)
     assert parse_leader_epoch_checkpoint(text, "path") == epoch_history
 
 
 @given(epoch_histories(), st.integers(0, 1000))
-def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
+def test_log_shortened_by_retention_merges_to_the_whole_history(
     epoch_history: EpochHistory, log_start: int
 ) -> None:
-    """What Kafka's `truncateFromStart` leaves: the epoch that holds the start, and those after."""
+    """Result of Kafka's `truncateFromStart`: the epoch of the log start, and the later epochs."""
     current = epoch_history.epoch_at(log_start)
     left = [entry for entry in epoch_history.entries if entry[1] > log_start]
     if current is not None:
@@ -105,7 +107,7 @@ def test_a_log_whose_head_retention_has_removed_merges_to_the_whole(
 
 
 @given(epoch_histories(), st.integers(0, 1000), st.integers(1, 500))
-def test_batches_written_by_a_epoch_history_fit_it(
+def test_batches_written_in_an_epoch_history_fit_it(
     epoch_history: EpochHistory, start: int, length: int
 ) -> None:
     runs: list[tuple[LeaderEpoch, Offset]] = []

@@ -1,4 +1,4 @@
-"""Merging what replicas know of one history never loses or invents any of it."""
+"""Merging replicas' views of one history neither loses nor invents any part of it."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def _epoch_history(entries: list[tuple[int, int]]) -> EpochHistory:
 
 @st.composite
 def histories(draw: st.DrawFn) -> EpochHistory:
-    """What really happened, from offset 0 to END: every epoch in which something was written."""
+    """The true history from offset 0 to END: every epoch with records."""
     starts = draw(st.lists(st.integers(1, END - 1), max_size=8, unique=True))
     epochs = draw(
         st.lists(
@@ -39,8 +39,8 @@ def histories(draw: st.DrawFn) -> EpochHistory:
 
 
 def seen_from(history: EpochHistory, log_start: int) -> EpochHistory:
-    """What a replica knows whose log begins there: earlier epochs are gone, the first start moved
-    (Kafka's `truncateFromStart`).
+    """The history known to a replica whose log begins there: earlier epochs are gone, and the first
+    start is moved (Kafka's `truncateFromStart`).
     """
     epoch = history.epoch_at(log_start)
     assert epoch is not None
@@ -53,7 +53,7 @@ log_starts = st.integers(0, END - 1)
 
 
 @given(histories(), log_starts, log_starts)
-def test_two_views_of_one_history_make_one_that_is_true(
+def test_two_views_of_one_history_merge_to_a_true_one(
     history: EpochHistory, one: int, other: int
 ) -> None:
     stored, local = seen_from(history, one), seen_from(history, other)
@@ -65,11 +65,11 @@ def test_two_views_of_one_history_make_one_that_is_true(
 
 
 @given(histories(), st.lists(offsets, min_size=3, max_size=3, unique=True), log_starts)
-def test_an_archive_that_grows_knows_the_epoch_of_all_that_it_holds(
+def test_growing_archive_knows_the_epoch_of_all_its_records(
     history: EpochHistory, growth: list[int], log_start: int
 ) -> None:
-    """Whatever retention took from the log before the archive grew, and whatever a commit that
-    never came through has left behind.
+    """Whatever retention removed from the log before the archive grew, and whatever an abandoned
+    commit left.
     """
     archive_start, committed, grown = sorted(growth)
     log_start = min(log_start, committed)
@@ -83,7 +83,7 @@ def test_an_archive_that_grows_knows_the_epoch_of_all_that_it_holds(
 
 
 @given(histories(), offsets, st.integers(1, END))
-def test_a_fork_below_what_is_known_is_never_merged(
+def test_divergence_below_the_known_end_is_never_merged(
     history: EpochHistory, fork: int, tail: int
 ) -> None:
     assume(any(start > fork for _, start in history.entries))
@@ -95,8 +95,8 @@ def test_a_fork_below_what_is_known_is_never_merged(
 
 
 @given(histories(), st.data())
-def test_one_epoch_has_one_start(history: EpochHistory, data: st.DataObject) -> None:
-    """But for a first row, which retention moves up, and never down."""
+def test_epoch_has_one_start(history: EpochHistory, data: st.DataObject) -> None:
+    """Except for the first row: retention moves it up, never down."""
     assume(len(history.entries) > 1)
     at = data.draw(st.integers(1, len(history.entries) - 1))
     epoch, start = history.entries[at]
@@ -114,7 +114,7 @@ def test_one_epoch_has_one_start(history: EpochHistory, data: st.DataObject) -> 
 
 
 @given(histories(), offsets)
-def test_truncating_keeps_what_came_before(history: EpochHistory, fork: int) -> None:
+def test_truncation_keeps_the_earlier_epochs(history: EpochHistory, fork: int) -> None:
     kept = truncate(history, fork)
     assert all(kept.epoch_at(offset) == history.epoch_at(offset) for offset in range(fork))
     assert all(start < fork for _, start in kept.entries)
@@ -124,7 +124,7 @@ def test_truncating_keeps_what_came_before(history: EpochHistory, fork: int) -> 
 
 
 @given(histories())
-def test_what_is_written_is_read(history: EpochHistory) -> None:
+def test_epoch_history_round_trips_through_its_text(history: EpochHistory) -> None:
     assert parse_leader_epoch_checkpoint(encode_leader_epoch_checkpoint(history), "x") == history
     assert parse_runs(encode_runs(history.entries)) == history
     for one, two in pairwise(history.entries):
@@ -132,7 +132,7 @@ def test_what_is_written_is_read(history: EpochHistory) -> None:
 
 
 @given(st.text(alphabet="0123456789@,- x٣", max_size=20))
-def test_what_is_no_note_of_epochs_says_nothing(text: str) -> None:
+def test_malformed_epoch_notes_give_no_epochs(text: str) -> None:
     found = parse_runs(text)
     assert found == EpochHistory(()) or encode_runs(found.entries) == ",".join(
         "@".join(str(int(number)) for number in part.split("@")) for part in text.split(",")

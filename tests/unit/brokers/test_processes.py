@@ -14,7 +14,7 @@ from tests.harness.waiting import wait_for, wait_until
 SLEEPER = ["sleep", "60"]
 STUBBORN = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
 
-# Starts a server in a thread that ends at once, prints its pid, and waits to be killed.
+# Starts a server in a thread that ends at once, prints its PID, and waits to be killed.
 PARENT = """
 import sys, threading
 from pathlib import Path
@@ -41,7 +41,7 @@ def sleeper(log: Path) -> Iterator[ManagedProcess]:
 
 
 def state_of(pid: int) -> str:
-    """The letter of the process's state, such as T for stopped; empty when it is gone."""
+    """The letter of the process's state, such as T for stopped; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -55,7 +55,7 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def test_stop_ends_it_by_sigterm(sleeper: ManagedProcess) -> None:
+def test_stop_ends_the_process_by_sigterm(sleeper: ManagedProcess) -> None:
     pid = sleeper.pid
     wait_until(lambda: name_of(pid) == "sleep", 10, "the command to take over")
     sleeper.stop()
@@ -64,7 +64,7 @@ def test_stop_ends_it_by_sigterm(sleeper: ManagedProcess) -> None:
     sleeper.stop()
 
 
-def test_stop_kills_what_does_not_listen(log: Path) -> None:
+def test_stop_kills_a_process_that_ignores_sigterm(log: Path) -> None:
     with ManagedProcess(Command("stubborn", STUBBORN, log)) as process:
         process.start()
         process.wait_until(lambda: "ready" in log.read_text(), 10)
@@ -72,7 +72,7 @@ def test_stop_kills_what_does_not_listen(log: Path) -> None:
         assert process.returncode == -signal.SIGKILL
 
 
-def test_it_can_be_started_again_and_the_log_grows(log: Path) -> None:
+def test_process_can_be_restarted_and_its_log_grows(log: Path) -> None:
     process = ManagedProcess(Command("echo", ["echo", "hello"], log))
     for _ in range(2):
         process.start()
@@ -80,13 +80,13 @@ def test_it_can_be_started_again_and_the_log_grows(log: Path) -> None:
     assert log.read_text() == "hello\nhello\n"
 
 
-def test_start_leaves_a_running_process_alone(sleeper: ManagedProcess) -> None:
+def test_start_does_not_affect_a_running_process(sleeper: ManagedProcess) -> None:
     pid = sleeper.pid
     sleeper.start()
     assert sleeper.pid == pid
 
 
-def test_pause_and_resume(sleeper: ManagedProcess) -> None:
+def test_process_can_be_paused_and_resumed(sleeper: ManagedProcess) -> None:
     sleeper.pause()
     wait_until(lambda: state_of(sleeper.pid) == "T", 10, "the process to stand still")
     assert sleeper.running
@@ -94,14 +94,14 @@ def test_pause_and_resume(sleeper: ManagedProcess) -> None:
     wait_until(lambda: state_of(sleeper.pid) == "S", 10, "the process to go on")
 
 
-def test_a_paused_process_can_be_stopped(sleeper: ManagedProcess) -> None:
+def test_paused_process_can_be_stopped(sleeper: ManagedProcess) -> None:
     wait_until(lambda: name_of(sleeper.pid) == "sleep", 10, "the command to take over")
     sleeper.pause()
     sleeper.stop(grace=10)
     assert sleeper.returncode == -signal.SIGTERM
 
 
-def test_kill_takes_the_whole_group(log: Path) -> None:
+def test_kill_ends_the_whole_process_group(log: Path) -> None:
     line = ["sh", "-c", "sleep 60 & echo $!; wait"]
     with ManagedProcess(Command("family", line, log)) as process:
         process.start()
@@ -118,20 +118,20 @@ def test_death_at_start_shows_the_log(log: Path) -> None:
         process.wait_until(lambda: False, 10)
 
 
-def test_a_program_that_does_not_exist_is_a_death_at_start(log: Path) -> None:
+def test_missing_program_is_a_death_at_start(log: Path) -> None:
     process = ManagedProcess(Command("absent", ["no-such-program-here"], log))
     process.start()
     with pytest.raises(ServerDiedError, match="no-such-program-here"):
         process.wait_until(lambda: False, 10)
 
 
-def test_not_ready_in_time_shows_the_log(sleeper: ManagedProcess, log: Path) -> None:
+def test_timeout_at_start_shows_the_log(sleeper: ManagedProcess, log: Path) -> None:
     log.write_text("still loading\n")
     with pytest.raises(ServerTimeoutError, match=r"(?s)within 0.1 s.*still loading"):
         sleeper.wait_until(lambda: False, 0.1)
 
 
-def test_what_does_not_run_cannot_be_paused(log: Path) -> None:
+def test_process_that_is_not_running_cannot_be_paused(log: Path) -> None:
     process = ManagedProcess(Command("idle", SLEEPER, log))
     assert not process.running
     assert process.returncode is None
@@ -141,7 +141,7 @@ def test_what_does_not_run_cannot_be_paused(log: Path) -> None:
         _ = process.pid
 
 
-def test_all_are_stopped_at_the_same_time(tmp_path: Path) -> None:
+def test_all_processes_are_stopped_in_parallel(tmp_path: Path) -> None:
     processes = [
         ManagedProcess(Command(f"server {n}", SLEEPER, tmp_path / f"{n}.log")) for n in range(3)
     ]
@@ -151,7 +151,7 @@ def test_all_are_stopped_at_the_same_time(tmp_path: Path) -> None:
     assert [process.running for process in processes] == [False, False, False]
 
 
-def test_a_killed_parent_leaves_no_orphan(log: Path) -> None:
+def test_killed_parent_leaves_no_orphan(log: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(log)],
         stdin=subprocess.PIPE,

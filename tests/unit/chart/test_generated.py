@@ -1,4 +1,4 @@
-"""What of the chart is made from code is what the code says, and names only what is there."""
+"""Generated files of the chart match the code and refer only to existing names."""
 
 import json
 import re
@@ -30,12 +30,12 @@ NAME = re.compile(rf"\b(?:{PREFIX}|process_)\w+")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_says_what_the_code_says(name: str) -> None:
+def test_generated_file_matches_the_code(name: str) -> None:
     written = (CHART / name).read_text(encoding="utf-8")
     assert written == FILES[name](CHART), "run `make docs`"
 
 
-def test_all_files_are_written(tmp_path: Path) -> None:
+def test_all_generated_files_are_written(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     for name in ("values.yaml", "README.md"):
         (tmp_path / name).write_bytes((CHART / name).read_bytes())
@@ -46,19 +46,19 @@ def test_all_files_are_written(tmp_path: Path) -> None:
 # -- the values -----------------------------------------------------------------------------------
 
 
-def test_the_configuration_in_the_values_is_that_of_the_models() -> None:
+def test_configuration_in_the_values_matches_the_models() -> None:
     ours, theirs = values_schema(), json_schema()
     assert ours["$defs"] == theirs["$defs"]
     assert ours["properties"]["config"]["properties"] == theirs["properties"]
     assert ours["properties"]["config"]["additionalProperties"] is False
 
 
-def test_every_value_of_the_schema_has_a_default_and_the_other_way_round() -> None:
+def test_schema_and_defaults_have_the_same_values() -> None:
     assert set(_keys(values_schema(), DEFAULTS)) == set(_given(DEFAULTS))
 
 
 def _keys(schema: Mapping[str, Any], defaults: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Keys of the schema, down to what is left to Kubernetes or made from the models."""
+    """Keys of the schema, except those of Kubernetes and of the generated models."""
     for key, inner in schema.get("properties", {}).items():
         if key == "global":
             continue
@@ -91,7 +91,7 @@ def test_the_readme_describes_every_default() -> None:
     assert listed == set(_given(DEFAULTS)) - parts
 
 
-def test_a_readme_without_a_place_for_the_table_is_refused(tmp_path: Path) -> None:
+def test_readme_without_a_place_for_the_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(BEGIN.strip())):
         with_table(tmp_path)
@@ -106,7 +106,7 @@ def test_a_readme_without_a_place_for_the_table_is_refused(tmp_path: Path) -> No
         "ssl.key.pem",
     ],
 )
-def test_a_secret_of_the_client_in_clear_text_is_refused_by_the_schema(name: str) -> None:
+def test_schema_refuses_a_clear_text_secret_of_the_client(name: str) -> None:
     def problems(value: object) -> list[str]:
         config = {
             "cluster": {"name": "a"},
@@ -122,11 +122,11 @@ def test_a_secret_of_the_client_in_clear_text_is_refused_by_the_schema(name: str
     assert not problems({"file": "/run/secrets/password"})
 
 
-def test_the_pods_have_longer_than_the_sidecar_needs_to_drain() -> None:
+def test_grace_period_of_the_pods_exceeds_the_sidecars_drain_time() -> None:
     assert DEFAULTS["terminationGracePeriodSeconds"] > UploaderConfig().shutdown_grace
 
 
-def test_the_chart_is_of_this_version() -> None:
+def test_chart_has_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
@@ -135,7 +135,7 @@ def test_the_chart_is_of_this_version() -> None:
 
 
 def exported() -> frozenset[str]:
-    """Every name of a sample that /metrics of a daemon or of a mirror can have."""
+    """Names of all samples that /metrics of a daemon or a mirror can have."""
     registry = create_registry()
     Metrics(registry)
     process = {sample.name for family in registry.collect() for sample in family.samples}
@@ -158,13 +158,13 @@ def expressions() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("where", expressions())
-def test_no_name_is_asked_for_that_the_code_does_not_export(where: str) -> None:
+def test_expressions_use_only_exported_metrics(where: str) -> None:
     asked = set(NAME.findall(expressions()[where]))
     assert asked or where == "SidetierDown"
     assert asked <= exported()
 
 
-def test_a_name_that_is_not_exported_is_noticed() -> None:
+def test_unknown_metric_name_is_detected() -> None:
     assert set(NAME.findall("rate(sidetier_upload_seconds[5m])")) - exported()
     assert set(NAME.findall('max(sidetier_lag{job="x"}) and process_start_time_second')) == {
         "sidetier_lag",
@@ -178,13 +178,13 @@ def test_every_metric_is_on_the_dashboard(metric: Metric) -> None:
     assert any(name.startswith(metric.name) for name in asked)
 
 
-def test_variables_of_the_dashboard_ask_for_exported_names_too() -> None:
+def test_dashboard_variables_use_only_exported_metrics() -> None:
     asked = NAME.findall(json.dumps(dashboard()["templating"]))
     assert asked
     assert set(asked) <= exported()
 
 
-def test_labels_that_are_asked_for_exist() -> None:
+def test_expressions_use_only_existing_labels() -> None:
     known = {label for metric in METRICS for label in metric.labels}
     known |= {"job", "instance", "le", "alertname", "cluster", "broker"}
     by = [label for text in expressions().values() for label in re.findall(r"(\w+)(?:=~?\")", text)]
@@ -195,8 +195,8 @@ def test_labels_that_are_asked_for_exist() -> None:
     assert {"topic", "condition", "outcome"} <= set(by)
 
 
-def test_a_number_is_of_now_and_a_curve_of_all_the_time() -> None:
-    """Of a range Grafana's stat shows the last sample that there was, be it hours old."""
+def test_stat_panels_are_instant_and_graphs_are_ranges() -> None:
+    """For a range, Grafana's stat panel shows the last sample, even if it is hours old."""
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
     assert {panel["type"] for panel in panels} == {"stat", "timeseries"}
     for panel in panels:
@@ -205,8 +205,8 @@ def test_a_number_is_of_now_and_a_curve_of_all_the_time() -> None:
             assert target["range"] is not target["instant"]
 
 
-def test_lines_of_one_picture_have_different_names() -> None:
-    """A query whose series are not summed has one for each instance."""
+def test_series_of_one_graph_have_different_names() -> None:
+    """A query without aggregation has one series per instance."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
             summed = re.match(r"(sum|max|min|count|histogram_quantile)\b", target["expr"])
@@ -214,7 +214,7 @@ def test_lines_of_one_picture_have_different_names() -> None:
             assert summed or apart, panel["title"]
 
 
-def test_pictures_do_not_lie_upon_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard()["panels"]:
         at = panel["gridPos"]
@@ -244,15 +244,16 @@ def test_every_alert_has_a_page_and_a_switch() -> None:
             assert part in page, alert.name
 
 
-def test_the_thresholds_in_the_values_are_those_of_the_code() -> None:
+def test_thresholds_in_the_values_equal_those_of_the_code() -> None:
     values = DEFAULTS["prometheusRule"]["alerts"]
     for alert in ALERTS:
         assert values[alert.name].get("thresholds", {}) == dict(alert.thresholds), alert.name
 
 
-def test_every_alert_says_of_which_cluster_and_broker_it_is() -> None:
-    """But for what is not discovered any more: only the job of it is known. Snapshots and drills
-    are of the whole cluster. A mirror belongs to two clusters: its job and instance name it.
+def test_every_alert_names_its_cluster_and_broker() -> None:
+    """Except for targets that are no longer discovered, where only the job is known. Snapshots and
+    drills belong to the whole cluster. A mirror belongs to two clusters: its job and instance name
+    it.
     """
     for alert in ALERTS:
         if alert.name.startswith("SidetierMirror"):
@@ -267,7 +268,7 @@ def test_every_alert_says_of_which_cluster_and_broker_it_is() -> None:
         assert "{{ $value }} bytes" not in alert.description
 
 
-def test_the_readme_says_how_the_links_of_the_rule_file_become_absolute() -> None:
+def test_readme_command_makes_the_links_of_the_rule_file_absolute() -> None:
     (words,) = commands((CHART / "README.md").read_text(encoding="utf-8"), "sed")
     *script, file = words
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""One offset, looked up on a store."""
+"""Search for one offset in a store."""
 
 import json
 
@@ -24,7 +24,7 @@ def store() -> FakeStorage:
 
 
 def add(store: FakeStorage, base: int, end: int) -> str:
-    """A segment's three objects."""
+    """Store the three objects of a segment."""
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX):
         store.put_object(LAYOUT.object_key(TP, BaseOffset(base), kind), BytesBody(b""))
     key = LAYOUT.object_key(TP, BaseOffset(base), FileKind.LOG)
@@ -58,7 +58,7 @@ def archive(store: FakeStorage) -> ArchivedPartition:
         (30, None),
     ],
 )
-def test_the_segment_that_holds_an_offset_is_found_near_and_far(
+def test_segment_of_an_offset_is_found_near_and_far(
     offset: int, base: int | None, store: FakeStorage
 ) -> None:
     for start, end in ((0, 10), (20, 30), (4_000_000, 6_000_000)):
@@ -70,8 +70,8 @@ def test_the_segment_that_holds_an_offset_is_found_near_and_far(
         assert found.key == LAYOUT.object_key(TP, BaseOffset(base or 0), FileKind.LOG)
 
 
-def test_a_long_archive_is_not_read_through(store: FakeStorage) -> None:
-    """It begins to look nearby: 4,000 segments are 12 pages of a listing."""
+def test_search_in_a_long_archive_does_not_list_all_of_it(store: FakeStorage) -> None:
+    """The search begins near the offset: 4,000 segments are 12 pages of a listing."""
     for number in range(4_000):
         add(store, number * 100, number * 100 + 100)
     before = store.count()
@@ -81,7 +81,7 @@ def test_a_long_archive_is_not_read_through(store: FakeStorage) -> None:
     assert store.count() - before <= 2
 
 
-def test_everything_about_an_offset(store: FakeStorage) -> None:
+def test_all_facts_about_an_offset_are_found(store: FakeStorage) -> None:
     key = add(store, 10, 20)
     mark(store, 10, 40)
     gap = LAYOUT.gap_key(TP, Offset(20), Offset(40))
@@ -102,13 +102,15 @@ def test_everything_about_an_offset(store: FakeStorage) -> None:
     assert archive(store).about(Offset(40)).gap is None
 
 
-def test_an_empty_archive_is_an_answer(store: FakeStorage) -> None:
+def test_empty_archive_is_a_valid_answer(store: FakeStorage) -> None:
     found = archive(store).about(Offset(5))
     assert found.watermark.problem == "no offset.wm"
     assert (found.first_base, found.holder, found.gap, found.set_aside) == (None, None, None, ())
 
 
-def test_what_was_set_aside_is_found_by_its_nearest_segment(store: FakeStorage) -> None:
+def test_quarantined_and_retired_segments_are_found_by_the_nearest_base_offset(
+    store: FakeStorage,
+) -> None:
     root = f"_sidetier/prod-a/retired/{TP}/old-id/"
     for name in (
         "00000000000000000000.log",
@@ -127,7 +129,7 @@ def test_other_entropy_bits_are_refused(store: FakeStorage) -> None:
         archive(store).about(Offset(0))
 
 
-def test_it_costs_a_handful_of_requests(store: FakeStorage) -> None:
+def test_search_needs_at_most_ten_requests(store: FakeStorage) -> None:
     add(store, 0, 10)
     mark(store, 0, 10)
     before = store.count()

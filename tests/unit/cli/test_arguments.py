@@ -14,7 +14,7 @@ from sidetier.cli.arguments import age_text, size_text
         (5 * 10**18, "5000.0 PB"),
     ],
 )
-def test_sizes(size: int | None, text: str | None) -> None:
+def test_sizes_are_parsed(size: int | None, text: str | None) -> None:
     assert size_text(size) == text
 
 
@@ -29,5 +29,5 @@ def test_sizes(size: int | None, text: str | None) -> None:
         (187_300.0, "2 d 4 h"),
     ],
 )
-def test_ages(seconds: float | None, text: str | None) -> None:
+def test_ages_are_parsed(seconds: float | None, text: str | None) -> None:
     assert age_text(seconds) == text

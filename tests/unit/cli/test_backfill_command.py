@@ -26,7 +26,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def orders(cli: CommandLine) -> PartitionLog:
-    """orders-0 with three closed segments of ten records each, all committed."""
+    """A partition orders-0 with three closed, committed segments of ten records each."""
     log = cli.log_dir.create("orders", 0)
     log.closed_segments(3)
     cli.log_dir.checkpoint_high_watermarks()
@@ -42,8 +42,8 @@ def stored_values(cli: CommandLine, name: str) -> dict[int, bytes | None]:
     }
 
 
-def test_everything_closed_is_stored_once(cli: CommandLine, orders: PartitionLog) -> None:
-    cli.log_dir.create("pay", 7).append(5)  # nothing closed
+def test_closed_segments_are_stored_once(cli: CommandLine, orders: PartitionLog) -> None:
+    cli.log_dir.create("pay", 7).append(5)  # no closed segment
     assert cli.run("backfill") == 0
     head, row, footer = cli.lines()
     assert head.split() == ["PARTITION", "STORED", "SIZE", "ARCHIVED", "UP", "TO", "LEFT"]
@@ -57,7 +57,7 @@ def test_everything_closed_is_stored_once(cli: CommandLine, orders: PartitionLog
     assert cli.out.startswith("0 segments, 0 B stored")
 
 
-def test_a_second_run_goes_on(cli: CommandLine, orders: PartitionLog) -> None:
+def test_second_run_continues(cli: CommandLine, orders: PartitionLog) -> None:
     assert cli.run("backfill") == 0
     orders.closed_segments(2)
     cli.log_dir.checkpoint_high_watermarks()
@@ -66,7 +66,7 @@ def test_a_second_run_goes_on(cli: CommandLine, orders: PartitionLog) -> None:
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_a_dry_run_writes_nothing(cli: CommandLine, orders: PartitionLog) -> None:
+def test_dry_run_writes_nothing(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.log_end == 30
     assert cli.run("backfill", "--dry-run") == 0
     head, row, footer = cli.lines()
@@ -79,7 +79,9 @@ def test_a_dry_run_writes_nothing(cli: CommandLine, orders: PartitionLog) -> Non
     assert list(cli.store.iterdir()) == []
 
 
-def test_a_dry_run_tells_what_is_stored_already(cli: CommandLine, orders: PartitionLog) -> None:
+def test_dry_run_reports_segments_that_are_already_stored(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     assert cli.run("backfill") == 0
     orders.closed_segments(1)
     cli.log_dir.checkpoint_high_watermarks()
@@ -94,7 +96,9 @@ def test_a_dry_run_tells_what_is_stored_already(cli: CommandLine, orders: Partit
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_what_is_not_known_to_be_committed_is_left(cli: CommandLine, orders: PartitionLog) -> None:
+def test_segments_not_known_to_be_committed_are_left(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     cli.log_dir.checkpoint_high_watermarks({orders.tp: 20})
     [row] = cli.json("backfill", "--dry-run", code=3)["partitions"]
     assert row["uncommitted"] == 1
@@ -106,7 +110,9 @@ def test_what_is_not_known_to_be_committed_is_left(cli: CommandLine, orders: Par
     assert set(stored_values(cli, "orders-0")) == set(range(20))
 
 
-def test_log_dirs_copied_without_time_stamps(cli: CommandLine, orders: PartitionLog) -> None:
+def test_copied_log_dirs_without_timestamps_are_stored_with_assume_committed(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     os.utime(cli.log_dir.path / "replication-offset-checkpoint", (0, 0))
     assert cli.json("backfill", "--dry-run", code=3)["partitions"][0]["uncommitted"] == 3
     assert cli.json("backfill", "--dry-run", "--assume-committed")["partitions"]
@@ -115,7 +121,7 @@ def test_log_dirs_copied_without_time_stamps(cli: CommandLine, orders: Partition
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_a_damaged_segment_holds_the_rest_and_says_why(
+def test_damaged_segment_blocks_later_ones_and_is_reported(
     cli: CommandLine, orders: PartitionLog
 ) -> None:
     orders.closed_segments(1)
@@ -136,7 +142,7 @@ def test_a_damaged_segment_holds_the_rest_and_says_why(
     assert "1 held by an error, tried again" in cli.err
 
 
-def test_records_that_are_gone_are_told(cli: CommandLine, orders: PartitionLog) -> None:
+def test_deleted_records_are_reported_as_a_gap(cli: CommandLine, orders: PartitionLog) -> None:
     assert cli.run("backfill") == 0
     orders.closed_segments(3)
     for base in (0, 10, 20, 30):
@@ -148,7 +154,7 @@ def test_records_that_are_gone_are_told(cli: CommandLine, orders: PartitionLog) 
     assert (row["segments"], row["left"], row["gap_records"], row["next_offset"]) == (2, 0, 10, 60)
 
 
-def test_a_gap_halts_where_that_is_configured(cli: CommandLine, orders: PartitionLog) -> None:
+def test_on_gap_halt_halts_the_partition(cli: CommandLine, orders: PartitionLog) -> None:
     assert cli.run("backfill") == 0
     orders.closed_segments(3)
     for base in (0, 10, 20, 30):
@@ -161,7 +167,9 @@ def test_a_gap_halts_where_that_is_configured(cli: CommandLine, orders: Partitio
     assert "uploader.on_gap is halt" in row["why"]
 
 
-def test_latest_does_not_leave_out_what_lies_there(cli: CommandLine, orders: PartitionLog) -> None:
+def test_offset_reset_latest_does_not_skip_existing_segments(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     cli.configure({"uploader": {"offset_reset": "latest"}})
     assert cli.json("backfill")["segments"] == 3
     assert set(stored_values(cli, "orders-0")) == set(orders.values)
@@ -175,7 +183,7 @@ def test_latest_does_not_leave_out_what_lies_there(cli: CommandLine, orders: Par
         (["--topic", "orders", "--partition", "pay-0"], {"orders-0", "pay-0"}),
     ],
 )
-def test_a_choice_of_partitions(
+def test_topics_and_partitions_can_be_selected(
     line: list[str], names: set[str], cli: CommandLine, orders: PartitionLog
 ) -> None:
     assert orders.tp == TopicPartition("orders", 0)
@@ -186,7 +194,7 @@ def test_a_choice_of_partitions(
     assert {key.split("/")[-2] for key in cli.stored() if key.endswith(".log")} == names
 
 
-def test_a_choice_that_cannot_be(cli: CommandLine, orders: PartitionLog) -> None:
+def test_unknown_topics_and_partitions_are_refused(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.path.is_dir()
     cli.configure({"topics": {"exclude": ["ord.*"]}})
     assert cli.run("backfill", "--topic", "orders", "--partition", "nix-0") == 2
@@ -195,7 +203,7 @@ def test_a_choice_that_cannot_be(cli: CommandLine, orders: PartitionLog) -> None
     assert not cli.store.exists()
 
 
-def test_the_archive_of_another_topic_of_this_name(cli: CommandLine, orders: PartitionLog) -> None:
+def test_archive_of_another_topic_id_is_a_finding(cli: CommandLine, orders: PartitionLog) -> None:
     assert cli.run("backfill") == 0
     metadata = orders.path / "partition.metadata"
     metadata.write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBQ\n")
@@ -216,7 +224,7 @@ def test_other_entropy_bits_are_refused(cli: CommandLine, orders: PartitionLog) 
         assert "set it to 3" in cli.err
 
 
-def test_a_broker_that_does_not_answer(
+def test_unavailable_broker_is_an_error(
     cli: CommandLine, orders: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sidetier.leadership import cluster  # noqa: PLC0415 -- librdkafka, here alone
@@ -230,7 +238,9 @@ def test_a_broker_that_does_not_answer(
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_sigterm_ends_it_in_good_order(cli: CommandLine, orders: PartitionLog) -> None:
+def test_sigterm_ends_the_backfill_and_the_next_run_continues(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     cli.configure({"uploader": {"max_bytes_per_second": 1000, "threads": 1}})
     cli.configure({"storage": {"deadline": {"min_bytes_per_second": 100}}})
     orders.closed_segments(5)
@@ -252,7 +262,9 @@ def test_sigterm_ends_it_in_good_order(cli: CommandLine, orders: PartitionLog) -
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_several_log_dirs(cli: CommandLine, orders: PartitionLog, tmp_path: Path) -> None:
+def test_several_log_dirs_are_stored(
+    cli: CommandLine, orders: PartitionLog, tmp_path: Path
+) -> None:
     other = LogDir(tmp_path / "more")
     pay = other.create("pay", 0)
     pay.closed_segments(2)
@@ -263,7 +275,7 @@ def test_several_log_dirs(cli: CommandLine, orders: PartitionLog, tmp_path: Path
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_staged_segments_are_taken_too(cli: CommandLine, orders: PartitionLog) -> None:
+def test_segments_marked_for_deletion_are_stored(cli: CommandLine, orders: PartitionLog) -> None:
     orders.stage(0)
     assert orders.file(0, FileKind.LOG, deleted=True).exists()
     assert cli.json("backfill", "--dry-run")["segments"] == 3
@@ -271,7 +283,7 @@ def test_staged_segments_are_taken_too(cli: CommandLine, orders: PartitionLog) -
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_a_partition_behind_a_symbolic_link_is_stored(
+def test_partition_behind_a_symbolic_link_is_stored(
     cli: CommandLine, orders: PartitionLog, tmp_path: Path
 ) -> None:
     orders.path.rename(tmp_path / "big")
@@ -280,7 +292,7 @@ def test_a_partition_behind_a_symbolic_link_is_stored(
     assert stored_values(cli, "orders-0") == orders.values
 
 
-def test_a_link_that_is_not_followed_is_a_finding(
+def test_link_that_is_not_followed_is_a_finding(
     cli: CommandLine, orders: PartitionLog, tmp_path: Path
 ) -> None:
     pay = cli.log_dir.create("pay", 0)
@@ -298,10 +310,10 @@ def test_a_link_that_is_not_followed_is_a_finding(
     assert cli.run("backfill", "--partition", "pay-0") == 0
 
 
-def test_a_log_dir_that_cannot_be_read_is_a_finding(
+def test_unreadable_log_dir_is_a_finding(
     cli: CommandLine, orders: PartitionLog, tmp_path: Path
 ) -> None:
-    """What can be read is stored."""
+    """The readable log dirs are stored."""
     cli.configure({"log_dirs": [str(cli.log_dir), str(tmp_path / "failed")]})
     why = f"log dir {tmp_path / 'failed'} cannot be read, and nothing in it is archived"
     assert cli.run("backfill", "--dry-run") == 3
@@ -314,7 +326,7 @@ def test_a_log_dir_that_cannot_be_read_is_a_finding(
     assert why in cli.err
 
 
-def test_a_directory_that_cannot_be_listed_is_a_finding_of_its_partition(
+def test_directory_that_cannot_be_listed_is_a_finding_of_its_partition(
     cli: CommandLine, orders: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pay = cli.log_dir.create("pay", 0)

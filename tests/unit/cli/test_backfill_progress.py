@@ -19,15 +19,15 @@ from tests.harness.terminal import Terminal
         ),
     ],
 )
-def test_a_line_tells_rate_and_time_left(done: Amount, seconds: float, line: str) -> None:
+def test_progress_line_shows_rate_and_time_left(done: Amount, seconds: float, line: str) -> None:
     assert progress_line(done, Amount(8, 80_000_000), seconds) == line
 
 
-def test_nothing_to_do_is_all_done() -> None:
+def test_empty_backfill_is_at_100_percent() -> None:
     assert progress_line(Amount(), Amount(), 1.0).startswith("100%: 0 of 0 segments")
 
 
-def test_lines_are_few_and_the_last_one_always_comes() -> None:
+def test_progress_lines_are_rare_and_the_last_is_always_printed() -> None:
     stream = io.StringIO()
     lines = Lines(Amount(3, 30), stream)
     for number in range(4):
@@ -35,7 +35,7 @@ def test_lines_are_few_and_the_last_one_always_comes() -> None:
     assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["0%", "100%"]
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_terminal_shows_a_progress_bar() -> None:
     stream = Terminal()
     with shown(Amount(3, 3_000_000), stream) as progress:
         progress.update(Amount(1, 1_000_000), 0)

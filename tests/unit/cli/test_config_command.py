@@ -43,7 +43,9 @@ def result(capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401 -- JSON
     return json.loads(capsys.readouterr().out)
 
 
-def test_check_says_whose_log_dirs_they_are(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_the_cluster_and_broker_of_the_log_dirs(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["config", "check", "--config", str(file), "--output", "json"]) == 0
     assert result(capsys) == {
         "ok": True,
@@ -54,19 +56,17 @@ def test_check_says_whose_log_dirs_they_are(file: Path, capsys: pytest.CaptureFi
     }
 
 
-def test_check_as_a_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_a_table(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--config", str(file), "config", "check"]) == 0
     assert "broker 7 of AAAAAAAAAAAAAAAAAAAAAA" in capsys.readouterr().out
 
 
-def test_check_finds_what_is_wrong_in_the_settings(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_finds_invalid_settings(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--config", str(file), "--set", "http.port=x", "config", "check"]) == 2
     assert "http.port (flag --set): must be a whole number, not 'x'" in capsys.readouterr().out
 
 
-def test_check_finds_what_is_wrong_on_the_machine(
+def test_check_finds_problems_of_the_machine(
     file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (log_dir / "meta.properties").unlink()
@@ -80,13 +80,13 @@ def test_check_finds_what_is_wrong_on_the_machine(
 def test_check_is_stricter_than_a_start(
     file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which goes on with the log dirs that can be read, as the broker does."""
+    """A start continues with the readable log dirs, as the broker does."""
     log_dirs = f'log_dirs=["{log_dir}","{log_dir.parent}/none"]'
     assert run(["--set", log_dirs, "config", "check", "--config", str(file)]) == 2
     assert "none does not exist" in capsys.readouterr().out
 
 
-def test_check_can_leave_the_machine_alone(
+def test_check_can_skip_the_machine(
     file: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (log_dir / "meta.properties").unlink()
@@ -94,7 +94,7 @@ def test_check_can_leave_the_machine_alone(
     assert "ok" in capsys.readouterr().out
 
 
-def test_show_tells_every_setting_with_its_source(
+def test_show_prints_every_setting_with_its_source(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIDETIER_CONFIG", str(file))
@@ -108,7 +108,9 @@ def test_show_tells_every_setting_with_its_source(
     assert rows["storage.s3.access_key_id"][0] == {"env": "KEY_ID"}
 
 
-def test_show_only_what_was_changed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_can_be_limited_to_changed_settings(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["config", "show", "--config", str(file), "--changed"]) == 0
     settings = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert settings == [
@@ -121,7 +123,7 @@ def test_show_only_what_was_changed(file: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_what_overrides_hold_tells_its_source_too(
+def test_settings_inside_overrides_have_a_source_too(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIDETIER_STORAGE__OVERRIDES", "[{topics: x, url: 's3://o'}]")
@@ -131,7 +133,7 @@ def test_what_overrides_hold_tells_its_source_too(
     assert rows["storage.overrides[0].s3"] == "default"
 
 
-def test_no_secret_shows(
+def test_show_prints_no_secret(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY", "hunter2")
@@ -159,7 +161,7 @@ def test_values_that_could_be_secrets_are_redacted(capsys: pytest.CaptureFixture
         assert "https://[redacted]@host/?sig=[redacted]" in shown
 
 
-def test_flags_replace_the_file_of_the_environment(
+def test_flags_replace_the_file_of_the_environment_variable(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIDETIER_CONFIG", "/nowhere.yaml")
@@ -167,7 +169,7 @@ def test_flags_replace_the_file_of_the_environment(
     assert run(["config", "show"]) == 2
 
 
-def test_the_schema_is_that_of_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_equals_that_of_the_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "schema"]) == 0
     schema = result(capsys)
     assert set(schema["properties"]) == set(Config.model_fields)

@@ -25,7 +25,7 @@ LAYOUT = ArchiveLayout("prod-a", 3)
 
 @pytest.fixture
 def store(cli: CommandLine) -> Iterator[RemoteStorage]:
-    """The command line's own store."""
+    """The store of the command line."""
     opened = open_plain(StorageEndpoint(f"file://{cli.store}"))
     yield opened
     opened.close()
@@ -33,7 +33,9 @@ def store(cli: CommandLine) -> Iterator[RemoteStorage]:
 
 @pytest.fixture
 def orders(store: RemoteStorage) -> MadeArchive:
-    """orders-0 with the offsets 0 to 39 in four segments; a record's timestamp is its offset."""
+    """An archive of orders-0 with the offsets 0 to 39 in four segments; timestamps equal
+    offsets.
+    """
     archive = MadeArchive(store, LAYOUT)
     archive.segments(0, 10, 20, 30, 40)
     return archive
@@ -43,7 +45,7 @@ def offsets(cli: CommandLine) -> list[int]:
     return [json.loads(line)["offset"] for line in cli.lines()]
 
 
-def test_all_of_a_topic_as_json_lines(cli: CommandLine, orders: MadeArchive) -> None:
+def test_whole_topic_is_printed_as_json_lines(cli: CommandLine, orders: MadeArchive) -> None:
     other = MadeArchive(orders.store, LAYOUT, TopicPartition("orders", 3))
     other.segments(100, 105)
     assert cli.run("consume", "orders") == 0
@@ -82,7 +84,9 @@ def test_all_of_a_topic_as_json_lines(cli: CommandLine, orders: MadeArchive) -> 
     ],
 )
 @pytest.mark.usefixtures("orders")
-def test_a_part(cli: CommandLine, options: list[str], first: int, end: int) -> None:
+def test_part_of_a_topic_can_be_selected(
+    cli: CommandLine, options: list[str], first: int, end: int
+) -> None:
     assert cli.run("consume", "orders", "0", *options) == 0
     assert offsets(cli) == list(range(first, end))
 
@@ -100,13 +104,15 @@ def test_a_part(cli: CommandLine, options: list[str], first: int, end: int) -> N
     ],
 )
 @pytest.mark.usefixtures("orders")
-def test_what_cannot_be_meant_is_refused(cli: CommandLine, options: list[str], said: str) -> None:
+def test_invalid_options_are_refused(cli: CommandLine, options: list[str], said: str) -> None:
     assert cli.run("consume", "orders", *options) == 2
     assert said in cli.err
     assert cli.out == ""
 
 
-def test_values_as_they_are(cli: CommandLine, orders: MadeArchive) -> None:
+def test_values_are_printed_as_text_base64_or_raw_bytes(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
     made = MadeBatch(
         (
             MadeRecord(40, key=b"k", value=b"\xff\x00", headers=((b"h", b"\xfe"), (b"h", None))),
@@ -134,7 +140,7 @@ def test_values_as_they_are(cli: CommandLine, orders: MadeArchive) -> None:
     assert json.loads(cli.lines()[2])["value"] == base64.b64encode("Grüße".encode()).decode()
 
 
-def test_counting(cli: CommandLine, orders: MadeArchive) -> None:
+def test_count_prints_the_number_of_records(cli: CommandLine, orders: MadeArchive) -> None:
     assert orders.tp.topic == "orders"
     told = cli.json("consume", "orders", "--from", "5", "--count")
     assert told == {
@@ -156,7 +162,7 @@ def test_counting(cli: CommandLine, orders: MadeArchive) -> None:
     assert (row.split(), footer) == (["0", "[0,", "40)", "40"], "40 records of orders")
 
 
-def test_a_gap_ends_it_or_is_stepped_over_with_a_word(
+def test_gap_ends_the_command_or_is_skipped_with_a_message(
     cli: CommandLine, orders: MadeArchive
 ) -> None:
     orders.lose(10)
@@ -174,9 +180,7 @@ def test_a_gap_ends_it_or_is_stepped_over_with_a_word(
     assert cli.run("consume", "orders", "0", "--from", "20") == 0
 
 
-def test_a_damaged_segment_is_named_and_can_be_stepped_over(
-    cli: CommandLine, orders: MadeArchive
-) -> None:
+def test_damaged_segment_is_named_and_can_be_skipped(cli: CommandLine, orders: MadeArchive) -> None:
     data = bytearray(orders.store.get_object(orders.key(10)).data)
     data[-3] ^= 1
     orders.lose(10, FileKind.LOG)
@@ -188,9 +192,7 @@ def test_a_damaged_segment_is_named_and_can_be_stepped_over(
     assert offsets(cli) == [*range(15), *range(20, 40)]
 
 
-def test_a_batch_above_the_limit_is_never_stepped_over(
-    cli: CommandLine, orders: MadeArchive
-) -> None:
+def test_batch_above_the_limit_is_never_skipped(cli: CommandLine, orders: MadeArchive) -> None:
     large = MadeBatch((MadeRecord(40, value=bytes(2 << 20)),), Compression.ZSTD)
     orders.segment(40, [large])
     orders.mark(40, 41)
@@ -203,7 +205,7 @@ def test_a_batch_above_the_limit_is_never_stepped_over(
     assert "at most 2147483647 bytes" in cli.err
 
 
-def test_what_is_not_decided_is_left_out_and_said(cli: CommandLine, orders: MadeArchive) -> None:
+def test_undecided_offsets_are_left_out_and_reported(cli: CommandLine, orders: MadeArchive) -> None:
     opened = MadeBatch((MadeRecord(40),), is_transactional=True, producer_id=7, producer_epoch=0)
     plain = MadeBatch(tuple(MadeRecord(offset) for offset in range(41, 50)))
     orders.segment(40, [opened, plain])
@@ -217,7 +219,7 @@ def test_what_is_not_decided_is_left_out_and_said(cli: CommandLine, orders: Made
     assert cli.err == ""
 
 
-def test_where_nothing_is(cli: CommandLine, orders: MadeArchive) -> None:
+def test_missing_archive_is_a_usage_error(cli: CommandLine, orders: MadeArchive) -> None:
     assert orders.tp.topic == "orders"
     cli.configure({"storage": {"prefix_entropy_bits": 4}})
     assert cli.run("consume", "orders", "0") == 2
@@ -228,7 +230,7 @@ def test_where_nothing_is(cli: CommandLine, orders: MadeArchive) -> None:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A record of the fixtures as the command shows it."""
+    """A record of the fixtures in the form the command prints."""
     stamped = row["timestamp_type"] != "NoTimestampType"
     return {
         "offset": row["offset"],
@@ -241,7 +243,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("name", ["tx-0", "headers-nulls-0", "compacted-0", "comp-zstd-0"])
-def test_a_broker_s_segments_give_what_its_consumer_read(
+def test_broker_segments_equal_the_consumer_output(
     cli: CommandLine, store: RemoteStorage, name: str, isolation: str
 ) -> None:
     segments = store_broker_segments(store, LAYOUT, name)
@@ -252,7 +254,7 @@ def test_a_broker_s_segments_give_what_its_consumer_read(
     assert cli.run(*line) == 0, cli.err
     told = [json.loads(row) for row in cli.lines()]
     found = [{key: row[key] for key in wanted[0]} for row in told]
-    # Reading committed, what the active segment decides is not known to the store.
+    # With read_committed, the store does not know what the active segment decides.
     assert found == [row for row in wanted if row["offset"] < min(end, _undecided(cli.err, end))]
     assert len(found) > len(wanted) // 2
 
@@ -262,7 +264,7 @@ def _undecided(said: str, end: int) -> int:
     return int(words[words.index("offsets") + 1].strip("[,")) if "offsets" in words else end
 
 
-def test_without_the_extra_it_says_what_to_install(
+def test_missing_pyarrow_error_names_the_extra_to_install(
     cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert orders.tp.topic == "orders"

@@ -65,7 +65,7 @@ def gap(first: int, end: int) -> Gap:
 
 
 class FilledSource:
-    """Hands out what it was given, one thing at a time; then nothing, as when Ctrl-C is pressed."""
+    """Return the prepared items one by one; then raise KeyboardInterrupt, as after Ctrl-C."""
 
     def __init__(self, *taken: Taken, end: int = 20, partitions: Sequence[int] = (0,)) -> None:
         self.taken = list(taken)
@@ -103,7 +103,7 @@ class FilledSource:
 
 
 class Ran:
-    """One run of the loop: what was written, what was said, and whether it ended by itself."""
+    """One run of the loop: written records, printed messages, and the error that ended it."""
 
     def __init__(self, source: Source, **asked: Any) -> None:  # noqa: ANN401 -- of a Request
         request = Request("t", form=RecordFormat.RAW, delimiter=b" ", **asked)
@@ -125,7 +125,7 @@ class Ran:
         self.written = [int(word.removeprefix(b"value-")) for word in stream.getvalue().split()]
 
 
-def test_it_ends_where_everything_has_come() -> None:
+def test_loop_ends_once_all_partitions_are_done() -> None:
     source = FilledSource(records(0, 15), records(15, 20))
     ran = Ran(source)
     assert (ran.written, ran.error, ran.told) == (list(range(20)), None, [])
@@ -134,14 +134,14 @@ def test_it_ends_where_everything_has_come() -> None:
     assert ran.reading.total == 20
 
 
-def test_what_lies_behind_the_end_is_cut_off() -> None:
+def test_records_beyond_the_end_are_cut_off() -> None:
     begin, end = parse_place("3"), parse_place("7")
     assert Ran(FilledSource(records(3, 12, 30)), begin=begin, end=end).written == [3, 4, 5, 6]
     [count] = Ran(FilledSource(records(0, 5, 20))).reading.result("t").partitions
     assert (count.records, count.next_offset) == (5, 20)
 
 
-def test_a_limit_holds_over_all_partitions() -> None:
+def test_limit_applies_to_all_partitions_together() -> None:
     source = FilledSource(records(0, 5), records(0, 9, tp=OTHER), partitions=(0, 1))
     ran = Ran(source, limit=8)
     assert ran.written == [0, 1, 2, 3, 4, 0, 1, 2]
@@ -149,7 +149,7 @@ def test_a_limit_holds_over_all_partitions() -> None:
     assert ran.error is None
 
 
-def test_following_goes_on_at_the_end_and_over_what_passes() -> None:
+def test_follow_continues_at_the_end_and_after_transient_errors() -> None:
     source = FilledSource(
         records(18, 20), ReachedEnd(TP, Offset(20)), Failed(TP, Offset(20), AWAY), records(20, 22)
     )
@@ -162,22 +162,22 @@ def test_following_goes_on_at_the_end_and_over_what_passes() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, ArchiveError("it was replaced")])
-def test_without_following_a_failure_ends_it(error: SidetierError) -> None:
+def test_failure_without_follow_ends_the_loop(error: SidetierError) -> None:
     assert Ran(FilledSource(records(0, 3), Failed(TP, Offset(3), error))).error is error
 
 
-def test_following_ends_with_what_stays() -> None:
+def test_permanent_error_ends_follow() -> None:
     error = ArchiveError("it was replaced")
     assert Ran(FilledSource(Failed(TP, Offset(3), error)), follow=True).error is error
 
 
-def test_the_end_below_the_bounds_is_said() -> None:
+def test_end_below_the_bounds_is_reported() -> None:
     ran = Ran(FilledSource(records(0, 15), ReachedEnd(TP, Offset(15))))
     assert "offsets [15, 20) are left out" in ran.told[0]
     assert ran.error is None
 
 
-def test_gaps_that_are_skipped_are_counted_and_those_beyond_the_end_end_it() -> None:
+def test_skipped_gaps_are_counted_and_a_gap_beyond_the_end_ends_the_loop() -> None:
     source = FilledSource(records(0, 5), gap(5, 9), records(9, 11), gap(11, 40))
     ran = Ran(source, skip_gaps=True)
     assert ran.written == [0, 1, 2, 3, 4, 9, 10]
@@ -187,20 +187,20 @@ def test_gaps_that_are_skipped_are_counted_and_those_beyond_the_end_end_it() -> 
     assert (count.missing_offsets, count.next_offset) == (4 + 9, 20)
 
 
-def test_a_gap_ends_it_with_advice() -> None:
+def test_gap_ends_the_loop_with_advice() -> None:
     ran = Ran(FilledSource(records(0, 5), gap(5, 9)))
     assert str(ran.error).startswith("t-0: 5 to 8\n--from 9 goes on behind them")
     assert not ran.reading.has_gaps
 
 
-def test_damage_is_a_gap() -> None:
+def test_damage_is_handled_like_a_gap() -> None:
     error = DamagedArchiveError("k: byte 7", "k", 7, OffsetRange(Offset(5), Offset(9)))
     source = FilledSource(Failed(TP, Offset(5), error), records(9, 20))
     assert Ran(source, skip_gaps=True).written == list(range(9, 20))
     assert source.done[1] == "t-0 to 9"
 
 
-def test_what_still_comes_of_a_partition_that_is_done_is_nothing() -> None:
+def test_records_of_a_finished_partition_are_ignored() -> None:
     source = FilledSource(
         records(0, 20), records(0, 4), records(0, 20, tp=OTHER), partitions=(0, 1)
     )
@@ -219,11 +219,11 @@ def test_what_still_comes_of_a_partition_that_is_done_is_nothing() -> None:
         ("1969-12-31T23:59:59.999Z", Place(PlaceKind.TIME, -1)),
     ],
 )
-def test_places(text: str, place: Place) -> None:
+def test_offsets_and_times_are_parsed(text: str, place: Place) -> None:
     assert parse_place(text) == place
 
 
-def test_a_time_after_everything_is_the_end() -> None:
+def test_time_after_all_records_is_the_end() -> None:
     place, bounds = Place(PlaceKind.TIME, 5), offsets(3, 9)
     assert offset_of(place, bounds, lambda _: None) == 9
     assert offset_of(place, bounds, lambda _: 4) == 4
@@ -234,22 +234,22 @@ def test_a_time_after_everything_is_the_end() -> None:
     ("text", "data"),
     [("", b""), (r"\n", b"\n"), (r"a\\n", b"a\\n"), (r"\x00\xffé", b"\x00\xff\xc3\xa9")],
 )
-def test_escapes(text: str, data: bytes) -> None:
+def test_escapes_are_decoded(text: str, data: bytes) -> None:
     assert unescaped(text) == data
 
 
 @pytest.mark.parametrize("text", ["\\", r"\x1", r"\xgg", r"\u0041"])
-def test_escapes_that_are_none(text: str) -> None:
+def test_invalid_escapes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="after a backslash"):
         unescaped(text)
 
 
-def test_bytes_that_are_no_text_are_not_lost() -> None:
+def test_bytes_that_are_not_text_are_not_lost() -> None:
     assert as_text(b"\xff") == {"base64": "/w=="}
     assert (as_text(b""), as_text(None)) == ("", None)
 
 
-def test_progress_is_for_terminals() -> None:
+def test_progress_is_shown_only_on_terminals() -> None:
     stream, terminal = io.StringIO(), Terminal()
     for target in (stream, terminal):
         with records_shown(10, wanted=True, stream=target) as update:
@@ -260,7 +260,7 @@ def test_progress_is_for_terminals() -> None:
 
 @pytest.fixture
 def world() -> World:
-    """Kafka has the offsets from 60 on, the store those below 80."""
+    """A topic of which Kafka has the offsets from 60 on and the store those below 80."""
     return world_of(kafka_start=60, store=(0, 80))
 
 
@@ -272,14 +272,16 @@ def source(world: World) -> Iterator[TieredSource]:
         yield TieredSource(it.consumer, "t", "nowhere:1", it.registry)
 
 
-def test_a_tiered_consumer_is_read_to_the_end_of_both_sides(source: TieredSource) -> None:
+def test_tiered_consumer_is_read_to_the_end_of_both_sources(source: TieredSource) -> None:
     assert source.bounds(TP) == offsets(0, 100)
     ran = Ran(source, partitions=(0,))
     assert (ran.written, ran.error) == (list(range(100)), None)
     assert source.skipped == 0
 
 
-def test_the_consumer_s_gap_is_an_error_with_advice(source: TieredSource, world: World) -> None:
+def test_gap_of_the_tiered_consumer_is_an_error_with_advice(
+    source: TieredSource, world: World
+) -> None:
     world.log(TopicPartition("t", 0)).gaps.append((40, 50))
     ran = Ran(source, partitions=(0,))
     assert isinstance(ran.error, ArchiveError)
@@ -288,7 +290,7 @@ def test_the_consumer_s_gap_is_an_error_with_advice(source: TieredSource, world:
     assert ran.written == list(range(40))
 
 
-def test_a_cluster_that_is_away_is_said(
+def test_unavailable_cluster_is_reported(
     source: TieredSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, **__: object) -> list[KafkaTopicPartition]:

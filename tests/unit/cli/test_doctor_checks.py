@@ -1,4 +1,4 @@
-"""Each check of `doctor`, from facts alone."""
+"""Each check of `doctor`, with given facts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,7 +49,7 @@ def config(**parts: object) -> Config:
 
 
 def topic(name: str = "orders", replicas: int = 3, **settings: str) -> TopicFacts:
-    """A sound topic with other settings; underscores stand for dots."""
+    """A valid topic with other settings; underscores in names stand for dots."""
     changed = {key.replace("_", "."): value for key, value in settings.items()}
     return TopicFacts(name, {**SOUND_TOPIC, **changed}, replicas)
 
@@ -97,7 +97,7 @@ def with_store(**changes: object) -> DoctorFacts:
     return replace(SOUND, stores=(replace(SOUND.stores[0], **changes),))  # type: ignore[arg-type]
 
 
-def test_a_sound_surrounding_has_nothing_to_find() -> None:
+def test_correct_setup_has_no_findings() -> None:
     assert faults(SOUND) == []
     assert len(list(findings(SOUND))) > 12
 
@@ -257,7 +257,9 @@ def test_a_sound_surrounding_has_nothing_to_find() -> None:
         ),
     ],
 )
-def test_what_is_found(facts: DoctorFacts, level: str, check: str, words: str) -> None:
+def test_each_fault_is_found_with_its_level(
+    facts: DoctorFacts, level: str, check: str, words: str
+) -> None:
     [fault] = [one for one in findings(facts) if one.level is not Level.OK]
     assert (fault.level.value, fault.check) == (level, check)
     assert words in fault.found
@@ -287,17 +289,17 @@ def test_what_is_found(facts: DoctorFacts, level: str, check: str, words: str) -
         with_store(note=None, skew_seconds=None, honours_conditions=True),
     ],
 )
-def test_what_is_no_fault(facts: DoctorFacts) -> None:
+def test_acceptable_settings_are_no_fault(facts: DoctorFacts) -> None:
     assert faults(facts) == []
 
 
-def test_an_acknowledged_store_without_conditions_is_something_to_consider() -> None:
+def test_acknowledged_store_without_conditional_writes_is_advice() -> None:
     storage = {"url": "s3://bucket", "fencing": "unfenced_acknowledged"}
     facts = replace(with_store(declares_conditions=False), config=config(storage=storage))
     assert ("advice", "conditional writes") in faults(facts)
 
 
-def test_the_worst_comes_first_and_decides() -> None:
+def test_worst_finding_comes_first_and_decides_the_verdict() -> None:
     advised = DoctorResult.of(with_topic(topic(segment_ms="604800000")))
     assert not advised.has_problems
     worse = DoctorResult.of(with_topic(topic(segment_ms="604800000", cleanup_policy="compact")))
@@ -313,6 +315,6 @@ def test_the_worst_comes_first_and_decides() -> None:
     )
 
 
-def test_of_many_names_a_few_are_told() -> None:
+def test_long_lists_of_names_are_shortened() -> None:
     assert first_names(["b", "a"]) == "a, b"
     assert first_names("fedcba") == "a, b, c, d and 2 more"

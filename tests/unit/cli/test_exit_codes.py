@@ -1,5 +1,5 @@
-"""One rule for all commands: a name, offset or time that cannot be meant ends with exit code 2, and
-the message says what there is. docs/operations.md, "Signals and exit codes".
+"""One rule for all commands: an impossible name, offset or time exits with code 2, and the message
+says what exists. See docs/operations.md, "Signals and exit codes".
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.harness.fake_cluster import FakeCluster
 
 @pytest.fixture(autouse=True)
 def archive(cli: CommandLine) -> None:
-    """orders-0 with offsets 0 to 29 and orders-eu-0 with 0 to 9 are archived."""
+    """Archives of orders-0 with the offsets 0 to 29 and orders-eu-0 with 0 to 9."""
     cli.log_dir.create("orders", 0).closed_segments(3)
     cli.log_dir.create("orders-eu", 0).closed_segments(1)
     cli.log_dir.checkpoint_high_watermarks()
@@ -20,7 +20,7 @@ def archive(cli: CommandLine) -> None:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broker 1 leads orders-0, alone."""
+    """A cluster where broker 1 leads orders-0 as its only replica."""
     fake = FakeCluster()
     fake.add(TopicPartition("orders", 0), 1, start=0, high_watermark=45)
     for module in ("inspect.cluster", "inspect.facts"):
@@ -56,7 +56,7 @@ WRONG = [
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("line", "text"), WRONG)
-def test_what_cannot_be_meant_ends_with_2(cli: CommandLine, line: str, text: str) -> None:
+def test_impossible_arguments_exit_with_2(cli: CommandLine, line: str, text: str) -> None:
     before = cli.stored()
     assert cli.run(*line.split()) == 2, cli.out
     assert text in cli.err + cli.out
@@ -79,11 +79,11 @@ RIGHT = [
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("line", "code"), RIGHT)
-def test_what_is_meant_does_not(cli: CommandLine, line: str, code: int) -> None:
+def test_possible_arguments_do_not_exit_with_2(cli: CommandLine, line: str, code: int) -> None:
     assert cli.run(*line.split()) == code, cli.err
 
 
-def test_a_partition_without_records_in_the_range_is_mentioned(cli: CommandLine) -> None:
+def test_partition_without_records_in_the_range_is_mentioned(cli: CommandLine) -> None:
     cli.log_dir.create("orders", 1).closed_segments(1)
     cli.log_dir.checkpoint_high_watermarks()
     assert cli.run("backfill") == 0
@@ -92,7 +92,7 @@ def test_a_partition_without_records_in_the_range_is_mentioned(cli: CommandLine)
     assert cli.lines()[-1] == "15 records of orders"
 
 
-def test_a_topic_that_was_retired_before_is_no_mistake(cli: CommandLine) -> None:
+def test_topic_that_was_already_retired_is_no_error(cli: CommandLine) -> None:
     assert cli.run("retire", "orders", "--offline") == 0
     for line in (["retire", "orders"], ["retire", "orders", "-p", "0"]):
         assert cli.run(*line, "--offline") == 0

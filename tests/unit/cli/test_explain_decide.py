@@ -1,4 +1,4 @@
-"""Each answer of `explain`, from facts alone."""
+"""Each answer of `explain`, with given facts."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,14 +88,14 @@ def facts(offset: int = 120, **changes: Any) -> RecordFacts:  # noqa: ANN401 -- 
     return replace(changed, archived_up_to=end)
 
 
-def test_what_lies_below_the_watermark_in_a_stored_segment_is_stored() -> None:
+def test_offset_below_the_watermark_in_a_stored_segment_is_stored() -> None:
     answer = decide(facts(60, archive=archive(holder=holder(50, 100))))
     assert (answer.kind, answer.code) == (Kind.STORED, 0)
     assert "segment 50 (offsets [50, 100))" in answer.text
     assert "archived up to 100" in answer.text
 
 
-def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
+def test_offset_below_the_archive_start_is_not_stored() -> None:
     mark = Watermark(BaseOffset(80), Offset(100), start_offset=Offset(80))
     found = ArchiveEnd(mark, Offset(100))
     known = replace(archive(holder=holder(50, 90)), watermark=found)
@@ -105,7 +105,7 @@ def test_what_is_stored_below_the_archive_s_start_is_no_part_of_it() -> None:
     assert decide(facts(85, archive=known)).kind is Kind.STORED
 
 
-def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
+def test_recorded_gap_is_explained_with_its_time_and_broker() -> None:
     gap = RecordedGap("k", Offset(40), Offset(70), 1_600_000_000_000, broker_id=7, leader_epoch=2)
     answer = decide(facts(60, archive=archive(gap=gap)))
     assert (answer.kind, answer.code) == (Kind.GAP, 4)
@@ -208,7 +208,7 @@ def test_a_recorded_gap_says_since_when_and_by_whom() -> None:
         ),
     ],
 )
-def test_what_is_not_stored_and_does_not_wait(
+def test_offset_that_is_neither_stored_nor_waiting_is_explained(
     offset: int, changes: dict[str, object], kind: Kind, code: int, words: str
 ) -> None:
     answer = decide(facts(offset, **changes))
@@ -322,7 +322,7 @@ ERROR: dict[str, Any] = {"error": "put x: 403", "retry_at_ms": NOW + 30_000}
         (120, {"sidecar": sidecar()}, Gate.OTHER, "its upload is due: ask again"),
     ],
 )
-def test_what_waits_names_its_gate(
+def test_waiting_offset_is_explained_with_its_gate(
     offset: int, changes: dict[str, object], gate: Gate, words: str
 ) -> None:
     answer = decide(facts(offset, **changes))
@@ -330,7 +330,7 @@ def test_what_waits_names_its_gate(
     assert words in answer.text
 
 
-def test_a_pin_alone_is_enough_to_wait() -> None:
+def test_pinned_segment_alone_counts_as_waiting() -> None:
     pin = PinnedRange("orders", 3, Offset(100), Offset(200), 1000)
     gone = replace(sidecar(segment(100, 200)), pins=(pin,))
     answer = decide(
@@ -344,7 +344,7 @@ def test_a_pin_alone_is_enough_to_wait() -> None:
     assert answer.kind is Kind.GONE
 
 
-def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
+def test_segment_above_the_watermark_is_not_committed_yet() -> None:
     above = archive(holder=holder(100, 200))
     answer = decide(facts(archive=above, local=None, log_offsets=LogOffsets()))
     assert (answer.kind, answer.code) == (Kind.WAITS, 3)
@@ -372,7 +372,7 @@ def test_what_is_stored_above_the_watermark_is_not_stored_yet() -> None:
         ),
     ],
 )
-def test_without_the_store_the_sidecar_s_next_offset_has_to_do(
+def test_next_offset_of_the_sidecar_is_used_without_the_store(
     offset: int, changes: dict[str, object], kind: Kind, code: int, words: str
 ) -> None:
     answer = decide(facts(offset, archive=None, problems={"archive": "timed out"}, **changes))

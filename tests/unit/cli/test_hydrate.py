@@ -1,4 +1,4 @@
-"""`sidetier hydrate` without brokers: the plan, and placing beside a stopped broker."""
+"""`sidetier hydrate` without brokers: the plan, and placing files beside a stopped broker."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return made
 
 
-def test_a_plan_says_what_comes_back_and_what_is_lost(command: CommandLine, tmp_path: Path) -> None:
+def test_plan_reports_restored_and_lost_records(command: CommandLine, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert command.run("hydrate", "plan", str(plan), "--dry-run") == 3  # a gap
     assert not plan.exists()
@@ -38,7 +38,7 @@ def test_a_plan_says_what_comes_back_and_what_is_lost(command: CommandLine, tmp_
     assert "a plan is never replaced" in command.err
 
 
-def test_a_store_that_does_not_exist_is_not_made(command: CommandLine, tmp_path: Path) -> None:
+def test_missing_store_directory_is_not_created(command: CommandLine, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     command.configure({"storage": {"url": f"file://{elsewhere}"}})
     assert command.run("hydrate", "plan", str(tmp_path / "plan.json")) == 2
@@ -60,13 +60,13 @@ def test_offsets_are_read_from_a_file(command: CommandLine, tmp_path: Path) -> N
     assert "an offset is given for payments-0" in command.err
 
 
-def test_a_time_needs_a_zone(command: CommandLine, tmp_path: Path) -> None:
+def test_time_without_a_zone_is_refused(command: CommandLine, tmp_path: Path) -> None:
     line = ("hydrate", "plan", str(tmp_path / "plan.json"), "--until", "2026-11-22T10:00:00")
     assert command.run(*line) == 2
     assert "give a time zone, such as 2026-11-22T10:00:00Z" in command.err
 
 
-def test_placing_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -> None:
+def test_segments_are_placed_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     command.run("hydrate", "plan", str(plan))
     log_dir = tmp_path / "kafka-logs"
@@ -92,7 +92,7 @@ def test_placing_beside_a_stopped_broker(command: CommandLine, tmp_path: Path) -
     assert command.json(*line)["partitions"][0]["already"]
 
 
-def test_a_file_that_is_no_plan_is_refused(command: CommandLine, tmp_path: Path) -> None:
+def test_invalid_plan_file_is_refused(command: CommandLine, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     for content, said in (
         ("{}", "version None of a hydrate plan is not known"),

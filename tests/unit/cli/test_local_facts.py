@@ -1,4 +1,4 @@
-"""One partition, looked up in log dirs."""
+"""Search for one partition in log dirs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.harness.log_dir import START_MS, LogDir, PartitionLog
 
 @pytest.fixture
 def log(tmp_path: Path) -> PartitionLog:
-    """Closed segments 0, 10 and 20, and an active one with records 30 to 36."""
+    """Closed segments 0, 10 and 20, and an active one with the records 30 to 36."""
     directory = LogDir(tmp_path / "logs")
     created = directory.create()
     created.closed_segments(3)
@@ -25,7 +25,7 @@ def look(log: PartitionLog) -> LocalLog:
     return found
 
 
-def test_where_each_offset_lies(log: PartitionLog) -> None:
+def test_each_offset_is_found_in_its_segment(log: PartitionLog) -> None:
     log.stage(0)
     found = look(log)
     places = [(one.base_offset, one.next_offset, one.place) for one in found.segments]
@@ -52,13 +52,13 @@ def test_where_each_offset_lies(log: PartitionLog) -> None:
     assert first.size_bytes == len(log.written[0])
 
 
-def test_the_first_batch_tells_since_when_the_active_segment_is_counted(log: PartitionLog) -> None:
+def test_first_batch_gives_the_start_time_of_the_active_segment(log: PartitionLog) -> None:
     assert look(log).first_timestamp_ms == START_MS + 34
     log.roll()
     assert look(log).first_timestamp_ms is None
 
 
-def test_bytes_are_those_of_every_segment_that_is_touched(log: PartitionLog) -> None:
+def test_bytes_between_offsets_count_every_touched_segment(log: PartitionLog) -> None:
     found, sizes = look(log), [len(log.written[base]) for base in (0, 10, 20, 30)]
     assert found.bytes_between(5, 11) == sizes[0] + sizes[1]
     assert found.bytes_between(10, 20) == sizes[1]
@@ -66,8 +66,8 @@ def test_bytes_are_those_of_every_segment_that_is_touched(log: PartitionLog) -> 
     assert found.bytes_between(37, 50) == 0
 
 
-def test_a_live_segment_is_told_before_a_staged_one_of_unknown_end(log: PartitionLog) -> None:
-    """Truncation left a higher one behind: nothing tells where that ends."""
+def test_live_segment_takes_precedence_over_a_leftover_of_unknown_end(log: PartitionLog) -> None:
+    """Truncation left a `.deleted` segment with a higher base offset whose end is unknown."""
     log.truncate(20)
     log.append(25)
     found = look(log)
@@ -76,7 +76,7 @@ def test_a_live_segment_is_told_before_a_staged_one_of_unknown_end(log: Partitio
     assert (held.base_offset, held.place) == (20, Place.ACTIVE)
 
 
-def test_a_partition_that_is_elsewhere_is_none(log: PartitionLog, tmp_path: Path) -> None:
+def test_partition_in_no_log_dir_is_none(log: PartitionLog, tmp_path: Path) -> None:
     there, nowhere = str(log.path.parent), str(tmp_path / "nowhere")
     assert local_log([nowhere, there], log.tp) is not None
     log.delete_topic()
@@ -85,7 +85,7 @@ def test_a_partition_that_is_elsewhere_is_none(log: PartitionLog, tmp_path: Path
         local_log([nowhere, there], log.tp)
 
 
-def test_a_link_that_leads_nowhere_is_told(log: PartitionLog, tmp_path: Path) -> None:
+def test_broken_link_is_reported(log: PartitionLog, tmp_path: Path) -> None:
     log.delete_topic()
     log.path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match=f"{log.path} is a symbolic link"):

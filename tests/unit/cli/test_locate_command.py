@@ -36,7 +36,7 @@ def bits_of(text: str, count: int) -> str:
     return f"{int(hashlib.md5(text.encode()).hexdigest(), 16):0128b}"[:count]  # noqa: S324
 
 
-def test_without_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_location_is_computed_without_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["locate", "orders", "3", "--cluster", "prod-a", "--prefix", "s3://bucket/archive"]
     assert run(line) == 0
     bits = bits_of("prod-a-orders-3", 5)
@@ -45,13 +45,17 @@ def test_without_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "s3://bucket/archive/prod-a/orders-3/\n"
 
 
-def test_from_the_configuration(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_location_is_computed_from_the_configuration(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["locate", "orders", "3", "--config", str(file)]) == 0
     bits = bits_of("prod-a-orders-3", 8)
     assert capsys.readouterr().out == f"s3://bucket/archive/{bits}/prod-a/orders-3/\n"
 
 
-def test_a_topic_that_is_stored_elsewhere(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_location_follows_the_storage_overrides(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["--config", str(file), "locate", "audit-log", "0", "--output", "json"]) == 0
     bits = bits_of("prod-a-audit-log-0", 8)
     assert json.loads(capsys.readouterr().out) == {
@@ -65,7 +69,7 @@ def test_a_topic_that_is_stored_elsewhere(file: Path, capsys: pytest.CaptureFixt
     }
 
 
-def test_an_option_wins_over_the_configuration(
+def test_option_takes_precedence_over_the_configuration(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["locate", "orders", "3", "--config", str(file), "--cluster", "b"]) == 0
@@ -74,7 +78,7 @@ def test_an_option_wins_over_the_configuration(
     )
 
 
-def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["locate", "orders", "3", "--cluster", "prod-a"]) == 2
     assert "locate needs --cluster and --prefix" in capsys.readouterr().err
 
@@ -90,7 +94,7 @@ def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["t", "0", "--cluster", "c", "--prefix", "s3://b", "--bits", "129"], "--bits"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_arguments_are_refused(
     line: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["locate", *line]) == 2
@@ -99,5 +103,5 @@ def test_what_cannot_be_is_refused(
     assert caught.out == ""
 
 
-def test_the_default_is_that_of_the_configuration() -> None:
+def test_default_entropy_bits_equal_those_of_the_configuration() -> None:
     assert StorageConfig.model_fields["prefix_entropy_bits"].default == _DEFAULT_BITS

@@ -1,4 +1,4 @@
-"""What would be lost with a broker, from facts alone."""
+"""Records that would be lost with a broker, with given facts."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def ranges(
         (replace(SAFE, replicas=ReplicaSet(1, (1, 9), (1, 9))), [(200, 300)]),
     ],
 )
-def test_what_only_this_broker_s_log_holds(
+def test_ranges_only_in_this_brokers_log_are_at_risk(
     partition: PartitionFacts, expected: list[tuple[int | None, int | None]]
 ) -> None:
     assert ranges(partition) == expected
@@ -81,7 +81,7 @@ def test_what_only_this_broker_s_log_holds(
         ),
     ],
 )
-def test_it_says_why(partition: PartitionFacts, words: str) -> None:
+def test_risk_is_explained(partition: PartitionFacts, words: str) -> None:
     [risk] = risks_of(partition, BROKER)
     assert words in risk.why
 
@@ -109,13 +109,13 @@ PINS = SidecarPartition(
         (replace(SAFE, archived_up_to=None, exclusion=COMPACTED, sidecar=PINS), []),
     ],
 )
-def test_what_brokers_have_deleted_and_only_pins_hold(
+def test_deleted_ranges_that_only_pins_hold_are_at_risk(
     partition: PartitionFacts, expected: list[tuple[int, int]]
 ) -> None:
     assert ranges(partition) == expected
 
 
-def test_the_verdict_is_yes_when_nothing_is_at_risk() -> None:
+def test_verdict_is_yes_when_nothing_is_at_risk() -> None:
     result = result_of(SAFE, replace(SAFE, archived_up_to=None))
     assert result.can_be_lost
     assert result.verdict() == (
@@ -124,7 +124,7 @@ def test_the_verdict_is_yes_when_nothing_is_at_risk() -> None:
     )
 
 
-def test_the_verdict_counts_records_and_bytes() -> None:
+def test_verdict_counts_records_and_bytes() -> None:
     segments = [
         LocalSegment(BaseOffset(base), Offset(base + 50), Place.CLOSED, "", 1000, 0)
         for base in (100, 150, 200, 250)
@@ -144,7 +144,7 @@ def test_the_verdict_counts_records_and_bytes() -> None:
     assert "at least 0 records in 1 of its 1" in unknown.verdict()
 
 
-def test_notes_tell_what_is_never_stored_and_what_is_short_of_replicas() -> None:
+def test_notes_name_unarchived_and_under_replicated_partitions() -> None:
     excluded = replace(SAFE, exclusion=COMPACTED, archived_up_to=None)
     short = replace(SAFE, replicas=ReplicaSet(1, (1, 2, 3), (1, 2)))
     unread = replace(SAFE, archive_problem="503", archived_up_to=None)

@@ -15,7 +15,9 @@ from tests.harness.log_dir import PartitionLog
 
 @pytest.fixture
 def orders(cli: CommandLine) -> PartitionLog:
-    """orders-0 with three stored segments of ten records each, orders-1 and pay-0 with one."""
+    """Archives of orders-0 with three segments of ten records each, and orders-1 and pay-0 with
+    one.
+    """
     log = cli.log_dir.create("orders", 0)
     log.closed_segments(3)
     for topic, number in (("orders", 1), ("orders-eu", 0), ("pay", 0)):
@@ -25,7 +27,7 @@ def orders(cli: CommandLine) -> PartitionLog:
     return log
 
 
-def test_every_partition(cli: CommandLine, orders: PartitionLog) -> None:
+def test_every_partition_is_listed(cli: CommandLine, orders: PartitionLog) -> None:
     assert cli.run("ls") == 0
     head, *rows, footer = cli.lines()
     assert head.split("  ")[0] == "TOPIC"
@@ -44,7 +46,7 @@ def test_every_partition(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.log_end == 30
 
 
-def test_one_topic_and_no_other_that_begins_alike(cli: CommandLine, orders: PartitionLog) -> None:
+def test_topic_is_matched_by_its_full_name(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.tp.topic == "orders"
     found = cli.json("ls", "orders")["partitions"]
     assert [(row["topic"], row["partition"]) for row in found] == [("orders", 0), ("orders", 1)]
@@ -53,7 +55,7 @@ def test_one_topic_and_no_other_that_begins_alike(cli: CommandLine, orders: Part
     )
 
 
-def test_the_segments_of_a_partition(cli: CommandLine, orders: PartitionLog) -> None:
+def test_segments_of_a_partition_are_listed(cli: CommandLine, orders: PartitionLog) -> None:
     found = cli.json("ls", "orders", "0")
     assert (found["watermark"], found["next_offset"], found["problem"]) == (20, 30, None)
     assert found["uri"].startswith(f"file://{cli.store}/")
@@ -70,7 +72,7 @@ def test_the_segments_of_a_partition(cli: CommandLine, orders: PartitionLog) -> 
     assert cli.lines()[-1].endswith("; archived up to 30")
 
 
-def test_what_is_stored_above_the_watermark_is_told(cli: CommandLine, orders: PartitionLog) -> None:
+def test_segments_above_the_watermark_are_reported(cli: CommandLine, orders: PartitionLog) -> None:
     [mark] = [key for key in cli.stored() if key.endswith("/orders-0/offset.wm")]
     text = (cli.store / mark).read_text()
     (cli.store / mark).write_text(f"{0:020d}\n")  # as Pinterest's uploader writes it
@@ -89,7 +91,7 @@ def test_what_is_stored_above_the_watermark_is_told(cli: CommandLine, orders: Pa
         ("/orders-0/offset.wm", "no offset.wm"),
     ],
 )
-def test_what_is_missing_is_found(
+def test_missing_object_is_a_finding(
     ending: str, problem: str, cli: CommandLine, orders: PartitionLog
 ) -> None:
     assert orders.log_end == 30
@@ -101,7 +103,9 @@ def test_what_is_missing_is_found(
     assert cli.lines()[1].endswith(problem)
 
 
-def test_the_segment_of_the_watermark_is_missing(cli: CommandLine, orders: PartitionLog) -> None:
+def test_missing_segment_of_the_watermark_is_a_finding(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     assert orders.log_end == 30
     for kind in ("log", "index", "timeindex"):
         cli.remove(f"/orders-0/00000000000000000020.{kind}")
@@ -109,7 +113,7 @@ def test_the_segment_of_the_watermark_is_missing(cli: CommandLine, orders: Parti
     assert row["problem"] == "offset.wm names segment 20, which is not stored"
 
 
-def test_a_watermark_that_does_not_parse(cli: CommandLine, orders: PartitionLog) -> None:
+def test_malformed_watermark_is_a_finding(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.log_end == 30
     [mark] = [key for key in cli.stored() if key.endswith("/orders-0/offset.wm")]
     (cli.store / mark).write_text("nonsense")
@@ -117,7 +121,9 @@ def test_a_watermark_that_does_not_parse(cli: CommandLine, orders: PartitionLog)
     assert f"{mark}: not a watermark" in row["problem"]
 
 
-def test_quick_leaves_out_what_costs_requests(cli: CommandLine, orders: PartitionLog) -> None:
+def test_quick_leaves_out_columns_that_need_requests(
+    cli: CommandLine, orders: PartitionLog
+) -> None:
     assert orders.log_end == 30
     rows = cli.json("ls", "--quick")["partitions"]
     assert {(row["next_offset"], row["watermark"]) for row in rows} == {(None, None)}
@@ -126,7 +132,7 @@ def test_quick_leaves_out_what_costs_requests(cli: CommandLine, orders: Partitio
     assert {row["next_offset"] for row in segments} == {None}
 
 
-def test_topics_that_are_stored_elsewhere(cli: CommandLine) -> None:
+def test_topics_in_other_stores_are_listed(cli: CommandLine) -> None:
     other = cli.root / "other"
     cli.configure({"storage": {"overrides": [{"topics": "pay", "url": f"file://{other}"}]}})
     for topic in ("orders", "pay"):
@@ -138,7 +144,7 @@ def test_topics_that_are_stored_elsewhere(cli: CommandLine) -> None:
     assert str(other) in cli.json("ls", "pay", "0")["uri"]
 
 
-def test_nothing_is_stored(cli: CommandLine) -> None:
+def test_empty_store_is_reported(cli: CommandLine) -> None:
     assert cli.run("ls") == 2
     assert "there is no such directory; nothing has been stored there yet" in cli.err
     assert not cli.store.exists()
@@ -147,7 +153,7 @@ def test_nothing_is_stored(cli: CommandLine) -> None:
     assert cli.out == "the archive of cluster prod-a is empty\n"
 
 
-def test_other_entropy_bits_would_find_nothing(cli: CommandLine, orders: PartitionLog) -> None:
+def test_other_entropy_bits_are_refused(cli: CommandLine, orders: PartitionLog) -> None:
     assert orders.log_end == 30
     cli.configure({"storage": {"prefix_entropy_bits": 4}})
     for line in (["ls"], ["ls", "orders", "0"]):
@@ -161,7 +167,7 @@ def keys_of(layout: ArchiveLayout, *partitions: TopicPartition) -> list[str]:
 
 
 @pytest.mark.parametrize("bits", [0, 1, 5, 8, 9, 20, 128])
-def test_partitions_are_found_under_any_number_of_bits(bits: int) -> None:
+def test_partitions_are_found_under_any_number_of_entropy_bits(bits: int) -> None:
     store = FakeStorage()
     ours, theirs = ArchiveLayout("prod-a", bits), ArchiveLayout("prod-b", bits)
     wanted = [TopicPartition("t", number) for number in range(40)]

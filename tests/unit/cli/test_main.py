@@ -32,7 +32,7 @@ HEAVY = (
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """A command `boom` that raises what is put into the list."""
+    """A command `boom` that raises the exceptions in the list."""
     errors: list[BaseException] = []
 
     @click.command()
@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return errors
 
 
-def test_help_and_importing_the_entry_load_nothing_heavy() -> None:
+def test_help_and_the_entry_point_import_nothing_heavy() -> None:
     program = (
         "import sys, sidetier.cli.main as m; code = m.run(['--help']); "
         f"heavy = sorted(set({HEAVY!r}) & set(sys.modules)); sys.exit(str(heavy or '') or code)"
@@ -69,7 +69,7 @@ def written_commands() -> list[str]:
 
 
 @pytest.mark.parametrize("name", written_commands())
-def test_every_command_that_is_written_is_listed_and_shows_an_example(name: str) -> None:
+def test_every_command_is_listed_and_shows_an_example(name: str) -> None:
     assert name in cli.COMMANDS
     context = click.Context(cli.sidetier)
     command = cli.sidetier.get_command(context, name)
@@ -81,7 +81,7 @@ def test_every_command_that_is_written_is_listed_and_shows_an_example(name: str)
         assert "\\b" not in (shown.help or ""), "click's mark for a paragraph must be one character"
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out == f"sidetier, version {__version__}\n"
 
@@ -98,7 +98,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (click.BadParameter("no"), 2, "Error: Invalid value: no\n"),
     ],
 )
-def test_an_error_is_a_line_and_an_exit_code(
+def test_error_is_one_line_and_an_exit_code(
     error: BaseException,
     code: int,
     text: str,
@@ -119,13 +119,13 @@ def test_debug_shows_the_traceback(failing: list[BaseException]) -> None:
         cli.run(["--debug", "boom"])
 
 
-def test_a_command_chooses_its_exit_code(failing: list[BaseException]) -> None:
+def test_command_can_choose_its_exit_code(failing: list[BaseException]) -> None:
     assert failing == []
     assert cli.run(["boom"]) == 3
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], []])
-def test_wrong_arguments_end_with_2(
+def test_wrong_arguments_exit_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(arguments) == 2
@@ -140,7 +140,7 @@ def test_wrong_arguments_end_with_2(
         (["--set", "uploader.thread=3", "config", "show"], "did you mean uploader.threads?"),
     ],
 )
-def test_a_mistyped_name_is_met_with_a_similar_one(
+def test_mistyped_name_gets_a_suggestion(
     wrong: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(wrong) == 2
@@ -165,8 +165,10 @@ def settings(tmp_path: Path) -> Path:
         *((line, "stderr") for line in ("--nonsense", "config check", "ls nosuch")),
     ],
 )
-def test_a_reader_that_goes_away_ends_it_quietly(line: str, closed: str, settings: Path) -> None:
-    """As `sidetier ... | head` and `sidetier ... 2>&1 | head` do."""
+def test_closed_output_pipe_ends_the_command_quietly(
+    line: str, closed: str, settings: Path
+) -> None:
+    """As in `sidetier ... | head` and `sidetier ... 2>&1 | head`."""
     with subprocess.Popen(
         [sys.executable, "-m", "sidetier.cli", *line.split()],
         stdout=subprocess.PIPE,
@@ -199,7 +201,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("module", MOMENTS.values(), ids=MOMENTS.keys())
-def test_ctrl_c_at_any_moment_is_no_traceback(module: str, settings: Path) -> None:
+def test_ctrl_c_at_any_moment_prints_no_traceback(module: str, settings: Path) -> None:
     program = f"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as in the background
@@ -217,7 +219,7 @@ main()
     assert done.returncode in {130, -signal.SIGINT}
 
 
-def test_ctrl_c_while_the_interpreter_ends_is_no_traceback() -> None:
+def test_ctrl_c_at_interpreter_exit_prints_no_traceback() -> None:
     program = """
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -237,7 +239,7 @@ def interrupted(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "1"), ("zsh", "1"), ("fish", "sta")])
-def test_shells_complete_commands(shell: str, word: str) -> None:
+def test_shell_completion_completes_commands(shell: str, word: str) -> None:
     asked = {"COMP_WORDS": "sidetier sta", "COMP_CWORD": word}
     done = subprocess.run(
         [sys.executable, "-c", "from sidetier.cli.__main__ import main; main()"],
@@ -252,7 +254,7 @@ def test_shells_complete_commands(shell: str, word: str) -> None:
     assert done.stderr == ""
 
 
-def test_the_default_configuration_is_read_where_it_exists(settings: Path, tmp_path: Path) -> None:
+def test_default_configuration_file_is_read_if_it_exists(settings: Path, tmp_path: Path) -> None:
     call = Invocation(default_config=settings)
     assert call.load({}).config.cluster.name == "c"
     assert call.is_configured({})

@@ -1,4 +1,4 @@
-"""What `sidetier mirror` refuses before it asks a broker."""
+"""Arguments that `sidetier mirror` refuses before it connects to a broker."""
 
 import re
 from pathlib import Path
@@ -32,15 +32,13 @@ ON_SPARK = (*NAMED, "--engine", "spark")
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    cli: CommandLine, line: tuple[str, ...], said: str
-) -> None:
+def test_invalid_arguments_are_refused(cli: CommandLine, line: tuple[str, ...], said: str) -> None:
     assert cli.run("mirror", *line) == 2
     assert said in re.sub(r"\s+", " ", cli.err)
 
 
 @pytest.mark.parametrize("cluster", ["source", "target"])
-def test_a_secret_in_a_file_is_not_sent_to_executors(
+def test_secret_in_a_file_is_not_sent_to_executors(
     cli: CommandLine, tmp_path: Path, cluster: str
 ) -> None:
     file = tmp_path / "client.properties"

@@ -1,4 +1,4 @@
-"""The clients of `sidetier mirror`: their properties from options and from the configuration."""
+"""Client properties of `sidetier mirror`, from options and from the configuration."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def given(*source: str) -> dict[str, object]:
     return {"source_properties": source, "source_config": None}
 
 
-def test_the_configured_broker_is_the_source_in_the_texts_that_librdkafka_reads(
+def test_configured_broker_is_the_source_with_properties_as_librdkafka_text(
     config: Config,
 ) -> None:
     assert client_properties("source", given("socket.timeout.ms=9000"), config) == {
@@ -44,11 +44,11 @@ def test_the_configured_broker_is_the_source_in_the_texts_that_librdkafka_reads(
     }
 
 
-def test_a_named_source_gets_nothing_of_the_configuration(config: Config) -> None:
+def test_source_given_by_options_ignores_the_configuration(config: Config) -> None:
     named = client_properties("source", given("bootstrap.servers=b:9092"), config)
     assert named == {"bootstrap.servers": "b:9092"}
 
 
-def test_a_source_that_nothing_names_is_refused() -> None:
+def test_missing_source_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"--source bootstrap\.servers=HOST:PORT"):
         client_properties("source", given())

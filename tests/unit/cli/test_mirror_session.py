@@ -1,4 +1,4 @@
-"""The end of a copy: what the last reading of the progress, and the groups, say of it."""
+"""The end of a copy: the result from the last progress and the last group offsets."""
 
 import signal
 import threading
@@ -36,7 +36,7 @@ WAIT = 30.0
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """The handlers of the test run come back."""
+    """Restore the signal handlers of the test run."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in handlers.items():
@@ -44,7 +44,7 @@ def signals() -> Iterator[None]:
 
 
 class Sync:
-    """The groups cannot be set."""
+    """A group sync whose offsets cannot be committed."""
 
     counts = None
     groups_problem = "the source is away"
@@ -62,7 +62,7 @@ def ran(work: Callable[[], None], sync: Any, stop: threading.Event) -> CopyResul
     return run_engine(engine, stop, metrics_port=None, offset_sync=sync)
 
 
-def test_groups_that_are_not_set_at_the_end_are_told() -> None:
+def test_groups_not_committed_at_the_end_are_reported() -> None:
     sync = Sync()
     result = ran(lambda: None, sync, threading.Event())
     assert not sync.was_urgent
@@ -71,7 +71,7 @@ def test_groups_that_are_not_set_at_the_end_are_told() -> None:
     assert any("the source is away" in (table.footer or "") for table in result.as_tables())
 
 
-def test_a_mirror_that_is_stopped_waits_for_no_group() -> None:
+def test_stopped_mirror_does_not_wait_for_groups() -> None:
     sync, stop = Sync(), threading.Event()
 
     def is_stopped() -> None:
@@ -83,7 +83,7 @@ def test_a_mirror_that_is_stopped_waits_for_no_group() -> None:
     assert result.exit_code == 0
 
 
-def test_an_engine_that_fails_waits_for_no_group() -> None:
+def test_failed_engine_does_not_wait_for_groups() -> None:
     def fails() -> None:
         raise BrokerUnavailableError("gone")
 
@@ -105,7 +105,7 @@ def task(number: int) -> PartitionTask:
 
 
 class Group:
-    """The coordinator of a group whose last commit is under way for some requests."""
+    """A group coordinator whose last commit stays under way for some requests."""
 
     def __init__(self, broker: FakeBroker, committed: Mapping[int, int]) -> None:
         self.committed = committed
@@ -127,7 +127,7 @@ class Group:
 
 
 def ended(cluster: Cluster, planned: list[PartitionTask], with_task: int) -> CopyResult:
-    """The result of a job whose tasks have all succeeded."""
+    """Result of a job whose tasks have all succeeded."""
     names = MirrorNames("dr")
     copy = SparkCopy(names, tuple(planned[:with_task]), Limits(), {"bootstrap.servers": "b:9092"})
     return on_spark.copy_on_spark(copy, "local[1]", cluster, threading.Event(), planned=planned)
@@ -141,7 +141,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
         yield made
 
 
-def test_a_commit_that_is_under_way_at_the_end_is_waited_for(broker: FakeBroker) -> None:
+def test_commit_under_way_at_the_end_is_waited_for(broker: FakeBroker) -> None:
     Group(broker, {0: 50}).unstable = 2
     with Cluster(ClientSettings((broker.address,))) as cluster:
         result = ended(cluster, [task(0)], 1)
@@ -149,7 +149,7 @@ def test_a_commit_that_is_under_way_at_the_end_is_waited_for(broker: FakeBroker)
     assert result.counts.lag_records == 0
 
 
-def test_a_transaction_that_stays_open_is_waited_for_no_longer_than_a_while(
+def test_open_transaction_is_waited_for_only_for_a_limited_time(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_spark, "_STABLE_SECONDS", 0.5)
@@ -161,8 +161,8 @@ def test_a_transaction_that_stays_open_is_waited_for_no_longer_than_a_while(
         ended(cluster, [task(0)], 1)
 
 
-def test_a_partition_that_was_whole_is_looked_at_again(broker: FakeBroker) -> None:
-    """Its topic was deleted on the target while the others were copied."""
+def test_finished_partition_is_verified_again_at_the_end(broker: FakeBroker) -> None:
+    """Its topic was deleted on the target while other partitions were copied."""
     Group(broker, {0: 50})
     with (
         Cluster(ClientSettings((broker.address,))) as cluster,

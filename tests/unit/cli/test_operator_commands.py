@@ -1,4 +1,6 @@
-"""`explain`, `can-i-lose` and `doctor` as they are typed: a log dir, a store, a sidecar's page."""
+"""`explain`, `can-i-lose` and `doctor` on the command line, with a log dir, a store and a
+sidecar.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ ERROR = "put orders-0: 403"
 
 
 class Page:
-    """What the sidecar says."""
+    """The HTTP status page of the sidecar."""
 
     def __init__(self) -> None:
         segment = SegmentStatus(
@@ -76,7 +78,7 @@ def sidecar(page: Page) -> Iterator[str]:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """Broker 1 leads orders-0, alone."""
+    """A cluster where broker 1 leads orders-0 as its only replica."""
     fake = FakeCluster()
     fake.add(TP, 1, start=0, high_watermark=45)
     fake.settings["orders"] = {
@@ -92,7 +94,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 @pytest.fixture
 def log(cli: CommandLine) -> PartitionLog:
-    """Segments 0, 10 and 20 are stored, 30 is closed since, records 40 to 44 are in 40."""
+    """A log whose segments 0, 10 and 20 are stored; 30 was closed later, and records 40 to 44 are
+    active.
+    """
     log = cli.log_dir.create("orders")
     log.closed_segments(3)
     cli.log_dir.checkpoint_high_watermarks()
@@ -104,7 +108,7 @@ def log(cli: CommandLine) -> PartitionLog:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """All of it, and segments in between."""
+    """Command line, cluster, log and sidecar page together."""
 
     cli: CommandLine
     log: PartitionLog
@@ -143,10 +147,10 @@ def test_explain_answers_from_every_source(
     verdict, *table = ground.cli.lines()
     assert verdict == f"orders-0 offset {offset}: {told['text']}"
     assert [row.split()[0] for row in table] == ["SOURCE", "disk", "sidecar", "archive", "cluster"]
-    assert ground.cluster.asked.count("map") == 2  # one for each run
+    assert ground.cluster.asked.count("map") == 2  # one request per run
 
 
-def test_explain_says_that_the_archive_is_being_moved(ground: Ground) -> None:
+def test_explain_reports_an_archive_that_is_being_moved(ground: Ground) -> None:
     [row] = ground.page.now.partitions
     moving = replace(row, state=PartitionState.QUARANTINING, waiting_for="it is moved to x")
     ground.page.now = replace(ground.page.now, partitions=(moving,))
@@ -156,7 +160,7 @@ def test_explain_says_that_the_archive_is_being_moved(ground: Ground) -> None:
     assert "it is moved to x" in told["text"]
 
 
-def test_explain_says_what_it_could_not_ask(ground: Ground) -> None:
+def test_explain_reports_unavailable_sources(ground: Ground) -> None:
     ground.cluster.away = True
     line = ("explain", "orders", "0", "15", "--sidecar", "http://127.0.0.1:1")
     assert ground.cli.run(*line) == 0
@@ -167,7 +171,7 @@ def test_explain_says_what_it_could_not_ask(ground: Ground) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_explain_works_where_no_log_dir_and_no_store_is(cli: CommandLine, sidecar: str) -> None:
+def test_explain_works_without_a_log_dir_and_a_store(cli: CommandLine, sidecar: str) -> None:
     cli.configure({"log_dirs": ["/nowhere/kafka"]})
     assert cli.run("explain", "orders", "0", "35", "--sidecar", sidecar) == 3
     assert "queued for a free upload thread" in cli.lines()[0]
@@ -175,14 +179,14 @@ def test_explain_works_where_no_log_dir_and_no_store_is(cli: CommandLine, sideca
     assert "nothing has been stored there yet" in cli.out
 
 
-def test_explain_wants_an_offset_that_can_be(cli: CommandLine) -> None:
+def test_explain_refuses_an_impossible_offset(cli: CommandLine) -> None:
     assert cli.run("explain", "orders", "0", "-1") == 2
     assert cli.run("explain", "no/topic", "0", "1") == 2
     assert cli.run("explain", "orders", "0", "1", "--sidecar", "nowhere") == 2
     assert "--sidecar" in cli.err
 
 
-def test_a_broker_cannot_be_lost_with_what_it_alone_has(ground: Ground) -> None:
+def test_broker_with_records_of_its_own_cannot_be_lost(ground: Ground) -> None:
     told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
     assert (told["can_be_lost"], told["records_at_risk"]) == (False, 15)
     assert told["bytes_at_risk"] == len(ground.log.written[30]) + len(ground.log.written[40])
@@ -194,7 +198,7 @@ def test_a_broker_cannot_be_lost_with_what_it_alone_has(ground: Ground) -> None:
     assert ground.cli.lines()[2].split()[:4] == ["orders-0", "leader", "[30,", "45)"]
 
 
-def test_another_replica_makes_it_safe_and_one_that_is_down_does_not(ground: Ground) -> None:
+def test_in_sync_replica_makes_the_broker_safe_unless_it_is_down(ground: Ground) -> None:
     ground.cluster.add(TP, 1, 2, start=0, high_watermark=45)
     assert ground.cli.run("can-i-lose", "1", "--sidecar", ground.sidecar) == 0
     assert ground.cli.lines()[0].startswith("yes: broker 1 and its disk can be lost")
@@ -206,7 +210,7 @@ def test_another_replica_makes_it_safe_and_one_that_is_down_does_not(ground: Gro
     assert ground.cluster.asked == ["map", "topic_settings", "log_offsets"] * 3
 
 
-def test_what_only_pins_hold_is_at_risk_too(ground: Ground) -> None:
+def test_records_that_only_pins_hold_are_at_risk(ground: Ground) -> None:
     ground.cluster.add(TP, 1, 2, start=40, high_watermark=45)
     ground.page.now = replace(
         ground.page.now, pins=(PinnedRange("orders", 0, Offset(30), Offset(40), 777),)
@@ -223,10 +227,10 @@ def test_what_only_pins_hold_is_at_risk_too(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("kind", "archived", "at_risk"), [("quarantine", 20, 25), ("retire", None, 45)]
 )
-def test_of_an_archive_that_is_being_moved_only_what_stays_counts(
+def test_only_the_kept_part_of_a_moving_archive_counts(
     ground: Ground, kind: str, archived: int | None, at_risk: int
 ) -> None:
-    """Its watermark stands still where it stood: what goes is no part of it any more."""
+    """Its watermark is unchanged; the part that is being moved no longer belongs to the archive."""
     layout = ArchiveLayout("prod-a", 3)
     store = open_plain(StorageEndpoint(f"file://{ground.cli.store}"))
     mark = read_watermark(store, layout.watermark_key(TP))
@@ -246,7 +250,7 @@ def test_of_an_archive_that_is_being_moved_only_what_stays_counts(
     assert ground.cli.run(*line) == 3
 
 
-def test_a_topic_that_is_not_archived_is_said(ground: Ground) -> None:
+def test_unarchived_topic_is_reported(ground: Ground) -> None:
     ground.cluster.add(TopicPartition("__consumer_offsets", 0), 1, 2, high_watermark=9)
     ground.cluster.add(TopicPartition("users", 0), 1, high_watermark=9)
     ground.cluster.settings["users"] = {"cleanup.policy": "compact"}
@@ -266,13 +270,13 @@ def test_a_topic_that_is_not_archived_is_said(ground: Ground) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_without_an_archive_nothing_is_safe_for_its_sake(cli: CommandLine, sidecar: str) -> None:
+def test_nothing_counts_as_archived_without_an_archive(cli: CommandLine, sidecar: str) -> None:
     assert cli.run("can-i-lose", "1", "--sidecar", sidecar) == 3
     assert "perhaps not archived: the archive cannot be read" in cli.out
     assert "the archive could not be read: storage.url" in cli.out
 
 
-def test_a_partition_that_nobody_leads_has_an_unknown_end(ground: Ground) -> None:
+def test_partition_without_a_leader_has_an_unknown_end(ground: Ground) -> None:
     ground.cluster.partitions[TP] = ReplicaSet(None, (1, 2), (1,))
     ground.cluster.brokers = {2: "two:9092"}
     told = ground.cli.json("can-i-lose", "1", "--sidecar", ground.sidecar, code=3)
@@ -282,25 +286,25 @@ def test_a_partition_that_nobody_leads_has_an_unknown_end(ground: Ground) -> Non
     assert "broker 1 is not up now" in told["notes"]
 
 
-def test_an_unknown_broker_and_another_s_sidecar_are_refused(ground: Ground) -> None:
+def test_unknown_broker_and_another_brokers_sidecar_are_refused(ground: Ground) -> None:
     assert ground.cli.run("can-i-lose", "9") == 2
     assert "there is no broker 9: brokers 1, 2 are up" in ground.cli.err
     assert ground.cli.run("can-i-lose", "2", "--sidecar", ground.sidecar) == 2
     assert "is the sidecar of broker 1, not of broker 2" in ground.cli.err
 
 
-def test_without_a_cluster_nothing_can_be_said(cli: CommandLine, cluster: FakeCluster) -> None:
+def test_unavailable_cluster_is_an_error(cli: CommandLine, cluster: FakeCluster) -> None:
     cluster.away = True
     assert cli.run("can-i-lose", "1") == 1
     assert "--bootstrap-server names another broker" in cli.err
 
 
-def test_without_an_address_it_says_which_setting_is_missing(cli: CommandLine) -> None:
+def test_missing_broker_address_error_names_the_setting(cli: CommandLine) -> None:
     assert cli.run("can-i-lose", "1") == 2
     assert "broker.bootstrap_servers is not set" in cli.err
 
 
-def test_doctor_looks_at_everything_and_writes_nothing(ground: Ground) -> None:
+def test_doctor_checks_everything_and_writes_nothing(ground: Ground) -> None:
     before = ground.cli.stored()
     told = ground.cli.json("doctor", "--sidecar", ground.sidecar)
     checks = {one["check"]: one["level"] for one in told["findings"]}
@@ -314,7 +318,7 @@ def test_doctor_looks_at_everything_and_writes_nothing(ground: Ground) -> None:
     assert "because they are compacted: orders" in ground.cli.out
 
 
-def test_doctor_tries_conditions_only_when_asked(ground: Ground) -> None:
+def test_doctor_tries_conditional_writes_only_on_request(ground: Ground) -> None:
     before = ground.cli.stored()
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 0
     assert "--try-conditions tests it" in ground.cli.out
@@ -323,13 +327,13 @@ def test_doctor_tries_conditions_only_when_asked(ground: Ground) -> None:
     assert ground.cli.stored() == before
 
 
-def test_doctor_finds_a_note_of_other_bits(ground: Ground) -> None:
+def test_doctor_finds_a_layout_object_with_other_entropy_bits(ground: Ground) -> None:
     ground.cli.configure({"storage": {"prefix_entropy_bits": 4}})
     assert ground.cli.run("doctor", "--sidecar", ground.sidecar) == 3
     assert "storage.prefix_entropy_bits: 3" in ground.cli.out
 
 
-def test_doctor_goes_on_without_store_broker_and_sidecar(
+def test_doctor_continues_without_store_broker_and_sidecar(
     cli: CommandLine, cluster: FakeCluster
 ) -> None:
     cluster.away = True

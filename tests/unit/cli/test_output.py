@@ -16,7 +16,7 @@ class Found:
         return (Table(("TOPIC", "LAG", "WHY"), rows, footer="2 partitions"),)
 
 
-def test_json_is_whole_and_ends_with_a_line() -> None:
+def test_json_output_is_complete_and_ends_with_a_newline() -> None:
     stream = io.StringIO()
     emit(Found(), OutputFormat.JSON, stream)
     assert json.loads(stream.getvalue()) == {"partitions": [{"topic": "é", "lag": 12}]}
@@ -24,7 +24,7 @@ def test_json_is_whole_and_ends_with_a_line() -> None:
     assert "é" in stream.getvalue()
 
 
-def test_a_table_that_is_piped_is_neither_cut_nor_coloured_nor_read_as_markup() -> None:
+def test_piped_table_is_neither_cut_nor_coloured_nor_parsed_as_markup() -> None:
     stream = io.StringIO()
     emit(Found(), OutputFormat.TABLE, stream)
     head, first, second, footer = stream.getvalue().splitlines()
@@ -36,7 +36,7 @@ def test_a_table_that_is_piped_is_neither_cut_nor_coloured_nor_read_as_markup() 
     assert "\x1b" not in stream.getvalue()
 
 
-def test_numbers_are_aligned_to_the_right() -> None:
+def test_numbers_are_right_aligned() -> None:
     class Numbers(Found):
         def as_tables(self) -> Sequence[Table]:
             return (Table(("N",), [(5,), (1000,)]),)
@@ -58,5 +58,5 @@ def test_numbers_are_aligned_to_the_right() -> None:
         ("", ""),
     ],
 )
-def test_cells(cell: Cell, text: str) -> None:
+def test_cells_are_formatted_by_type(cell: Cell, text: str) -> None:
     assert cell_text(cell) == text

@@ -1,4 +1,4 @@
-"""The sidecar stands back for the broker."""
+"""The sidecar gives the broker priority for CPU and disk."""
 
 import os
 import subprocess
@@ -23,6 +23,6 @@ def _lines(code: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("niceness", [0, 10, 19])
-def test_a_process_lowers_itself_and_never_rises(niceness: int) -> None:
+def test_process_lowers_its_priority_and_never_raises_it(niceness: int) -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert _lines(CODE, str(niceness)) == [str(max(before, niceness))]

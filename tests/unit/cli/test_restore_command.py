@@ -1,4 +1,4 @@
-"""`sidetier restore`: what is refused before any broker is asked, and what it shows."""
+"""`sidetier restore`: arguments refused before any broker request, and the output."""
 
 import re
 import sys
@@ -57,7 +57,7 @@ def stored(cli: CommandLine) -> CommandLine:
         ((*ON_SPARK, "--metrics-port", "9404"), "--metrics-port is for --engine local"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     stored: CommandLine, line: tuple[str, ...], said: str
 ) -> None:
     before = stored.stored()
@@ -66,7 +66,7 @@ def test_what_cannot_be_meant_is_refused(
     assert stored.stored() == before
 
 
-def test_a_secret_in_a_file_is_not_sent_to_executors(stored: CommandLine, tmp_path: Path) -> None:
+def test_secret_in_a_file_is_not_sent_to_executors(stored: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("sasl.username=me\nsasl.password=hunter2\n")
     assert stored.run("restore", *ON_SPARK, "--target-config", str(file)) == 2
@@ -75,7 +75,7 @@ def test_a_secret_in_a_file_is_not_sent_to_executors(stored: CommandLine, tmp_pa
     assert "hunter2" not in said
 
 
-def test_a_missing_pyspark_is_named_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_error_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with (
         pytest.raises(ConfigurationError, match=r"--engine spark needs PySpark.*sidetier\[spark\]"),
@@ -84,7 +84,7 @@ def test_a_missing_pyspark_is_named_with_the_option(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_partitions_that_are_not_whole_are_named_with_the_cause_of_the_job() -> None:
+def test_incomplete_partitions_are_listed_with_the_cause_of_the_job() -> None:
     trace = (
         "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times\n"
         "Traceback (most recent call last):\n"
@@ -124,7 +124,7 @@ def result(one: PartitionRestore, *problems: str, gaps: int = 0) -> RestoreResul
     )
 
 
-def test_the_exit_code_tells_whether_everything_was_restored() -> None:
+def test_exit_code_shows_whether_everything_was_restored() -> None:
     assert result(planned()).exit_code == 0
     assert result(planned(), "a difference").exit_code == 3
     assert result(planned(), gaps=1).exit_code == 3
@@ -134,7 +134,7 @@ def test_the_exit_code_tells_whether_everything_was_restored() -> None:
     assert stopped.exit_code == 130
 
 
-def test_what_is_left_out_and_left_to_do_is_shown() -> None:
+def test_omitted_offsets_and_remaining_settings_are_shown() -> None:
     plan = RestorePlan(
         "dr",
         [planned(end=40, last_stable_offset=40)],
@@ -148,15 +148,15 @@ def test_what_is_left_out_and_left_to_do_is_shown() -> None:
     assert "'cleanup.policy=[compact,delete],retention.ms=5'" in settings
 
 
-def test_a_topic_that_does_not_fit_is_shown_and_is_a_wrong_setting() -> None:
+def test_mismatching_topic_is_shown_as_a_configuration_error() -> None:
     plan = RestorePlan("dr", [planned()], frozenset({TARGET.topic}), {TARGET.topic: "not empty"})
     assert plan.exit_code == 2
     (table,) = plan.as_tables()
     assert table.rows[0][-1] == "not empty"
 
 
-def test_the_offsets_of_a_group_come_from_the_newest_snapshot_that_has_them() -> None:
-    """The newest of all was taken after the topic was deleted."""
+def test_group_offsets_come_from_the_newest_snapshot_with_the_topic() -> None:
+    """The newest snapshot was taken after the topic was deleted."""
     store = FakeStorage()
     archive = access_to(store)
     with pytest.raises(ConfigurationError, match="no group offsets of cluster prod-a are stored"):

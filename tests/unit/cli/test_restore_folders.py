@@ -1,4 +1,4 @@
-"""Quarantined and retired archives are read where the uploader has moved them."""
+"""Quarantined and retired archives are read from the folders where the sidecar moved them."""
 
 import json
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def archive(store: FakeStorage, *, topic_id: str, tp: TopicPartition = TP) -> Ma
 
 
 def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
-    """As a sidecar does after an unclean election; the folder's name."""
+    """Quarantine segments as a sidecar does after an unclean election; return the folder's name."""
     key = LAYOUT.watermark_key(TP)
     found = store.get_object(key)
     name = quarantine_name(Offset(fork), LeaderEpoch(epoch))
@@ -69,7 +69,7 @@ def put_into_quarantine(store: FakeStorage, fork: int, epoch: int = 7) -> str:
 
 
 def retire_now(store: FakeStorage, tp: TopicPartition) -> None:
-    """As `sidetier retire` does."""
+    """Retire the archive as `sidetier retire` does."""
     stored = read_watermark(store, LAYOUT.watermark_key(tp))
     retire(MoveContext(store, LAYOUT), tp, stored, "a test")
 
@@ -79,7 +79,7 @@ def opened(store: FakeStorage, choice: FolderChoice) -> ArchiveAccess:
 
 
 def read_offsets(access: ArchiveAccess, start: int, tp: TopicPartition = TP) -> Sequence[int]:
-    """The base offsets of the batches that a restore gets, and gaps as negative starts."""
+    """Base offsets of the batches a restore reads, and the starts of gaps as negative numbers."""
     source, at = ArchiveSource(access), Offset(start)
     found: list[int] = []
     while True:
@@ -96,7 +96,7 @@ def read_offsets(access: ArchiveAccess, start: int, tp: TopicPartition = TP) -> 
             return found
 
 
-def test_a_retired_archive_is_read_with_its_gap() -> None:
+def test_retired_archive_is_read_with_its_gap() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
     retire_now(store, TP)
@@ -110,7 +110,7 @@ def test_a_retired_archive_is_read_with_its_gap() -> None:
     assert "the broker had deleted them before they were stored" in read.detail
 
 
-def test_a_quarantined_archive_begins_at_the_fork() -> None:
+def test_quarantined_archive_begins_at_the_divergence() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
     name = put_into_quarantine(store, 30)
@@ -125,7 +125,7 @@ def test_a_quarantined_archive_begins_at_the_fork() -> None:
     assert live.end == 30
 
 
-def test_a_reader_finds_records_and_times_in_a_folder() -> None:
+def test_records_and_times_in_a_folder_are_found() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
     retire_now(store, TP)
@@ -140,7 +140,7 @@ def test_a_reader_finds_records_and_times_in_a_folder() -> None:
     assert offsets(taken) == list(range(47, 60))
 
 
-def test_several_folders_are_listed_until_one_is_named() -> None:
+def test_folders_are_listed_if_none_is_named() -> None:
     store = FakeStorage()
     for topic_id in ("first", "second"):
         archive(store, topic_id=topic_id)
@@ -169,14 +169,14 @@ def test_partitions_without_a_folder_are_left_out() -> None:
     assert read_offsets(access, 45, other) == [45, 50, 55]
 
 
-def test_nothing_in_quarantine_is_an_error() -> None:
+def test_empty_quarantine_is_an_error() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
     with pytest.raises(ConfigurationError, match="no segment of these topics"):
         opened(store, QUARANTINE)
 
 
-def test_a_folder_that_is_still_filled_is_refused() -> None:
+def test_folder_that_is_still_being_filled_is_refused() -> None:
     store = FakeStorage()
     archive(store, topic_id="first")
     name = put_into_quarantine(store, 30)
@@ -187,8 +187,8 @@ def test_a_folder_that_is_still_filled_is_refused() -> None:
         opened(store, QUARANTINE)
 
 
-def test_segments_that_a_take_over_has_put_aside_can_be_named() -> None:
-    """They have no plan, and their names have two parts."""
+def test_segments_quarantined_by_a_takeover_can_be_named() -> None:
+    """They have no plan, and their folder names have two parts."""
     store = FakeStorage()
     made = archive(store, topic_id="first")
     prefix = LAYOUT.partition_prefix(TP)
@@ -200,7 +200,7 @@ def test_segments_that_a_take_over_has_put_aside_can_be_named() -> None:
     assert read_offsets(access, 45) == [45, 50, 55]
 
 
-def test_a_retired_archive_of_pinterests_uploader_is_read_to_its_last_segment() -> None:
+def test_retired_pinterest_archive_is_read_to_its_last_segment() -> None:
     store = FakeStorage()
     made = MadeArchive(store, is_pinterest=True)
     made.segments(0, 20, 40)

@@ -1,4 +1,4 @@
-"""Ranges of a restore: offsets and times, exact to the record."""
+"""Offset and time ranges of a restore are exact to the record."""
 
 from contextlib import closing
 
@@ -35,15 +35,13 @@ def range_of(
         (Place(PlaceKind.TIME, 12), Place(PlaceKind.TIME, 5000), (12, 60)),
     ],
 )
-def test_a_range_is_exact_to_the_record(
-    begin: Place, end: Place, expected: tuple[int, int]
-) -> None:
+def test_range_is_exact_to_the_record(begin: Place, end: Place, expected: tuple[int, int]) -> None:
     archive = MadeArchive()
-    archive.segments(0, 20, 40, 60)  # a record's timestamp is its offset
+    archive.segments(0, 20, 40, 60)  # timestamps equal offsets
     assert range_of(archive, begin, end) == expected
 
 
-def test_a_range_ends_before_an_open_transaction_unless_that_counts_as_aborted() -> None:
+def test_range_ends_before_an_open_transaction_unless_it_counts_as_aborted() -> None:
     log = TransactionalLog()
     log.write(8, 3, transactional=False)
     log.write(7, 2)

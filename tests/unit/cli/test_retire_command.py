@@ -14,7 +14,7 @@ BROKER = {"broker": {"bootstrap_servers": "127.0.0.1:1"}}
 
 @pytest.fixture
 def stored(cli: CommandLine) -> CommandLine:
-    """orders-0 and orders-1 are stored, and pay-0."""
+    """Archives of orders-0, orders-1 and pay-0."""
     for topic, number in (("orders", 0), ("orders", 1), ("pay", 0)):
         cli.log_dir.create(topic, number).closed_segments(2)
     cli.log_dir.checkpoint_high_watermarks()
@@ -23,11 +23,11 @@ def stored(cli: CommandLine) -> CommandLine:
 
 
 def now_is(monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity) -> None:
-    """What the broker tells of the topic."""
+    """Set the broker's answer about the topic."""
     monkeypatch.setattr(retire, "ask_identity", lambda _config, _topic: identity)
 
 
-def test_a_dry_run_writes_nothing(stored: CommandLine) -> None:
+def test_dry_run_writes_nothing(stored: CommandLine) -> None:
     before = stored.stored()
     told = stored.json("retire", "orders", "--offline", "--dry-run")
     assert told["dry_run"] is True
@@ -38,7 +38,7 @@ def test_a_dry_run_writes_nothing(stored: CommandLine) -> None:
     assert stored.stored() == before
 
 
-def test_offline_everything_of_the_topic_is_moved_and_no_other(stored: CommandLine) -> None:
+def test_offline_retire_moves_everything_of_the_topic_and_nothing_else(stored: CommandLine) -> None:
     before = stored.stored()
     assert stored.run("retire", "orders", "--offline") == 0
     assert "moved to _sidetier/prod-a/retired/orders-0/" in stored.out
@@ -51,7 +51,7 @@ def test_offline_everything_of_the_topic_is_moved_and_no_other(stored: CommandLi
     assert stored.lines() == ["everything named was retired before; nothing is left to move"]
 
 
-def test_what_belongs_to_the_topic_as_it_is_now_is_left(
+def test_archive_of_the_current_topic_id_is_left(
     stored: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored.configure(BROKER)
@@ -68,7 +68,7 @@ def test_what_belongs_to_the_topic_as_it_is_now_is_left(
 @pytest.mark.parametrize(
     "identity", [TopicIdentity("another", 2), TopicIdentity()], ids=["recreated", "deleted"]
 )
-def test_a_topic_that_is_no_more_goes(
+def test_archive_of_a_deleted_topic_is_moved(
     stored: CommandLine, monkeypatch: pytest.MonkeyPatch, identity: TopicIdentity
 ) -> None:
     stored.configure(BROKER)
@@ -77,14 +77,14 @@ def test_a_topic_that_is_no_more_goes(
     assert all(row["target"] for row in told["partitions"])
 
 
-def test_without_a_broker_it_must_be_said_that_nobody_is_asked(stored: CommandLine) -> None:
+def test_offline_must_be_given_without_a_broker(stored: CommandLine) -> None:
     before = stored.stored()
     assert stored.run("retire", "orders") == 2
     assert "--offline" in stored.err
     assert stored.stored() == before
 
 
-def test_an_id_is_spelt_as_kafka_spells_it() -> None:
-    """As in `partition.metadata`, with which the sidecar writes it into `offset.wm`."""
+def test_topic_id_is_encoded_as_in_kafka() -> None:
+    """As in `partition.metadata`; the sidecar writes the same text into `offset.wm`."""
     assert kafka_text(str(Uuid(-1, -2))) == "_____________________g"
     assert kafka_text(str(Uuid(-(2**58), 1))) == "_AAAAAAAAAAAAAAAAAAAAQ"

@@ -1,4 +1,4 @@
-"""The daemon never loads what only the consumer, the mirror and the pipeline need."""
+"""The daemon imports no package that only the consumer, the mirror and the pipeline need."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ sys.exit(str(found) if found else 0)
 """
 
 
-def test_no_module_of_the_daemons_rooms_loads_arrays_arrow_or_codecs() -> None:
+def test_daemon_modules_import_no_numpy_pyarrow_or_codecs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )

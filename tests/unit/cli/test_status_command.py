@@ -85,7 +85,7 @@ class Status:
 def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIDETIER_CONFIG", raising=False)
     monkeypatch.delenv("SIDETIER_OUTPUT", raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be asked
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be requested
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_all_is_well(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthy_sidecar_exits_with_0(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--url", url]) == 0
     head, row, summary = lines(capsys)
     assert head.split("  ")[0] == "PARTITION"
@@ -114,7 +114,7 @@ def test_all_is_well(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert summary == ("broker 3 of prod-a leads 1 partitions: 1 with all closed segments archived")
 
 
-def test_an_acknowledged_gap_is_no_finding_any_more(
+def test_acknowledged_gap_is_no_finding(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     acknowledged = replace(GAP, unresolved_gap_records=0, unresolved_quarantines=0)
@@ -130,7 +130,7 @@ def test_an_acknowledged_gap_is_no_finding_any_more(
     assert "orders-5: 2 quarantines are not acknowledged" in shown
 
 
-def test_records_of_active_segments_are_told_as_not_archived(
+def test_records_of_active_segments_are_reported_as_not_archived(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.show(ACTIVE, replace(ACTIVE, partition=8, unarchived_age_seconds=20.0))
@@ -146,7 +146,7 @@ def test_records_of_active_segments_are_told_as_not_archived(
     )
 
 
-def test_what_wants_an_operator_comes_first(
+def test_partitions_that_need_an_operator_come_first(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.show(IDLE, BEHIND, GAP, HELD, HALTED)
@@ -174,7 +174,7 @@ def test_what_wants_an_operator_comes_first(
     )
 
 
-def test_what_is_being_set_aside_is_told_apart_from_what_is_halted(
+def test_quarantining_is_distinguished_from_halted(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.show(MOVING, HALTED)
@@ -191,7 +191,7 @@ def test_what_is_being_set_aside_is_told_apart_from_what_is_halted(
     ("partitions", "code"),
     [((), 0), ((IDLE, BEHIND), 0), ((GAP,), 3), ((HELD,), 3), ((HALTED,), 3), ((MOVING,), 3)],
 )
-def test_the_exit_code(
+def test_exit_code_depends_on_the_worst_state(
     partitions: Sequence[PartitionStatus], code: int, url: str, status: Status
 ) -> None:
     status.show(*partitions)
@@ -199,7 +199,7 @@ def test_the_exit_code(
     assert run(["status", "--url", url, "--output", "json"]) == code
 
 
-def test_a_sidecar_that_is_not_ready_says_why(
+def test_sidecar_that_is_not_ready_gives_the_reason(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = "no source of leadership answers"
@@ -212,7 +212,7 @@ def test_a_sidecar_that_is_not_ready_says_why(
     ]
 
 
-def test_a_log_dir_that_cannot_be_read_is_a_problem(
+def test_unreadable_log_dir_is_a_problem(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.now = replace(status.now, log_dir_problems=("log dir /b cannot be read: EIO",))
@@ -220,7 +220,7 @@ def test_a_log_dir_that_cannot_be_read_is_a_problem(
     assert "log dir /b cannot be read: EIO\nbroker 3 of prod-a" in capsys.readouterr().out
 
 
-def test_the_ages_of_cluster_snapshots_are_told_and_what_is_wrong_with_them(
+def test_ages_and_problems_of_cluster_snapshots_are_shown(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.now = replace(
@@ -250,7 +250,7 @@ def test_the_ages_of_cluster_snapshots_are_told_and_what_is_wrong_with_them(
         ),
     ],
 )
-def test_the_last_drill_is_told(
+def test_last_drill_is_shown(
     url: str,
     status: Status,
     drill: DrillStatus,
@@ -264,7 +264,7 @@ def test_the_last_drill_is_told(
     assert shown in next(line for line in lines(capsys) if line.startswith("last drill: "))
 
 
-def test_many_partitions_show_what_there_is_to_tell(
+def test_idle_partitions_of_a_long_list_are_hidden(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.show(BEHIND, *(replace(IDLE, partition=n) for n in range(10, 10 + MOST_ROWS)))
@@ -279,7 +279,7 @@ def test_many_partitions_show_what_there_is_to_tell(
     assert len(lines(capsys)) == MOST_ROWS + 3
 
 
-def test_many_problems_are_not_all_told(
+def test_long_list_of_problems_is_shortened(
     url: str, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status.show(*(replace(GAP, partition=n) for n in range(12)))
@@ -291,7 +291,9 @@ def test_many_problems_are_not_all_told(
     assert shown[-2] == "and 2 more: --output json has them all"
 
 
-def test_one_topic_as_json(url: str, status: Status, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_topic_is_printed_as_json(
+    url: str, status: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
     status.show(IDLE, HALTED)
     assert run(["status", "--url", url + "/", "--topic", "pay", "--output", "json"]) == 3
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -302,7 +304,7 @@ def test_one_topic_as_json(url: str, status: Status, capsys: pytest.CaptureFixtu
     assert found["conditions"] == [{"name": "bootstrapped", "holds": True, "reason": ""}]
 
 
-def test_the_address_of_the_configuration(url: str, tmp_path: Path) -> None:
+def test_address_comes_from_the_configuration(url: str, tmp_path: Path) -> None:
     file = tmp_path / "sidetier.yaml"
     values: dict[str, Any] = {
         "cluster": {"name": "prod-a"},
@@ -314,7 +316,7 @@ def test_the_address_of_the_configuration(url: str, tmp_path: Path) -> None:
     assert run(["status", "--config", str(file)]) == 0
 
 
-def test_a_port_that_the_system_chose_is_not_known(
+def test_port_chosen_by_the_system_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "sidetier.yaml"
@@ -324,7 +326,7 @@ def test_a_port_that_the_system_chose_is_not_known(
     assert "http.port is 0" in capsys.readouterr().err
 
 
-def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unavailable_sidecar_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -345,7 +347,9 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
         b"HTTP/1.0 200 OK\r\n\r\n{}",
     ],
 )
-def test_something_else_answers(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_of_another_service_is_an_error(
+    answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -365,12 +369,12 @@ def test_something_else_answers(answer: bytes, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("bad", ["127.0.0.1:9108", "ftp://h", "http://", "http://h:99999"])
-def test_an_address_that_is_none(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_address_is_refused(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--url", bad]) == 2
     assert "expected http://host:port" in capsys.readouterr().err
 
 
-def test_the_bearer_token_of_the_configuration_is_sent(
+def test_configured_bearer_token_is_sent(
     status: Status, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""How far a store's clock is from this host's."""
+"""Difference between a store's clock and this host's clock."""
 
 import threading
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from sidetier.storage.settings import S3Settings, StorageEndpoint
         (None, None),
     ],
 )
-def test_the_date_of_an_answer_tells(date: str | None, expected: float | None) -> None:
+def test_date_header_gives_the_clock_skew(date: str | None, expected: float | None) -> None:
     moment = 1_700_000_000.5
     assert skew(date, moment - 0.2, moment + 0.2) == expected
 
 
 class _Late(BaseHTTPRequestHandler):
-    """A store that refuses, and lives in 2001."""
+    """A store that refuses requests and whose clock is in 2001."""
 
     def do_HEAD(self) -> None:
         self.send_response_only(403)
@@ -46,14 +46,14 @@ def late_store() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_refusal_has_a_date_too(late_store: str) -> None:
+def test_refused_request_gives_the_clock_skew_too(late_store: str) -> None:
     endpoint = StorageEndpoint("s3://bucket", s3=S3Settings(endpoint_url=late_store))
     found = skew_of(endpoint)
     assert found is not None
     assert found < -86_400 * 365
 
 
-def test_without_an_answer_or_on_another_store_nothing_is_known() -> None:
+def test_skew_is_unknown_without_an_answer_or_on_other_stores() -> None:
     assert skew_of(StorageEndpoint("file:///archive")) is None
     dead = StorageEndpoint("s3://bucket", s3=S3Settings(endpoint_url="http://127.0.0.1:1"))
     assert skew_of(dead) is None

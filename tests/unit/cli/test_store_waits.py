@@ -1,4 +1,4 @@
-"""What a command says while the store does not answer, and how it ends."""
+"""Messages of a command while the store does not answer, and its end."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.harness.faulty_s3 import FaultyS3, hang
 from tests.harness.waiting import wait_until
 
 
-def test_each_attempt_of_a_request_that_takes_long_is_told(
+def test_each_slow_attempt_of_a_request_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told: list[str] = []
@@ -27,7 +27,7 @@ def test_each_attempt_of_a_request_that_takes_long_is_told(
     ]
 
 
-def test_a_store_that_answers_is_not_told_of(cli: CommandLine) -> None:
+def test_store_that_answers_is_not_reported(cli: CommandLine) -> None:
     cli.log_dir.create("orders").closed_segments(1)
     cli.log_dir.checkpoint_high_watermarks()
     assert cli.run("backfill") == 0
@@ -38,7 +38,7 @@ def test_a_store_that_answers_is_not_told_of(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     "line", [("ls",), ("backfill", "--dry-run"), ("explain", "orders", "0", "5")]
 )
-def test_a_silent_store_is_told_and_given_up(
+def test_silent_store_is_reported_and_given_up(
     cli: CommandLine, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDSIDETIER")
@@ -51,7 +51,7 @@ def test_a_silent_store_is_told_and_given_up(
             {
                 "storage": {
                     "url": "s3://bucket/archive",
-                    # One attempt, a little longer than the first line takes to come.
+                    # One attempt, slightly longer than the delay of the first message.
                     "deadline": {"silence": "4s"},
                     "s3": {"endpoint_url": server.url, "region": "us-east-1", "path_style": True},
                 }

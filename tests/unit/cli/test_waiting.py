@@ -1,4 +1,4 @@
-"""`sidetier run --wait`, as a process: it is there before its broker has made the log dirs."""
+"""`sidetier run --wait` as a process that starts before its broker has created the log dirs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 class Waiting(Sidecar):
-    """A sidecar that is told to wait."""
+    """A sidecar started with `--wait`."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         super().__init__(directory, settings)
@@ -52,7 +52,9 @@ def waiting(tmp_path: Path, settings: dict[str, Any]) -> Iterator[Waiting]:
     sidecar.kill()
 
 
-def test_it_waits_alive_and_begins_with_the_broker(waiting: Waiting, tmp_path: Path) -> None:
+def test_waiting_sidecar_is_alive_and_starts_with_the_broker(
+    waiting: Waiting, tmp_path: Path
+) -> None:
     wait_until(lambda: waiting.status("/healthz") == 200, SECONDS, "/healthz")
     assert waiting.status("/readyz") == 503
     assert not waiting.seen("daemon.started")
@@ -70,17 +72,17 @@ def test_sigterm_ends_the_wait(waiting: Waiting) -> None:
     assert waiting.stop() == 143
 
 
-def test_without_the_switch_it_is_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_missing_log_dir_is_refused_without_wait(tmp_path: Path, settings: dict[str, Any]) -> None:
     sidecar = Sidecar(tmp_path / "sidecar", settings)
     sidecar.start_unchecked()
     assert sidecar.exit_code() == 2
     assert "kafka-log* does not exist" in sidecar.text
 
 
-def test_a_log_dir_that_never_comes_keeps_nobody_waiting(
+def test_one_missing_log_dir_does_not_delay_the_start(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Its disk has failed, and the broker goes on with its other one: so does the sidecar."""
+    """Its disk has failed, and the broker continues with its other log dir; so does the sidecar."""
     LogDir(tmp_path / "there")
     settings["log_dirs"] = [str(tmp_path / "there"), str(tmp_path / "failed")]
     sidecar = Waiting(tmp_path / "sidecar", settings)

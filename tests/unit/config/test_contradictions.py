@@ -73,7 +73,7 @@ KEYS = {"access_key_id": {"env": "A"}, "secret_access_key": {"env": "B"}}
         (s3(profile="p", **KEYS), "storage.s3.profile"),
     ],
 )
-def test_what_cannot_be_meant_together_is_named(changed: dict[str, Any], setting: str) -> None:
+def test_contradicting_setting_is_named(changed: dict[str, Any], setting: str) -> None:
     found = contradictions(config(**changed))
     assert {dotted(problem.path) for problem in found} == {setting}
 
@@ -101,11 +101,11 @@ def test_what_cannot_be_meant_together_is_named(changed: dict[str, Any], setting
         {"storage": {"url": "abfs://b", "azure": {"account_name": "a"}}},
     ],
 )
-def test_what_fits_together_passes(changed: dict[str, Any]) -> None:
+def test_compatible_settings_pass(changed: dict[str, Any]) -> None:
     assert contradictions(config(**changed)) == ()
 
 
-def test_options_for_an_s3_override_of_a_file_store_are_no_mistake() -> None:
+def test_s3_options_for_an_override_of_a_file_store_are_no_mistake() -> None:
     storage = {
         "url": "file:///x",
         "s3": {"region": "r"},
@@ -133,10 +133,10 @@ def test_options_for_an_s3_override_of_a_file_store_are_no_mistake() -> None:
         ),
     ],
 )
-def test_what_is_seldom_meant_is_a_warning(changed: dict[str, Any], words: str) -> None:
+def test_unusual_setting_is_a_warning(changed: dict[str, Any], words: str) -> None:
     [warning] = warnings(config(**changed))
     assert words in warning
 
 
-def test_an_ordinary_configuration_gives_no_warning() -> None:
+def test_ordinary_configuration_gives_no_warning() -> None:
     assert warnings(config()) == ()

@@ -37,25 +37,25 @@ class TestLayers:
         environ = {"SIDETIER_STORAGE__S3__REGION": "env", "SIDETIER_UPLOADER__THREADS": "3"}
         return load([written(tmp_path, text)], environ, ["uploader.threads=4"])
 
-    def test_the_stronger_source_wins(self, loaded: LoadedConfig) -> None:
+    def test_source_with_higher_precedence_wins(self, loaded: LoadedConfig) -> None:
         assert loaded.config.uploader.threads == 4
         assert loaded.config.storage.s3.region == "env"
         assert loaded.config.storage.s3.storage_class == "FILE"
         assert loaded.config.uploader.request_threads == 32
 
-    def test_every_value_tells_its_source(self, loaded: LoadedConfig, tmp_path: Path) -> None:
+    def test_every_value_has_its_source(self, loaded: LoadedConfig, tmp_path: Path) -> None:
         assert loaded.origin(("uploader", "threads")) == "flag --set"
         assert loaded.origin(("storage", "s3", "region")) == "env SIDETIER_STORAGE__S3__REGION"
         file = tmp_path / "sidetier.yaml"
         assert loaded.origin(("storage", "s3", "storage_class")) == f"{file}:5"
         assert loaded.origin(("log_dirs",)) == f"{file}:2"
 
-    def test_what_a_section_leaves_out_is_a_default(self, loaded: LoadedConfig) -> None:
+    def test_setting_missing_in_a_section_is_a_default(self, loaded: LoadedConfig) -> None:
         assert loaded.origin(("http", "port")) == "default"
         assert loaded.origin(("storage", "s3", "profile")) == "default"
         assert loaded.origin(("uploader", "request_threads")) == "default"
 
-    def test_a_later_file_wins_and_lists_are_replaced(self, tmp_path: Path) -> None:
+    def test_later_file_wins_and_lists_are_replaced(self, tmp_path: Path) -> None:
         first = written(tmp_path, LEAST + "topics: {include: [a, b], exclude: [c]}\n")
         second = written(tmp_path, "topics:\n  include: [d]\n", "more.yaml")
         loaded = load([first, second])
@@ -64,7 +64,7 @@ class TestLayers:
         assert loaded.origin(("topics", "include", 0)) == f"{second}:2"
         assert loaded.origin(("topics", "exclude", 0)) == f"{first}:5"
 
-    def test_a_secret_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
+    def test_secret_is_replaced_as_a_whole(self, tmp_path: Path) -> None:
         text = LEAST + "  s3: {access_key_id: {env: A}, secret_access_key: {env: B}}\n"
         more = "storage: {s3: {secret_access_key: {file: /run/b}}}\n"
         loaded = load([written(tmp_path, text), written(tmp_path, more, "more.yaml")])
@@ -72,12 +72,12 @@ class TestLayers:
         assert secret is not None
         assert (secret.env, secret.file) == (None, Path("/run/b"))
 
-    def test_an_empty_section_means_its_defaults(self, tmp_path: Path) -> None:
+    def test_empty_section_means_defaults(self, tmp_path: Path) -> None:
         assert load([written(tmp_path, LEAST + "uploader:\nhttp:\n")]).config.http.port == 9108
 
 
 class TestEnvironmentAndFlags:
-    def test_text_stays_text_and_the_rest_is_yaml(self) -> None:
+    def test_text_settings_stay_text_and_others_are_parsed_as_yaml(self) -> None:
         environ = {
             "SIDETIER_CLUSTER__NAME": "123",
             "SIDETIER_LOG_DIRS": "[/a, /b]",
@@ -96,12 +96,12 @@ class TestEnvironmentAndFlags:
         assert config.broker.client == {"security.protocol": "SSL"}
         assert config.broker.id is None
 
-    def test_a_flag_reaches_into_free_form_mappings(self, tmp_path: Path) -> None:
+    def test_flag_can_set_an_entry_of_a_free_form_mapping(self, tmp_path: Path) -> None:
         flags = ["broker.client.sasl.username=a", "broker.bootstrap_servers=b:1"]
         loaded = load([written(tmp_path, LEAST)], flags=flags)
         assert loaded.config.broker.client == {"sasl.username": "a"}
 
-    def test_a_secret_can_be_given_by_a_nested_name(self, tmp_path: Path) -> None:
+    def test_secret_can_be_set_by_a_nested_name(self, tmp_path: Path) -> None:
         environ = {
             "SIDETIER_STORAGE__S3__ACCESS_KEY_ID__ENV": "KEY",
             "SIDETIER_STORAGE__S3__SECRET_ACCESS_KEY": "{env: SECRET}",
@@ -110,7 +110,7 @@ class TestEnvironmentAndFlags:
         assert s3.access_key_id is not None
         assert s3.access_key_id.env == "KEY"
 
-    def test_an_unknown_variable_is_refused_with_a_guess(self, tmp_path: Path) -> None:
+    def test_unknown_variable_is_refused_with_a_suggestion(self, tmp_path: Path) -> None:
         environ = {"SIDETIER_STORAGE__URI": "x", "OTHER": "y"}
         [line] = problems([written(tmp_path, LEAST)], environ)
         assert "SIDETIER_STORAGE__URI" in line
@@ -128,12 +128,12 @@ class TestEnvironmentAndFlags:
             ("SIDETIER_PORT_9108_TCP_ADDR", "10.0.0.1"),
         ],
     )
-    def test_variables_of_the_surroundings_are_none_of_ours(
+    def test_variables_of_other_programs_are_ignored(
         self, name: str, value: str, tmp_path: Path
     ) -> None:
         assert load([written(tmp_path, LEAST)], {name: value}).config.http.port == 9108
 
-    def test_one_underscore_too_few_is_noticed(self, tmp_path: Path) -> None:
+    def test_missing_underscore_in_a_variable_is_detected(self, tmp_path: Path) -> None:
         [line] = problems([written(tmp_path, LEAST)], {"SIDETIER_HTTP_PORT": "80"})
         assert line.endswith("did you mean SIDETIER_HTTP__PORT?")
 
@@ -147,7 +147,7 @@ class TestEnvironmentAndFlags:
             ("=1", "--set : no setting has this name"),
         ],
     )
-    def test_wrong_flags(self, flag: str, expected: str, tmp_path: Path) -> None:
+    def test_invalid_flags_are_refused(self, flag: str, expected: str, tmp_path: Path) -> None:
         [line] = problems([written(tmp_path, LEAST)], flags=[flag])
         assert line.startswith(expected)
 
@@ -174,19 +174,19 @@ class TestErrors:
             ("leadership: {static: {partitions: [x]}}", "leadership.static.partitions[0] ({file}:"),
         ],
     )
-    def test_one_line_names_setting_place_and_remedy(
+    def test_problem_line_names_setting_location_and_remedy(
         self, text: str, expected: str, tmp_path: Path
     ) -> None:
         file = written(tmp_path, LEAST + text + "\n")
         lines = problems([file])
         assert lines[0].startswith(expected.format(file=file))
 
-    def test_all_problems_are_told_at_once(self, tmp_path: Path) -> None:
+    def test_all_problems_are_reported_at_once(self, tmp_path: Path) -> None:
         text = LEAST + "  retries: 1\nuploader: {threads: 1.5}\nhttp: {port: 70000}\n"
         lines = problems([written(tmp_path, text)], {"SIDETIER_X": "1"}, ["log.level=loud"])
         assert len(lines) == 5
 
-    def test_what_is_required_is_named_to_the_last(self) -> None:
+    def test_every_missing_required_setting_is_named(self) -> None:
         assert problems() == [
             "cluster.name: is required",
             "log_dirs: is required",
@@ -208,7 +208,7 @@ class TestErrors:
             "storage: {url: 's3://b', s3: {endpoint_url: 'http://password:hunter2@store:9000'}}",
         ],
     )
-    def test_a_secret_in_the_wrong_place_is_not_repeated(self, text: str, tmp_path: Path) -> None:
+    def test_secret_in_the_wrong_place_is_not_repeated(self, text: str, tmp_path: Path) -> None:
         file = written(tmp_path, "cluster: {name: a}\nlog_dirs: [/d]\n" + text)
         with pytest.raises(ConfigurationError) as caught:
             load([file], flags=["storage.url=s3://b"])
@@ -216,7 +216,7 @@ class TestErrors:
         assert "env: NAME" in str(caught.value) or "password" in str(caught.value)
         assert caught.value.__cause__ is None
 
-    def test_a_refused_url_shows_no_password(self, tmp_path: Path) -> None:
+    def test_refused_url_shows_no_password(self, tmp_path: Path) -> None:
         file = written(tmp_path, "storage: {s3: {endpoint_url: 'ftp://user:hunter2@store:9000'}}")
         with pytest.raises(ConfigurationError, match=r"not 'ftp://\[redacted\]@store:9000'"):
             load([file])
@@ -233,12 +233,14 @@ class TestErrors:
             ("a: \x01\n", "is not YAML"),
         ],
     )
-    def test_a_file_that_is_no_mapping(self, text: str, expected: str, tmp_path: Path) -> None:
+    def test_file_that_is_not_a_mapping_is_refused(
+        self, text: str, expected: str, tmp_path: Path
+    ) -> None:
         with pytest.raises(ConfigurationError, match=r"sidetier\.yaml") as caught:
             load([written(tmp_path, text)])
         assert expected in str(caught.value)
 
-    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_unreadable_files_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="there is no such configuration file"):
             load([tmp_path / "none.yaml"])
         with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
@@ -247,7 +249,7 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"is not UTF-8 \(byte 3\)"):
             load([tmp_path / "latin.yaml"])
 
-    def test_merge_keys_and_anchors_work(self, tmp_path: Path) -> None:
+    def test_merge_keys_and_anchors_are_supported(self, tmp_path: Path) -> None:
         text = LEAST + "http: &h {port: 1}\n"
         config = load([written(tmp_path, text + "log: {level: error}\n")]).config
         assert config.http.port == 1

@@ -26,14 +26,14 @@ def parts() -> Iterator[type[Part]]:
         waiting += part.__subclasses__()
 
 
-def test_the_least_is_enough() -> None:
+def test_minimal_configuration_is_valid() -> None:
     config = Config.model_validate(LEAST)
     assert config.log_dirs == (Path("/var/lib/kafka/data"),)
     assert config.uploader.threads == 8
     assert config.storage.deadline.min_bytes_per_second == 1024**2
 
 
-def test_what_is_dumped_is_read_back_as_the_same() -> None:
+def test_configuration_round_trips_through_json() -> None:
     config = Config.model_validate(LEAST)
     dumped = config.model_dump(mode="json")
     assert dumped["storage"]["s3"]["part_size"] == "256MiB"
@@ -41,7 +41,7 @@ def test_what_is_dumped_is_read_back_as_the_same() -> None:
 
 
 @pytest.mark.parametrize("part", list(parts()), ids=lambda part: part.__name__)
-def test_every_part_is_frozen_strict_and_refuses_unknown_keys(part: type[BaseModel]) -> None:
+def test_every_section_is_frozen_strict_and_refuses_unknown_keys(part: type[BaseModel]) -> None:
     assert part.model_config["frozen"] is True
     assert part.model_config["extra"] == "forbid"
     assert part.model_config["strict"] is True
@@ -60,7 +60,7 @@ def test_every_setting_is_described(part: type[BaseModel]) -> None:
 @pytest.mark.parametrize(
     "url", ["s3://bucket", "s3://bucket/a/b", "file:///srv/a", "memory://", "hdfs:///a", "gs://b/p"]
 )
-def test_known_urls(url: str) -> None:
+def test_valid_urls_are_accepted(url: str) -> None:
     assert StorageConfig(url=url).url == url
     assert StorageConfig(url=f"{url}/").url == url
 
@@ -78,18 +78,18 @@ def test_known_urls(url: str) -> None:
         "s3://bucket/a?b",
     ],
 )
-def test_wrong_urls_are_refused(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="must"):
         StorageConfig(url=url)
 
 
-def test_a_password_in_a_url_is_not_repeated() -> None:
+def test_password_in_a_url_is_not_repeated() -> None:
     with pytest.raises(ValidationError) as caught:
         StorageConfig(url="s3://key:hunter2@bucket/x")
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_first_override_that_matches_wins_and_inherits() -> None:
+def test_first_matching_override_wins_and_inherits() -> None:
     storage = StorageConfig(
         url="s3://main",
         s3=S3Config(region="eu-1", path_style=True),
@@ -119,7 +119,7 @@ def test_overrides_of_every_kind_of_store_inherit() -> None:
     assert storage.target("c").gcs.storage_class == "NEARLINE"
 
 
-def test_a_deadline_grows_with_the_size() -> None:
+def test_deadline_grows_with_the_size() -> None:
     deadline = StorageConfig(url="s3://b").deadline
     assert deadline.seconds(0) == 30.0
     assert deadline.seconds(1024**3) == 30.0 + 1024
@@ -140,7 +140,7 @@ def test_patterns_match_whole_names_and_exclude_wins(topic: str, *, selected: bo
     assert topics.selects(topic) is selected
 
 
-def test_internal_topics_are_taken_when_asked_for_but_never_the_metadata_log() -> None:
+def test_internal_topics_can_be_included_except_the_metadata_log() -> None:
     topics = TopicsConfig(internal=True)
     assert topics.selects("__consumer_offsets")
     assert not topics.selects("__cluster_metadata")
@@ -154,33 +154,33 @@ def test_static_partitions_are_split_at_the_last_dash() -> None:
 
 
 class TestSecrets:
-    def test_one_is_read_from_the_environment_each_time(self) -> None:
+    def test_environment_secret_is_read_at_each_use(self) -> None:
         environ = {"TOKEN": "first"}
         secret = SecretRef(env="TOKEN")
         assert secret.resolve(environ) == "first"
         environ["TOKEN"] = "second"
         assert secret.resolve(environ) == "second"
 
-    def test_one_is_read_from_a_file_without_its_line_end(self, tmp_path: Path) -> None:
+    def test_file_secret_is_read_without_its_line_end(self, tmp_path: Path) -> None:
         path = tmp_path / "secret"
         path.write_text(" hunter2 \n", encoding="utf-8")
         assert SecretRef(file=path).resolve({}) == " hunter2 "
 
     @pytest.mark.parametrize("secret", [SecretRef(env="GONE"), SecretRef(file=Path("/nowhere/x"))])
-    def test_a_missing_one_is_named(self, secret: SecretRef) -> None:
+    def test_error_for_a_missing_secret_names_its_location(self, secret: SecretRef) -> None:
         with pytest.raises(ConfigurationError, match=r"GONE|/nowhere/x"):
             secret.resolve({})
 
-    def test_an_empty_one_is_refused(self) -> None:
+    def test_empty_secret_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="is empty"):
             SecretRef(env="EMPTY").resolve({"EMPTY": ""})
 
     @pytest.mark.parametrize("value", [{}, {"env": "A", "file": "/b"}])
-    def test_it_stands_in_exactly_one_place(self, value: dict[str, str]) -> None:
+    def test_secret_has_exactly_one_location(self, value: dict[str, str]) -> None:
         with pytest.raises(ValidationError, match="env: NAME"):
             SecretRef.model_validate(value)
 
-    def test_a_resolved_one_never_shows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resolved_secret_is_never_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PASSWORD", "hunter2")
         broker = BrokerConfig(
             bootstrap_servers="b:9092",
@@ -194,7 +194,7 @@ class TestSecrets:
         assert "hunter2" not in repr(broker) + str(broker) + broker.model_dump_json()
 
     @pytest.mark.parametrize("name", ["sasl.password", "ssl.key.pem", "ssl.key.password"])
-    def test_a_literal_one_is_refused_and_not_repeated(self, name: str) -> None:
+    def test_literal_secret_is_refused_and_not_repeated(self, name: str) -> None:
         with pytest.raises(ValidationError, match=name) as caught:
             BrokerConfig(client={name: "hunter2"})
         assert "hunter2" not in str(caught.value)

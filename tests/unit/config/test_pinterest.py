@@ -19,7 +19,7 @@ def loaded(tmp_path: Path, text: str, flags: list[str] | None = None) -> LoadedC
     return load([path], {}, FLAGS if flags is None else flags)
 
 
-def test_what_is_taken(tmp_path: Path) -> None:
+def test_supported_keys_are_converted(tmp_path: Path) -> None:
     config = loaded(
         tmp_path,
         f"{P}kafka.topics.include=orders.*, pay.*\n"
@@ -38,40 +38,40 @@ def test_what_is_taken(tmp_path: Path) -> None:
     assert config.storage.prefix_entropy_bits == 5
 
 
-def test_without_the_key_their_layout_is_kept(tmp_path: Path) -> None:
+def test_pinterests_default_layout_is_kept_without_the_key(tmp_path: Path) -> None:
     found = loaded(tmp_path, f"{P}kafka.topics.include=.*\n")
     assert found.config.storage.prefix_entropy_bits == -1
     assert found.origin(("storage", "prefix_entropy_bits")).startswith("Pinterest's default")
     assert found.config.uploader.threads == 8
 
 
-def test_values_tell_file_and_line(tmp_path: Path) -> None:
+def test_values_have_file_and_line_as_source(tmp_path: Path) -> None:
     found = loaded(tmp_path, f"# first\n\n{P}upload.thread.count=3\n")
     origin = found.origin(("uploader", "threads"))
     assert origin == f"{tmp_path / 'my_cluster.properties'}:3"
 
 
-def test_flags_are_stronger(tmp_path: Path) -> None:
+def test_flags_take_precedence_over_the_file(tmp_path: Path) -> None:
     flags = [*FLAGS, "uploader.threads=5", "cluster.name=other"]
     config = loaded(tmp_path, f"{P}upload.thread.count=3\n", flags).config
     assert (config.uploader.threads, config.cluster.name) == (5, "other")
 
 
 @pytest.mark.parametrize("key", [key.key for key in KEYS if key.fate == "ignored"])
-def test_ignored_keys_are_warned_of(key: str, tmp_path: Path) -> None:
+def test_ignored_keys_cause_a_warning(key: str, tmp_path: Path) -> None:
     found = loaded(tmp_path, key.replace("<topic>", "my.topic") + "=7200\n")
     [warning] = found.warnings
     assert key.replace("<topic>", "my.topic") in warning
     assert ":1) is ignored" in warning
 
 
-def test_that_there_is_no_gc_is_said(tmp_path: Path) -> None:
+def test_missing_garbage_collection_is_reported(tmp_path: Path) -> None:
     [warning] = loaded(tmp_path, f"{P}manager.gc.retention.seconds=7200\n").warnings
     assert "Sidetier deletes nothing from the store" in warning
 
 
 @pytest.mark.parametrize("key", [key.key for key in KEYS if key.fate == "refused"])
-def test_refused_keys(key: str, tmp_path: Path) -> None:
+def test_unsupported_keys_are_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=key):
         loaded(tmp_path, f"{key}=x\n")
 
@@ -88,18 +88,18 @@ def test_refused_keys(key: str, tmp_path: Path) -> None:
         (f"{P}kafka.topics.include=(", "must be a regular expression"),
     ],
 )
-def test_mistakes_are_told_with_file_and_line(line: str, words: str, tmp_path: Path) -> None:
+def test_errors_name_file_and_line(line: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"my_cluster\.properties:") as caught:
         loaded(tmp_path, line + "\n")
     assert words in str(caught.value)
 
 
-def test_every_setting_in_the_table_is_one_of_ours() -> None:
+def test_every_setting_in_the_table_exists() -> None:
     assert {key.setting for key in KEYS if key.fate == "taken"} <= set(setting_names())
     assert not any(key.setting for key in KEYS if key.fate != "taken")
 
 
-def test_every_key_of_the_table_is_found_again() -> None:
+def test_every_key_of_the_table_is_recognised() -> None:
     for key in KEYS:
         assert known_key(key.key.replace("<topic>", "a.b-c_d")) == key
 
@@ -108,7 +108,7 @@ class TestEndpoints:
     def write(self, tmp_path: Path, document: object) -> None:
         (tmp_path / "my_cluster.json").write_text(json.dumps(document), encoding="utf-8")
 
-    def test_a_default_and_overrides(self, tmp_path: Path) -> None:
+    def test_default_and_override_locations_are_converted(self, tmp_path: Path) -> None:
         place = {"ts_bucket": "b2", "ts_base_prefix": "p2"}
         document = {"ts_bucket": "b", "ts_base_prefix": "p/q", "overrides": {"my.topic": place}}
         self.write(tmp_path, document)
@@ -117,7 +117,7 @@ class TestEndpoints:
         assert storage.target("my.topic").url == "s3://b2/p2"
         assert storage.target("myxtopic").url == "s3://b/p/q"
 
-    def test_public_and_private_topics(self, tmp_path: Path) -> None:
+    def test_public_and_private_topics_are_converted(self, tmp_path: Path) -> None:
         topics = {"secret": {"pii": True}, "open": {"pii": False}}
         document = {"bucket_public": "a", "bucket_pii": "z", "prefix": "p", "topics": topics}
         self.write(tmp_path, document)
@@ -131,7 +131,7 @@ class TestEndpoints:
     @pytest.mark.parametrize(
         "document", [[], {}, {"ts_bucket": 1, "ts_base_prefix": "p"}, {"bucket_public": "a"}, None]
     )
-    def test_another_form_is_refused(self, document: object, tmp_path: Path) -> None:
+    def test_other_json_forms_are_refused(self, document: object, tmp_path: Path) -> None:
         self.write(tmp_path, document)
         with pytest.raises(ConfigurationError, match=r"my_cluster\.json.*two JSON forms"):
             loaded(tmp_path, "")
@@ -158,9 +158,9 @@ class TestPropertiesFormat:
             ("", []),
         ],
     )
-    def test_as_java_reads_it(self, text: str, expected: list[Property]) -> None:
+    def test_properties_are_parsed_like_in_java(self, text: str, expected: list[Property]) -> None:
         assert list(parse_properties(text, "f")) == expected
 
-    def test_a_broken_escape(self) -> None:
+    def test_broken_escape_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match=r"f:2: \\u must be followed"):
             parse_properties("a=1\nb=\\u00g1", "f")

@@ -40,7 +40,7 @@ NO_SECRETS = (
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_known_by_its_name(name: str) -> None:
+def test_secret_property_is_recognised_by_its_name(name: str) -> None:
     assert is_secret_property(name)
     assert is_sensitive_property(name)
 
@@ -58,16 +58,16 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
         "credentials",
     ],
 )
-def test_secrets_of_other_clients_are_known_too(name: str) -> None:
+def test_secret_properties_of_other_clients_are_recognised(name: str) -> None:
     assert is_secret_property(name)
 
 
 @pytest.mark.parametrize("name", NO_SECRETS)
-def test_places_and_identities_need_no_reference(name: str) -> None:
+def test_addresses_and_identities_need_no_reference(name: str) -> None:
     assert not is_secret_property(name)
 
 
-def test_what_librdkafka_redacts_is_not_shown() -> None:
+def test_properties_librdkafka_redacts_are_redacted() -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -103,5 +103,5 @@ def test_what_librdkafka_redacts_is_not_shown() -> None:
         ("broker-1:9092,broker-2:9092", "broker-1:9092,broker-2:9092"),
     ],
 )
-def test_urls_lose_their_secrets(text: str, shown: str) -> None:
+def test_secrets_in_urls_are_redacted(text: str, shown: str) -> None:
     assert redacted(text) == shown

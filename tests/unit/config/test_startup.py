@@ -15,7 +15,7 @@ def meta(node: int = 1, cluster: str = "AAAAAAAAAAAAAAAAAAAAAA", version: int = 
 
 
 class FakeMachine:
-    """Directories with the text of their meta.properties; None where there is none."""
+    """Directories with the text of their meta.properties; None means that the file is missing."""
 
     def __init__(self, dirs: Mapping[str, str | None]) -> None:
         self.dirs = {Path(name): text for name, text in dirs.items()}
@@ -77,7 +77,7 @@ def test_log_dirs_of_one_broker_pass() -> None:
         ({"/a": meta(1), "/b": meta(2)}, "/b belongs to broker 2, /a to broker 1"),
     ],
 )
-def test_the_log_dir_that_is_wrong_is_named(dirs: dict[str, str | None], words: str) -> None:
+def test_problem_names_the_wrong_log_dir(dirs: dict[str, str | None], words: str) -> None:
     [line] = told(checked(FakeMachine(dirs), "/a", "/b"))
     assert line.startswith("log_dirs[1]: ")
     assert words in line
@@ -92,10 +92,10 @@ def test_the_log_dir_that_is_wrong_is_named(dirs: dict[str, str | None], words: 
     ],
 )
 @pytest.mark.parametrize("order", [("/a", "/b"), ("/b", "/a")], ids=" ".join)
-def test_a_log_dir_that_cannot_be_read_is_a_warning_while_another_one_can(
+def test_unreadable_log_dir_is_a_warning_while_another_is_readable(
     dirs: dict[str, str | None], words: str, order: tuple[str, str]
 ) -> None:
-    """The broker goes on with its other log dirs."""
+    """The broker continues with its other log dirs."""
     found = checked(FakeMachine(dirs), *order)
     assert found.identity is not None
     assert found.problems == ()
@@ -104,13 +104,13 @@ def test_a_log_dir_that_cannot_be_read_is_a_warning_while_another_one_can(
     assert words in line
 
 
-def test_a_file_is_no_log_dir() -> None:
+def test_file_is_no_log_dir() -> None:
     machine = FakeMachine({})
     machine.files.add(Path("/a"))
     assert told(checked(machine, "/a")) == ["log_dirs[0]: /a is not a directory"]
 
 
-def test_a_log_dir_that_may_not_be_read() -> None:
+def test_log_dir_without_read_permission_is_a_problem() -> None:
     machine = FakeMachine({"/a": meta()})
     machine.locked.add(Path("/a"))
     [line] = told(checked(machine, "/a"))
@@ -124,7 +124,7 @@ def test_a_log_dir_that_may_not_be_read() -> None:
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "is not UTF-8"),
     ],
 )
-def test_meta_properties_that_cannot_be_read(error: Exception, words: str) -> None:
+def test_unreadable_meta_properties_are_a_problem(error: Exception, words: str) -> None:
     machine = FakeMachine({"/a": meta()})
     machine.error = error
     [line] = told(checked(machine, "/a"))
@@ -139,14 +139,14 @@ def test_all_problems_are_found_at_once() -> None:
     assert (nothing.identity, len(nothing.problems), nothing.warnings) == (None, 2, ())
 
 
-def test_two_names_of_one_directory() -> None:
+def test_two_names_of_one_directory_are_a_problem() -> None:
     machine = FakeMachine({"/a": meta(), "/b": meta()})
     machine.links[Path("/b")] = Path("/a")
     [line] = told(checked(machine, "/a", "/b"))
     assert "same directory as /a" in line
 
 
-def test_a_store_that_a_link_leads_into_a_log_dir() -> None:
+def test_store_inside_a_log_dir_through_a_link_is_a_problem() -> None:
     machine = FakeMachine({"/a": meta()})
     machine.links[Path("/archive")] = Path("/a/archive")
     [line] = told(checked(machine, "/a", storage={"url": "file:///archive"}))
@@ -162,14 +162,14 @@ def test_a_store_that_a_link_leads_into_a_log_dir() -> None:
         (0, {}, "leadership.zookeeper.connect"),
     ],
 )
-def test_what_the_configuration_says_of_the_broker_must_fit(
+def test_broker_identity_in_the_configuration_must_match(
     version: int, changed: dict[str, Any], setting: str
 ) -> None:
     found = checked(FakeMachine({"/a": meta(3, version=version)}), "/a", **changed)
     assert [dotted(problem.path) for problem in found.problems] == [setting]
 
 
-def test_the_local_machine_tells_what_is_there(tmp_path: Path) -> None:
+def test_local_machine_reports_the_existing_files(tmp_path: Path) -> None:
     machine = LocalMachine()
     (tmp_path / "meta.properties").write_text(meta(5), encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path)
@@ -189,13 +189,13 @@ def with_spool(machine: FakeMachine, *spools: str) -> list[str]:
     return told(checked(machine, "/a", "/b", uploader=pins))
 
 
-def test_a_spool_for_each_mount_passes() -> None:
+def test_one_spool_per_mount_passes() -> None:
     machine = FakeMachine({"/a": meta(), "/b": meta(), "/s": None, "/t": None})
     machine.devices = {Path("/b"): 2, Path("/t"): 2}
     assert with_spool(machine, "/s", "/t") == []
 
 
-def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> None:
+def test_missing_or_misplaced_spool_is_named() -> None:
     machine = FakeMachine({"/a": meta(), "/b": meta(), "/s": None})
     assert with_spool(machine, "/s", "/no") == [
         "uploader.pins.spool[1]: /no is not a directory: create it, writable for the sidecar"
@@ -209,12 +209,12 @@ def test_a_spool_that_is_missing_elsewhere_or_inside_a_log_dir_is_named() -> Non
     assert problem.startswith("uploader.pins.spool[0]: /s is inside a log dir")
 
 
-def test_the_spool_of_a_failed_disk_fails_with_its_log_dir() -> None:
+def test_failed_disk_disables_the_spool_with_its_log_dir() -> None:
     machine = FakeMachine({"/a": meta(), "/s": None})
     assert with_spool(machine, "/s", "/on-the-failed-disk") == []
 
 
-def test_the_file_system_of_a_path_is_told(tmp_path: Path) -> None:
+def test_file_system_of_a_path_is_identified(tmp_path: Path) -> None:
     machine = LocalMachine()
     assert machine.device(tmp_path) == tmp_path.stat().st_dev
     assert machine.device(tmp_path / "nowhere") is None

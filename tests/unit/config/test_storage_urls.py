@@ -1,4 +1,4 @@
-"""Plug-ins that say where topics are stored."""
+"""Plug-ins that choose the storage URL of each topic."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from sidetier.segments.errors import ConfigurationError
 
 
 class ByTeam:
-    """`pay.orders` is stored in `s3://team-pay`; topics without a dot where the settings say."""
+    """`pay.orders` is stored in `s3://team-pay`; topics without a dot in the default store."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.teams = options["teams"].split()
@@ -30,7 +30,7 @@ class ByTeam:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry points of an environment; `test_plug_in.py` has them from a wheel."""
+    """The entry points of an environment; `test_plug_in.py` installs them from a wheel."""
     targets = {
         "by-team": f"{__name__}:ByTeam",
         "dict": "builtins:dict",
@@ -48,7 +48,7 @@ def storage(teams: str = "pay ship") -> StorageConfig:
     )
 
 
-def test_a_plug_in_is_asked_for_what_no_override_matches() -> None:
+def test_plug_in_is_asked_for_topics_that_no_override_matches() -> None:
     provider = endpoint_provider(storage())
     topics = ("pay.orders", "pay.secret", "ship.boxes", "other")
     urls = ["s3://team-pay", "s3://vault", "s3://team-ship", "s3://main"]
@@ -58,32 +58,32 @@ def test_a_plug_in_is_asked_for_what_no_override_matches() -> None:
     assert [endpoint.url for endpoint in provider.endpoints] == every
 
 
-def test_the_settings_of_the_store_hold_for_its_urls() -> None:
+def test_storage_settings_apply_to_the_plug_ins_urls() -> None:
     config = storage().model_copy(update={"s3": S3Config(region="eu-1")})
     place = endpoint_provider(config, connections=3).endpoint("pay.orders")
     assert (place.s3.region, place.s3.max_connections) == ("eu-1", 3)
 
 
-def test_a_topic_is_asked_for_once() -> None:
+def test_each_topic_is_asked_for_once() -> None:
     inner = ByTeam({"teams": "pay"})
     plug_in = PlugIn("by-team", inner)
     assert [plug_in.url("pay.a") for _ in range(3)] == ["s3://team-pay"] * 3
     assert inner.asked == ["pay.a"]
 
 
-def test_a_url_that_is_not_among_its_urls_is_refused() -> None:
+def test_url_missing_in_the_plug_ins_list_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"by-team: topic hr.staff: 's3://team-hr'"):
         storage().target("hr.staff")
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://key:secret@bucket"])
-def test_a_url_that_cannot_work_is_refused(url: str) -> None:
+def test_unusable_url_is_refused(url: str) -> None:
     plug_in = PlugIn("mine", SimpleNamespace(url=lambda _: url, urls=lambda: [url]))
     with pytest.raises(ConfigurationError, match="mine: topic t: must"):
         plug_in.url("t")
 
 
-def test_a_plug_in_that_fails_is_named_and_asked_again() -> None:
+def test_failing_plug_in_is_named_and_asked_again() -> None:
     failures = [KeyError("down")]
 
     def url(_: str) -> str:
@@ -106,6 +106,6 @@ def test_a_plug_in_that_fails_is_named_and_asked_again() -> None:
         ("by-team", "teams"),
     ],
 )
-def test_a_plug_in_that_cannot_be_loaded_says_why(name: str, text: str) -> None:
+def test_plug_in_that_cannot_be_loaded_is_refused_with_a_reason(name: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         load_plug_in(name, {})

@@ -5,7 +5,7 @@ import pytest
 from sidetier.consumer.routing import NAME, log
 
 
-def test_it_goes_to_the_application_s_logging_and_never_to_standard_output(
+def test_events_go_to_the_applications_logging_and_never_to_standard_output(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, NAME)

@@ -1,4 +1,4 @@
-"""Rows become messages, whether their columns are all alike or not."""
+"""Rows become messages, for uniform and for varying columns."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _NO_KAFKA: KafkaSide | None = None
 
 
 def rows(*changes: dict[str, Any]) -> pa.RecordBatch:
-    """A row for each, with offsets from 10 on where nothing else is said."""
+    """Rows with offsets from 10 on unless given otherwise."""
     plain = {
         "timestamp": 1000,
         "timestamp_type": 0,
@@ -39,7 +39,7 @@ def rows(*changes: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(made, schema=RECORD_SCHEMA)
 
 
-def test_rows_that_are_alike() -> None:
+def test_uniform_rows_become_messages() -> None:
     found = messages_of(TP, rows({}, {}, {}))
 
     assert [one.offset() for one in found] == [10, 11, 12]
@@ -49,13 +49,13 @@ def test_rows_that_are_alike() -> None:
     assert {(one.key(), one.value()) for one in found} == {(b"k", b"value")}
 
 
-def test_offsets_with_gaps() -> None:
+def test_offsets_with_gaps_become_messages() -> None:
     found = messages_of(TP, rows({"offset": 1}, {"offset": 2}, {"offset": 900}))
 
     assert [one.offset() for one in found] == [1, 2, 900]
 
 
-def test_epochs_and_timestamps_that_differ() -> None:
+def test_varying_epochs_and_timestamps_become_messages() -> None:
     found = messages_of(
         TP,
         rows(
@@ -73,7 +73,7 @@ def test_epochs_and_timestamps_that_differ() -> None:
     ]
 
 
-def test_headers_of_some_rows() -> None:
+def test_headers_of_some_rows_become_messages() -> None:
     some = {"headers": [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]}
     records = rows(some, {}, {}, some, {})
 

@@ -1,4 +1,4 @@
-"""Which side each mode reads, and when it goes over to the other one."""
+"""The source that each mode reads, and when it switches to the other one."""
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, Message
@@ -17,14 +17,14 @@ def assigned(mode: str, offset: int, **parts: object) -> Tiered:
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_what_kafka_has_deleted_comes_from_the_store_and_the_rest_from_kafka(mode: str) -> None:
+def test_records_deleted_in_kafka_come_from_the_store_and_the_rest_from_kafka(mode: str) -> None:
     it = assigned(mode, 0, kafka_start=60, store=(0, 80))
     assert it.read(130) == list(range(100))
     assert it.count("records_total", source="store") >= 60
     assert it.count("records_total", source="kafka") > 0
 
 
-def test_kafka_preferred_reads_kafka_alone_where_kafka_has_the_offset() -> None:
+def test_kafka_preferred_reads_only_kafka_while_kafka_has_the_offset() -> None:
     it = assigned("KAFKA_PREFERRED", 10, store=(0, 80))
     assert it.read(130) == list(range(10, 100))
     assert it.count("records_total", source="store") == 0
@@ -37,14 +37,14 @@ def test_kafka_preferred_returns_as_soon_as_kafka_has_the_next_offset() -> None:
     assert it.count("records_total", source="store") < 30 + it.reader.most
 
 
-def test_the_store_is_preferred_as_far_as_it_reaches() -> None:
+def test_tiered_storage_preferred_reads_the_store_up_to_its_end() -> None:
     it = assigned("TIERED_STORAGE_PREFERRED", 0, store=(0, 80))
     assert it.read(130) == list(range(100))
     assert it.count("records_total", source="store") == 80
     assert it.count("records_total", source="kafka") == 20
 
 
-def test_the_store_alone_is_read_without_a_broker() -> None:
+def test_tiered_storage_only_needs_no_broker() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
     it.consumer.assign([at(0)])
     assert it.read(130) == list(range(80))
@@ -52,14 +52,14 @@ def test_the_store_alone_is_read_without_a_broker() -> None:
     assert it.read(130) == list(range(80, 95))
 
 
-def test_kafka_only_never_looks_at_the_store() -> None:
+def test_kafka_only_never_reads_the_store() -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 80)), "KAFKA_ONLY")
     it.consumer.assign([at(70)])
     assert it.read(50) == list(range(70, 100))
     assert it.reader.looks == 0
 
 
-def test_kafka_falls_to_the_store_when_retention_overtakes_the_reader() -> None:
+def test_kafka_preferred_falls_back_to_the_store_when_retention_overtakes_the_reader() -> None:
     it = assigned("KAFKA_PREFERRED", 0, store=(0, 50))
     assert it.read(5) == [0, 1, 2, 3, 4]
     log = it.world.log(TP)
@@ -71,12 +71,12 @@ def test_kafka_falls_to_the_store_when_retention_overtakes_the_reader() -> None:
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_the_beginning_is_the_union_s(mode: str) -> None:
+def test_beginning_is_that_of_the_union_of_both_sources(mode: str) -> None:
     it = assigned(mode, OFFSET_BEGINNING, kafka_start=60, store=(20, 80))
     assert it.read(3)[0] == 20
 
 
-def test_the_beginning_is_kafka_s_where_the_archive_began_later() -> None:
+def test_beginning_is_kafkas_if_the_archive_began_later() -> None:
     it = assigned("TIERED_STORAGE_PREFERRED", OFFSET_BEGINNING, store=(40, 80))
     assert it.read(130) == list(range(100))
 
@@ -84,7 +84,7 @@ def test_the_beginning_is_kafka_s_where_the_archive_began_later() -> None:
 @pytest.mark.parametrize(
     ("mode", "end"), [(READING[0], 100), (READING[1], 100), ("TIERED_STORAGE_ONLY", 80)]
 )
-def test_the_end_is_where_the_mode_s_log_ends(mode: str, end: int) -> None:
+def test_end_is_that_of_the_modes_sources(mode: str, end: int) -> None:
     it = assigned(mode, OFFSET_END, store=(0, 80))
     assert it.read(5) == []
     log = it.world.log(TP)
@@ -94,13 +94,13 @@ def test_the_end_is_where_the_mode_s_log_ends(mode: str, end: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_a_tail_offset_is_so_many_before_the_end(mode: str) -> None:
+def test_tail_offset_counts_back_from_the_end(mode: str) -> None:
     it = assigned(mode, -2000 - 30, store=(0, 80))
     assert it.read(3)[0] == (50 if mode == "TIERED_STORAGE_ONLY" else 70)
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_what_neither_side_has_is_an_error_that_names_the_offsets(mode: str) -> None:
+def test_error_names_the_offsets_that_neither_source_has(mode: str) -> None:
     it = assigned(mode, 30, kafka_start=60, store=(0, 50))
     assert it.read(60) == list(range(30, 50))
     error = it.error()
@@ -113,7 +113,7 @@ def test_what_neither_side_has_is_an_error_that_names_the_offsets(mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_what_neither_side_has_is_stepped_over_where_that_is_wanted(mode: str) -> None:
+def test_offsets_in_neither_source_are_skipped_if_configured(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 50)), mode, {"tiered.storage.on.gap": "skip"})
     it.consumer.assign([at(30)])
     assert it.read(60) == list(range(30, 50))
@@ -123,7 +123,7 @@ def test_what_neither_side_has_is_stepped_over_where_that_is_wanted(mode: str) -
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_what_the_sidecar_is_still_storing_is_waited_for(mode: str) -> None:
+def test_offsets_that_are_not_archived_yet_are_waited_for(mode: str) -> None:
     it = assigned(mode, 30, kafka_start=60, store=(0, 50))
     assert it.read(80) == list(range(30, 50))
     it.world.log(TP).upload(70)
@@ -131,7 +131,7 @@ def test_what_the_sidecar_is_still_storing_is_waited_for(mode: str) -> None:
     assert it.count("skipped_offsets_total") == 0
 
 
-def test_a_gap_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
+def test_gap_of_the_store_is_read_from_kafka_if_kafka_has_it() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_PREFERRED")
     it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
@@ -139,8 +139,8 @@ def test_a_gap_of_the_store_is_read_from_kafka_where_kafka_has_it() -> None:
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_a_gap_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
-    """And no end of going from side to side."""
+def test_gap_of_the_store_below_kafkas_start_is_an_error(mode: str) -> None:
+    """The consumer does not switch between the sources forever."""
     it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
     it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
@@ -152,7 +152,7 @@ def test_a_gap_of_the_store_below_what_kafka_has_is_an_error(mode: str) -> None:
     assert it.read(110) == list(range(30, 100))
 
 
-def test_a_gap_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
+def test_gap_within_the_archive_is_an_error_at_once() -> None:
     it = tiered(world_of(store=(0, 80)), "TIERED_STORAGE_ONLY", broker=False)
     it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
@@ -166,7 +166,7 @@ def test_a_gap_in_the_middle_of_the_archive_is_an_error_at_once() -> None:
 
 @pytest.mark.parametrize("mode", READING)
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 20), ("latest", 100)])
-def test_older_than_anything_anywhere_is_reset(mode: str, reset: str, first: int) -> None:
+def test_offset_below_both_sources_is_reset(mode: str, reset: str, first: int) -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": reset})
     it.world.committed[TP] = 5
     it.consumer.assign([at(-1001)])
@@ -178,7 +178,7 @@ def test_older_than_anything_anywhere_is_reset(mode: str, reset: str, first: int
 
 @pytest.mark.parametrize("mode", READING)
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 20), ("latest", 100)])
-def test_newer_than_everything_is_reset(mode: str, reset: str, first: int) -> None:
+def test_offset_above_both_sources_is_reset(mode: str, reset: str, first: int) -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": reset})
     it.world.committed[TP] = 500
     it.consumer.assign([at(-1001)])
@@ -190,7 +190,7 @@ def test_newer_than_everything_is_reset(mode: str, reset: str, first: int) -> No
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_out_of_range_is_an_error_where_no_reset_is_wanted(mode: str) -> None:
+def test_out_of_range_is_an_error_with_reset_error(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), mode, {"auto.offset.reset": "error"})
     it.consumer.assign([at(5)])
     error = it.error()
@@ -198,21 +198,21 @@ def test_out_of_range_is_an_error_where_no_reset_is_wanted(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_a_group_without_commits_begins_by_the_policy(mode: str) -> None:
+def test_group_without_commits_begins_by_the_reset_policy(mode: str) -> None:
     it = assigned(mode, -1001, kafka_start=60, store=(20, 80))
     assert it.read(3)[0] == 20
     assert it.count("offset_resets_total") == 0
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_a_group_goes_on_where_it_has_committed(mode: str) -> None:
+def test_group_continues_at_its_committed_offset(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), mode)
     it.world.committed[TP] = 42
     it.consumer.assign([at(-1001)])
     assert it.read(3)[0] == 42
 
 
-def test_retention_between_the_decision_and_the_fetch_sends_back_to_the_store() -> None:
+def test_retention_between_decision_and_fetch_switches_back_to_the_store() -> None:
     pool = Later()
     it = tiered(world_of(kafka_start=20, store=(0, 40)), "KAFKA_PREFERRED", pool=pool)
     it.consumer.assign([at(10)])
@@ -231,7 +231,7 @@ def test_retention_between_the_decision_and_the_fetch_sends_back_to_the_store() 
 
 
 @pytest.mark.parametrize("mode", READING)
-def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
+def test_records_the_store_deletes_before_the_read_reset_the_offset(mode: str) -> None:
     it = assigned(mode, 0, kafka_start=60, store=(0, 80))
     assert it.read(3) == [0, 1, 2]
     it.world.log(TP).gc(40)
@@ -242,7 +242,7 @@ def test_the_store_deletes_what_was_to_be_read_next(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*READING, "TIERED_STORAGE_ONLY"])
-def test_a_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
+def test_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 70)), mode, {"tiered.storage.on.gap": "skip"})
     it.consumer.assign([at(30)])
     it.world.store_error = BatchTooLargeError("offsets [30, 40) are more than 5 bytes")
@@ -259,6 +259,6 @@ def test_a_batch_above_the_limit_is_an_error_and_no_gap(mode: str) -> None:
 
 
 def polled(it: Tiered, polls: int) -> list[Message]:
-    """Records of so many polls; errors are left out."""
+    """Records of the given number of polls; errors are left out."""
     found = [it.consumer.poll(0.5) for _ in range(polls)]
     return [message for message in found if message is not None and message.error() is None]

@@ -12,16 +12,16 @@ from sidetier.consumer.errors import is_transient
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError._DESTROY_BROKER,  # a broker's address has changed under a question
+        KafkaError._DESTROY_BROKER,  # a broker's address has changed during a request
         KafkaError._TRANSPORT,
     ],
 )
-def test_what_a_leader_change_answers_passes(code: int) -> None:
+def test_errors_of_a_leader_change_are_transient(code: int) -> None:
     assert is_transient(KafkaError(code))
 
 
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION]
 )
-def test_what_stays_until_somebody_acts_does_not(code: int) -> None:
+def test_errors_that_need_an_operator_are_permanent(code: int) -> None:
     assert not is_transient(KafkaError(code))

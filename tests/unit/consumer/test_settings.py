@@ -1,4 +1,4 @@
-"""A consumer's configuration, taken apart."""
+"""Parsing of a consumer's configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def read(**more: Any) -> Settings:  # noqa: ANN401 -- whatever librdkafka takes
     return read_settings({**KAFKA, **STORE, **given})
 
 
-def test_the_inner_consumer_neither_resets_nor_stores_offsets_by_itself() -> None:
+def test_inner_consumer_neither_resets_nor_stores_offsets_by_itself() -> None:
     settings = read(
         auto__offset__reset="smallest",
         default__topic__config={"auto.offset.reset": "latest", "other": 1},
@@ -35,7 +35,7 @@ def test_the_inner_consumer_neither_resets_nor_stores_offsets_by_itself() -> Non
     assert settings.kafka.auto_store
 
 
-def test_kafka_alone_keeps_its_own_reset_and_opens_no_store() -> None:
+def test_kafka_only_keeps_kafkas_reset_and_opens_no_store() -> None:
     given = {"auto.offset.reset": "earliest", "tiered.storage.mode": "kafka_only"}
     settings = read_settings({**KAFKA, **given})
     assert settings.mode is Mode.KAFKA_ONLY
@@ -54,11 +54,11 @@ def test_kafka_alone_keeps_its_own_reset_and_opens_no_store() -> None:
         ({"group__protocol": "Consumer"}, True),
     ],
 )
-def test_which_groups_change_partition_by_partition(given: dict[str, str], yes: bool) -> None:  # noqa: FBT001
+def test_cooperative_groups_are_recognised(given: dict[str, str], yes: bool) -> None:  # noqa: FBT001
     assert read(**given).kafka.cooperative is yes
 
 
-def test_the_reader_s_settings_come_from_ours() -> None:
+def test_reader_settings_come_from_the_tiered_storage_settings() -> None:
     settings = read(
         isolation__level="read_uncommitted",
         tiered__storage__memory__budget="16MiB",
@@ -74,7 +74,7 @@ def test_the_reader_s_settings_come_from_ours() -> None:
     assert settings.storage.prefix_entropy_bits == -1
 
 
-def test_s3_is_set_as_the_sidecar_sets_it() -> None:
+def test_s3_settings_equal_those_of_the_sidecar() -> None:
     settings = read(
         tiered__storage__s3__endpoint__url="http://s3:1",
         tiered__storage__s3__path__style="true",
@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name: str) -> None:
+def test_error_names_the_wrong_setting(name: str) -> None:
     given, said = WRONG[name]
     with pytest.raises(ConfigurationError) as raised:
         read_settings({**KAFKA, **STORE, **given})
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
     assert "AKIA" not in str(raised.value)
 
 
-def test_a_place_and_a_broker_are_needed() -> None:
+def test_store_location_and_broker_are_required() -> None:
     with pytest.raises(ConfigurationError, match=r"tiered\.storage\.url"):
         read_settings(KAFKA)
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
@@ -121,7 +121,7 @@ def test_a_place_and_a_broker_are_needed() -> None:
     assert settings.kafka.config is None
 
 
-def test_a_registry_and_deserializers_are_kept_apart() -> None:
+def test_registry_and_deserializers_are_separated() -> None:
     registry = CollectorRegistry()
     settings = read(tiered__storage__metrics__registry=registry, key__deserializer=str)
     assert settings.registry is registry
@@ -129,7 +129,7 @@ def test_a_registry_and_deserializers_are_kept_apart() -> None:
     assert "key.deserializer" not in (settings.kafka.config or {})
 
 
-def test_the_page_names_every_setting() -> None:
+def test_documentation_page_names_every_setting() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     missing = [
         name for name in option_names() if f"`{name.removeprefix('tiered.storage.')}`" not in text

@@ -1,4 +1,4 @@
-"""From where a partition is read next: decisions over what both sides hold."""
+"""The source of a partition's next read, decided from the contents of both sources."""
 
 import hypothesis.strategies as st
 import pytest
@@ -65,29 +65,29 @@ CASES: list[tuple[Mode, Facts, Decision]] = [
 
 
 @pytest.mark.parametrize(("mode", "facts", "decision"), CASES)
-def test_decisions(mode: Mode, facts: Facts, decision: Decision) -> None:
+def test_decisions_follow_the_table(mode: Mode, facts: Facts, decision: Decision) -> None:
     assert decide(mode, Reset.EARLIEST, facts) == decision
 
 
 @pytest.mark.parametrize("mode", [FIRST, PREFERRED])
-def test_what_the_archive_has_not_reached_yet_is_not_settled(mode: Mode) -> None:
+def test_offsets_the_archive_has_not_reached_yet_are_not_settled(mode: Mode) -> None:
     facts = Facts(50, KAFKA, Archive(offsets(20, 50)), refused=True)
     assert decide(mode, Reset.LATEST, facts) == Missing(50, 60, settled=False)
 
 
-def test_a_gap_is_as_long_as_both_sides_lack_it() -> None:
+def test_gap_covers_the_offsets_that_both_sources_lack() -> None:
     archive = Archive(offsets(20, 80), gap=offsets(30, 40))
     facts = Facts(30, offsets(35, 100), archive, refused=True)
     assert decide(PREFERRED, Reset.LATEST, facts) == Missing(30, 35, settled=True)
     assert decide(ONLY, Reset.LATEST, Facts(30, archive=archive)) == Missing(30, 40, settled=True)
 
 
-def test_an_offset_within_kafka_s_bounds_is_tried_again() -> None:
+def test_offset_within_kafkas_bounds_is_retried() -> None:
     facts = Facts(90, KAFKA, STORED, refused=True)
     assert isinstance(decide(PREFERRED, Reset.EARLIEST, facts), RetryLater)
 
 
-def test_nothing_is_reset_while_the_store_may_have_it() -> None:
+def test_nothing_is_reset_while_the_store_may_have_the_offset() -> None:
     facts = Facts(5, KAFKA, Archive(unavailable=True), refused=True)
     for mode in (FIRST, PREFERRED):
         assert isinstance(decide(mode, Reset.EARLIEST, facts), RetryLater)
@@ -110,7 +110,7 @@ _stored = st.none() | _spans.filter(lambda span: span.start < span.end)
     stored=_stored,
     refused=st.booleans(),
 )
-def test_a_decision_never_skips_what_either_side_has(
+def test_decision_never_skips_an_offset_of_either_source(
     mode: Mode,
     reset: Reset,
     wanted: int | None,

@@ -1,4 +1,4 @@
-"""The face of the consumer, over fakes of both sides."""
+"""The consumer's public API over fakes of Kafka and the store."""
 
 import threading
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_it_has_every_method_of_confluent_kafka_s_consumers() -> None:
+def test_consumer_has_every_method_of_confluent_kafkas_consumers() -> None:
     theirs = public(confluent_kafka.Consumer) | public(confluent_kafka.DeserializingConsumer)
     assert theirs <= public(TieredConsumer)
     for name in ("__enter__", "__exit__", "__iter__"):
@@ -58,7 +58,7 @@ def of_the_group(mode: str = "TIERED_STORAGE_PREFERRED", *, auto_store: bool = T
     return it
 
 
-def test_callbacks_are_given_the_tiered_consumer_and_may_choose_where_to_begin() -> None:
+def test_callbacks_receive_the_tiered_consumer_and_may_choose_offsets() -> None:
     it = of_the_group()
     given: list[object] = []
 
@@ -74,7 +74,7 @@ def test_callbacks_are_given_the_tiered_consumer_and_may_choose_where_to_begin()
     assert given == [it.consumer]
 
 
-def test_a_callback_that_fails_leaves_the_partitions_assigned() -> None:
+def test_failing_callback_leaves_the_partitions_assigned() -> None:
     it = of_the_group()
 
     def on_assign(_: object, __: object) -> None:
@@ -89,8 +89,8 @@ def test_a_callback_that_fails_leaves_the_partitions_assigned() -> None:
 
 @pytest.mark.parametrize("mode", ["KAFKA_ONLY", "KAFKA_PREFERRED"])
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_what_an_interruption_takes_with_it_is_read_again(mode: str, strategy: str) -> None:
-    """confluent-kafka drops the messages, and the errors, that it was about to return."""
+def test_messages_lost_to_an_interruption_are_read_again(mode: str, strategy: str) -> None:
+    """confluent-kafka drops the messages and errors that it was about to return."""
     start = 60 if mode == "KAFKA_ONLY" else 0
     world = world_of(kafka_start=60, store=(0, 80))
     world.log(OTHER).produce(10)
@@ -114,8 +114,8 @@ def test_what_an_interruption_takes_with_it_is_read_again(mode: str, strategy: s
 
 
 @pytest.mark.parametrize("event", ["on_assign", "on_revoke"])
-def test_what_a_callback_raises_comes_once_kafka_s_client_has_returned(event: str) -> None:
-    """Within its `consume` it would drop messages, and never close."""
+def test_exception_of_a_callback_is_raised_after_kafkas_client_returned(event: str) -> None:
+    """Raised inside its `consume`, it would make the client drop messages and never close."""
     it = of_the_group("KAFKA_ONLY")
 
     def fail(_: object, __: object) -> None:
@@ -134,7 +134,7 @@ def test_what_a_callback_raises_comes_once_kafka_s_client_has_returned(event: st
     assert it.reader.closed
 
 
-def test_the_callbacks_of_a_configuration_never_raise_within_kafka_s_client() -> None:
+def test_configured_callbacks_never_raise_inside_kafkas_client() -> None:
     callbacks, heard = Callbacks(), []
 
     def hear(*arguments: object) -> None:
@@ -154,8 +154,8 @@ def test_the_callbacks_of_a_configuration_never_raise_within_kafka_s_client() ->
     callbacks.check()
 
 
-def test_an_error_callback_that_raises_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store fails for one partition right behind records of another one."""
+def test_error_callback_that_raises_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store fails for one partition right after records of another one."""
 
     def error_cb(_: KafkaError) -> None:
         raise ValueError("mine")
@@ -184,7 +184,7 @@ def test_an_error_callback_that_raises_loses_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("own", "called"), [(True, "lost"), (False, "revoked")])
-def test_lost_partitions_are_told_as_lost_or_else_as_revoked(own: bool, called: str) -> None:  # noqa: FBT001
+def test_lost_partitions_call_on_lost_or_else_on_revoke(own: bool, called: str) -> None:  # noqa: FBT001
     it = of_the_group()
     told: list[str] = []
     on_lost = {"on_lost": lambda _, __: told.append("lost")} if own else {}
@@ -197,7 +197,7 @@ def test_lost_partitions_are_told_as_lost_or_else_as_revoked(own: bool, called: 
     assert not it.reader.readings
 
 
-def test_what_was_handed_out_is_what_a_commit_commits() -> None:
+def test_commit_covers_the_returned_messages() -> None:
     it = of_the_group()
     it.consumer.subscribe(["t"])
     it.kafka.rebalance([TP])
@@ -210,7 +210,7 @@ def test_what_was_handed_out_is_what_a_commit_commits() -> None:
     assert it.world.committed == {TP: 7}
 
 
-def test_a_rebalance_commits_nothing_that_was_not_returned() -> None:
+def test_rebalance_commits_no_message_that_was_not_returned() -> None:
     it = of_the_group()
     it.consumer.subscribe(["t"])
     it.kafka.rebalance([TP])
@@ -225,7 +225,7 @@ def test_a_rebalance_commits_nothing_that_was_not_returned() -> None:
     assert it.world.committed[TP] >= seen
 
 
-def test_offsets_are_stored_by_hand_where_that_is_wanted() -> None:
+def test_offsets_are_stored_manually_if_configured() -> None:
     it = of_the_group(auto_store=False)
     it.consumer.subscribe(["t"])
     it.kafka.rebalance([TP])
@@ -239,15 +239,17 @@ def test_offsets_are_stored_by_hand_where_that_is_wanted() -> None:
         it.consumer.store_offsets(message=first, offsets=[at(3)])
 
 
-def test_offsets_cannot_be_stored_by_hand_beside_the_automatic() -> None:
+def test_offsets_cannot_be_stored_manually_with_automatic_storing() -> None:
     it = of_the_group()
     it.consumer.assign([at(0)])
     with pytest.raises(KafkaException, match=r"enable\.auto\.offset\.store"):
         it.consumer.store_offsets(offsets=[at(3)])
 
 
-def test_stored_offsets_outlive_an_assignment_that_is_made_anew() -> None:
-    """Kafka refuses the offset, and takes another only with a new assignment of an eager group."""
+def test_stored_offsets_survive_a_renewed_assignment() -> None:
+    """Kafka refuses the offset, and an eager group accepts another one only with a new
+    assignment.
+    """
     it = of_the_group("KAFKA_PREFERRED", auto_store=False)
     it.consumer.subscribe(["t"])
     it.world.committed.update({TP: 50, OTHER: 0})
@@ -258,7 +260,7 @@ def test_stored_offsets_outlive_an_assignment_that_is_made_anew() -> None:
     assert it.kafka.stored == {OTHER: int(other.offset() or 0) + 1}
 
 
-def test_the_position_is_what_comes_next_once_something_came() -> None:
+def test_position_is_the_next_offset_once_a_message_was_returned() -> None:
     it = of_the_group()
     it.consumer.assign([at(10)])
     assert it.consumer.position([at(0)])[0].offset == OFFSET_INVALID
@@ -270,7 +272,7 @@ def test_the_position_is_what_comes_next_once_something_came() -> None:
 
 
 @pytest.mark.parametrize("where", [20, 90])
-def test_a_pause_drops_what_is_at_hand_and_a_resume_reads_it_again(where: int) -> None:
+def test_pause_drops_buffered_messages_and_resume_reads_them_again(where: int) -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_PREFERRED")
     it.consumer.assign([at(where)])
     assert it.read(3) == [where, where + 1, where + 2]
@@ -280,14 +282,14 @@ def test_a_pause_drops_what_is_at_hand_and_a_resume_reads_it_again(where: int) -
     assert it.read(3) == [where + 3, where + 4, where + 5]
 
 
-def test_a_seek_to_what_is_not_assigned_is_refused() -> None:
+def test_seek_of_an_unassigned_partition_is_refused() -> None:
     it = of_the_group()
     with pytest.raises(KafkaException) as raised:
         it.consumer.seek(at(3))
     assert raised.value.args[0].code() == KafkaError._STATE
 
 
-def test_partitions_come_and_go_one_by_one() -> None:
+def test_partitions_are_assigned_and_unassigned_incrementally() -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
     it.consumer.incremental_assign([at(0)])
     with pytest.raises(KafkaException, match="already part"):
@@ -299,7 +301,7 @@ def test_partitions_come_and_go_one_by_one() -> None:
     assert it.read(3) == []
 
 
-def test_bounds_and_times_are_those_of_what_the_mode_reads() -> None:
+def test_bounds_and_times_cover_the_sources_of_the_mode() -> None:
     bounds = {
         "KAFKA_ONLY": (60, 100),
         "KAFKA_PREFERRED": (20, 100),
@@ -327,7 +329,7 @@ def test_bounds_and_times_are_those_of_what_the_mode_reads() -> None:
         ("TIERED_STORAGE_ONLY", 90, (20, 80)),
     ],
 )
-def test_of_cached_bounds_only_what_is_known_is_told(
+def test_cached_bounds_contain_only_known_values(
     mode: str, cached: int | None, bounds: tuple[int, int]
 ) -> None:
     stored = (0, 0) if mode == "KAFKA_ONLY" else (20, 80)
@@ -338,12 +340,12 @@ def test_of_cached_bounds_only_what_is_known_is_told(
 
 
 @pytest.mark.parametrize(("mode", "end"), [("KAFKA_PREFERRED", 100), ("TIERED_STORAGE_ONLY", 80)])
-def test_the_latest_as_a_timestamp_is_the_end(mode: str, end: int) -> None:
+def test_latest_timestamp_is_the_end_offset(mode: str, end: int) -> None:
     it = tiered(world_of(kafka_start=60, store=(20, 80)), mode)
     assert it.consumer.offsets_for_times([at(OFFSET_END)])[0].offset == end
 
 
-def test_arguments_that_are_wrong_are_refused_as_by_confluent_kafka() -> None:
+def test_wrong_arguments_are_refused_as_by_confluent_kafka() -> None:
     it = of_the_group(auto_store=False)
     real = confluent_kafka.Consumer(
         {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
@@ -361,13 +363,13 @@ def test_arguments_that_are_wrong_are_refused_as_by_confluent_kafka() -> None:
     real.close()
 
 
-def test_the_assignment_has_the_offsets_that_were_given() -> None:
+def test_assignment_returns_the_given_offsets() -> None:
     it = of_the_group()
     it.consumer.assign([at(7), at(OFFSET_END, OTHER)])
     assert [one.offset for one in it.consumer.assignment()] == [7, OFFSET_END]
 
 
-def test_arrow_batches_come_from_both_sides_in_one_schema() -> None:
+def test_arrow_batches_of_both_sources_have_the_same_schema() -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_PREFERRED")
     it.consumer.assign([at(0)])
     rows: list[dict[str, Any]] = []
@@ -383,7 +385,7 @@ def test_arrow_batches_come_from_both_sides_in_one_schema() -> None:
     assert len(schemas) == 1
 
 
-def test_an_error_is_raised_by_arrow_and_iteration_after_what_came_before() -> None:
+def test_arrow_and_iteration_return_records_before_raising_an_error() -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
     it.world.log(TP).gaps.append((20, 30))
     it.consumer.assign([at(0)])
@@ -416,7 +418,7 @@ def test_iteration_ends_with_close() -> None:
 
 
 class Poisoned:
-    """Refuses one value."""
+    """A deserializer that refuses one value."""
 
     def __call__(self, value: bytes | None, context: object) -> str:
         del context
@@ -426,7 +428,7 @@ class Poisoned:
 
 
 @pytest.mark.parametrize("how", ["poll", "consume"])
-def test_a_value_that_cannot_be_deserialized_is_raised_alone_and_passed(how: str) -> None:
+def test_value_that_cannot_be_deserialized_is_raised_alone_and_skipped(how: str) -> None:
     config = {"value.deserializer": Poisoned(), "key.deserializer": StringDeserializer()}
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_PREFERRED", config)
     it.consumer.assign([at(0)])
@@ -447,7 +449,7 @@ def test_a_value_that_cannot_be_deserialized_is_raised_alone_and_passed(how: str
     assert seen == wanted[: len(seen)]
 
 
-def test_errors_are_raised_where_there_are_deserializers() -> None:
+def test_errors_are_raised_when_deserializers_are_set() -> None:
     config = {"value.deserializer": Poisoned()}
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", config, broker=False)
     it.world.log(TP).gaps.append((0, 30))
@@ -456,7 +458,7 @@ def test_errors_are_raised_where_there_are_deserializers() -> None:
         it.messages(50)
 
 
-def test_a_closed_consumer_says_so() -> None:
+def test_closed_consumer_raises_on_every_call() -> None:
     it = of_the_group()
     it.consumer.close()
     it.consumer.close()
@@ -486,7 +488,7 @@ def test_close_from_another_thread_interrupts_a_poll() -> None:
     assert [str(error) for error in ended] == ["Consumer closed"]
 
 
-def test_close_revokes_and_commits_what_was_handed_out() -> None:
+def test_close_revokes_and_commits_the_returned_messages() -> None:
     it = of_the_group()
     told: list[int] = []
     it.consumer.subscribe(["t"], on_revoke=lambda _, partitions: told.append(len(partitions)))
@@ -497,7 +499,7 @@ def test_close_revokes_and_commits_what_was_handed_out() -> None:
     assert it.world.committed == {TP: 4}
 
 
-def test_the_store_away_is_told_to_the_error_callback_and_waited_for() -> None:
+def test_unavailable_store_calls_the_error_callback_and_is_waited_for() -> None:
     told: list[KafkaError] = []
     it = tiered(
         world_of(store=STORED),
@@ -515,14 +517,14 @@ def test_the_store_away_is_told_to_the_error_callback_and_waited_for() -> None:
 
 
 @pytest.mark.parametrize("mode", ["KAFKA_PREFERRED", "TIERED_STORAGE_PREFERRED"])
-def test_kafka_is_read_where_the_store_is_away_and_kafka_has_the_offset(mode: str) -> None:
+def test_kafka_is_read_when_the_store_is_away_and_kafka_has_the_offset(mode: str) -> None:
     it = tiered(world_of(kafka_start=60, store=(0, 80)), mode)
     it.world.store_error = StoreUnavailableError("away")
     it.consumer.assign([at(70)])
     assert it.read(60) == list(range(70, 100))
 
 
-def test_a_store_that_refuses_is_an_error_of_the_application() -> None:
+def test_refusal_by_the_store_is_an_error_of_the_application() -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
     it.world.store_error = AccessDeniedError("expired")
     it.consumer.assign([at(0)])
@@ -539,7 +541,7 @@ def test_a_store_that_refuses_is_an_error_of_the_application() -> None:
 @pytest.mark.parametrize(
     ("mode", "told"), [("TIERED_STORAGE_ONLY", 1), ("TIERED_STORAGE_PREFERRED", 0)]
 )
-def test_where_nothing_is_stored_the_place_is_told_once(
+def test_location_of_a_missing_archive_is_reported_once(
     mode: str, told: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[KafkaError] = []
@@ -555,7 +557,7 @@ def test_where_nothing_is_stored_the_place_is_told_once(
     assert len(it.read(100)) == (80 if mode == "TIERED_STORAGE_ONLY" else 40)
 
 
-def test_the_end_of_the_archive_is_told_where_that_is_wanted() -> None:
+def test_end_of_the_archive_is_reported_if_configured() -> None:
     config = {"enable.partition.eof": True}
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", config, broker=False)
     it.consumer.assign([at(78)])
@@ -567,14 +569,14 @@ def test_the_end_of_the_archive_is_told_where_that_is_wanted() -> None:
 @pytest.mark.parametrize(
     "method", ["commit", "committed", "list_topics", "memberid", "subscribe", "unsubscribe"]
 )
-def test_what_needs_a_broker_is_refused_without_one(method: str) -> None:
+def test_methods_that_need_a_broker_are_refused_without_one(method: str) -> None:
     it = tiered(world_of(store=STORED), "TIERED_STORAGE_ONLY", broker=False)
     arguments: list[Any] = [[]] if method in ("committed", "subscribe") else []
     with pytest.raises(KafkaException, match=rf"{method}\(\) needs bootstrap\.servers"):
         getattr(it.consumer, method)(*arguments)
 
 
-def test_kafka_s_client_is_served_while_the_store_hands_out() -> None:
+def test_kafkas_client_is_polled_while_the_store_returns_records() -> None:
     it = tiered(world_of(1000, store=(0, 1000)), "TIERED_STORAGE_PREFERRED")
     it.consumer.assign([at(0)])
     before = it.kafka.served
@@ -584,7 +586,7 @@ def test_kafka_s_client_is_served_while_the_store_hands_out() -> None:
     assert it.kafka.served - before >= 50
 
 
-def test_neither_side_starves_the_other() -> None:
+def test_neither_source_starves_the_other() -> None:
     world = world_of(3000, store=(0, 3000))
     world.log(OTHER).produce(3000)
     it = tiered(world, "TIERED_STORAGE_PREFERRED")
@@ -596,7 +598,7 @@ def test_neither_side_starves_the_other() -> None:
     assert min(counts.values()) > 0.1 * max(counts.values()), counts
 
 
-def test_what_kafka_hands_out_of_a_place_that_was_left_is_dropped() -> None:
+def test_late_messages_of_a_former_position_are_dropped() -> None:
     it = tiered(world_of(), "KAFKA_PREFERRED")
     it.consumer.assign([at(50)])
     it.consumer.poll(0)
@@ -608,7 +610,7 @@ def test_what_kafka_hands_out_of_a_place_that_was_left_is_dropped() -> None:
     assert {message.partition() for message in found} == {0}
 
 
-def test_a_refusal_of_a_place_that_was_left_moves_nothing() -> None:
+def test_late_error_of_a_former_position_is_ignored() -> None:
     it = tiered(world_of(kafka_start=20, store=(0, 80)), "KAFKA_PREFERRED")
     it.consumer.assign([at(50)])
     assert it.read(2) == [50, 51]

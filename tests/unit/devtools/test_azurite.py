@@ -1,4 +1,4 @@
-"""How Azurite is fetched, with an npm of the test's own."""
+"""Download of Azurite, with a fake npm."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def programs(folder: Path, **texts: str) -> str:
 @pytest.mark.parametrize(
     ("there", "missing"), [({}, "npm"), ({"npm": "exit 0"}, "node"), ({"node": "exit 0"}, "npm")]
 )
-def test_what_is_missing_is_named(
+def test_missing_program_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, str], missing: str
 ) -> None:
     monkeypatch.setenv("PATH", programs(tmp_path / "bin", **there))
@@ -33,7 +33,7 @@ def test_what_is_missing_is_named(
         azurite.azurite(root=tmp_path)
 
 
-def test_npm_installs_what_the_lock_file_names_and_runs_no_script(
+def test_npm_installs_the_lock_file_and_runs_no_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = programs(tmp_path / "bin", npm='echo "$@" >said', node="exit 0")
@@ -44,7 +44,7 @@ def test_npm_installs_what_the_lock_file_names_and_runs_no_script(
     assert (folder / "package-lock.json").read_bytes() == LOCK.read_bytes()
 
 
-def test_a_failed_npm_says_why_and_leaves_nothing(
+def test_failed_npm_is_reported_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = programs(tmp_path / "bin", npm='echo "no network" >&2; exit 1', node="exit 0")
@@ -54,7 +54,7 @@ def test_a_failed_npm_says_why_and_leaves_nothing(
     assert not list(tmp_path.glob("azurite-*/"))
 
 
-def test_the_lock_file_pins_every_package_by_hash_and_names_no_registry() -> None:
+def test_lock_file_pins_every_package_by_hash_and_names_no_registry() -> None:
     packages = json.loads(LOCK.read_text())["packages"]
     assert packages["node_modules/azurite"]["version"] == azurite.VERSION
     fetched = [its for name, its in packages.items() if name.startswith("node_modules/")]

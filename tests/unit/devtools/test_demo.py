@@ -22,7 +22,9 @@ LAYOUT = ArchiveLayout("prod-a", 3)
 
 @pytest.fixture
 def log(cli: CommandLine) -> PartitionLog:
-    """orders-0: three stored segments of ten records, and five records in the active one."""
+    """A partition orders-0 with three stored segments of ten records and five records in the active
+    one.
+    """
     log = cli.log_dir.create("orders", 0)
     log.closed_segments(3)
     log.append(5)
@@ -42,7 +44,7 @@ def path(cli: CommandLine, ending: str) -> Path:
     return cli.store / key
 
 
-def test_a_sound_archive_is_proven(cli: CommandLine, log: PartitionLog) -> None:
+def test_complete_archive_passes_the_proof(cli: CommandLine, log: PartitionLog) -> None:
     found = proof(cli, log, start=20)
     assert found.sound
     assert (found.produced, found.expected, found.found) == (35, 30, 30)
@@ -52,7 +54,7 @@ def test_a_sound_archive_is_proven(cli: CommandLine, log: PartitionLog) -> None:
     assert found.checksum_produced == found.checksum_stored
 
 
-def test_a_removed_segment_is_found(cli: CommandLine, log: PartitionLog) -> None:
+def test_removed_segment_fails_the_proof(cli: CommandLine, log: PartitionLog) -> None:
     path(cli, "10.log").unlink()
     found = proof(cli, log)
     assert not found.sound
@@ -61,7 +63,7 @@ def test_a_removed_segment_is_found(cli: CommandLine, log: PartitionLog) -> None
 
 
 @pytest.mark.parametrize("at", [5, 21, 70, -1])
-def test_a_damaged_segment_is_found(at: int, cli: CommandLine, log: PartitionLog) -> None:
+def test_damaged_segment_fails_the_proof(at: int, cli: CommandLine, log: PartitionLog) -> None:
     file = path(cli, "10.log")
     data = bytearray(file.read_bytes())
     data[at] ^= 1
@@ -72,13 +74,13 @@ def test_a_damaged_segment_is_found(at: int, cli: CommandLine, log: PartitionLog
     assert "records missing" in found.problems[1]
 
 
-def test_a_cut_segment_is_found(cli: CommandLine, log: PartitionLog) -> None:
+def test_truncated_segment_fails_the_proof(cli: CommandLine, log: PartitionLog) -> None:
     file = path(cli, "10.log")
-    file.write_bytes(file.read_bytes()[: len(log.written[10]) // 2])  # at a batch border: sound
+    file.write_bytes(file.read_bytes()[: len(log.written[10]) // 2])  # valid: cut at a batch end
     assert proof(cli, log).problems == ("5 records missing, the first at offset 15",)
 
 
-def test_other_records_are_found(cli: CommandLine, log: PartitionLog) -> None:
+def test_different_records_fail_the_proof(cli: CommandLine, log: PartitionLog) -> None:
     log.values[12] = b"another"
     del log.values[29]
     found = proof(cli, log)
@@ -89,18 +91,18 @@ def test_other_records_are_found(cli: CommandLine, log: PartitionLog) -> None:
     )
 
 
-def test_what_the_broker_deleted_must_be_stored(cli: CommandLine, log: PartitionLog) -> None:
+def test_records_deleted_on_the_broker_must_be_stored(cli: CommandLine, log: PartitionLog) -> None:
     found = proof(cli, log, start=33)
     assert found.problems == ("3 records missing, the first at offset 30",)
 
 
-def test_a_missing_watermark_is_found(cli: CommandLine, log: PartitionLog) -> None:
+def test_missing_watermark_fails_the_proof(cli: CommandLine, log: PartitionLog) -> None:
     cli.remove("offset.wm")
     found = proof(cli, log, start=20)
     assert found.problems == ("no offset.wm", "20 records missing, the first at offset 0")
 
 
-def test_the_seed_decides_the_records() -> None:
+def test_seed_determines_the_records() -> None:
     some = list(orders(1, 50, 3))
     assert some == list(orders(1, 50, 3))
     assert some != list(orders(2, 50, 3))
@@ -108,7 +110,7 @@ def test_the_seed_decides_the_records() -> None:
     assert [order.partition for order in some[:4]] == [0, 1, 2, 0]
 
 
-def test_a_checksum_covers_offset_key_and_value() -> None:
+def test_checksum_covers_offset_key_and_value() -> None:
     told = {
         digest(1, b"k", b"v"),
         digest(2, b"k", b"v"),
@@ -119,7 +121,7 @@ def test_a_checksum_covers_offset_key_and_value() -> None:
     assert len(told) == 7
 
 
-def test_the_ledger_counts_what_was_acknowledged() -> None:
+def test_ledger_counts_acknowledged_records() -> None:
     ledger = Ledger()
     for offset in (0, 1):
         ledger.note(2, offset, b"key", b"value")
@@ -153,7 +155,7 @@ def test_the_work_directory_can_be_kept(tmp_path: Path) -> None:
     assert (work / "store").is_dir()
 
 
-def test_a_directory_that_is_not_empty_is_refused(
+def test_directory_that_is_not_empty_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "store"
@@ -172,7 +174,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, found: PartitionProof) -> None:
     monkeypatch.setattr(demo, "run_demo", lambda *_: demo.DemoOutcome((found,), 1.5))
 
 
-def test_a_sound_proof_is_told(
+def test_successful_proof_is_printed(
     cli: CommandLine,
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,7 +187,7 @@ def test_a_sound_proof_is_told(
     assert "Nothing is missing: 30 records stored as they were produced" in out
 
 
-def test_an_unsound_proof_is_told_and_is_no_success(
+def test_failed_proof_is_printed_and_exits_with_3(
     cli: CommandLine,
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
@@ -204,7 +206,7 @@ def test_an_unsound_proof_is_told_and_is_no_success(
     assert told["partitions"][0]["problems"] == ["10 records missing, the first at offset 10"]
 
 
-def test_what_spark_counts_must_be_what_was_read_back(
+def test_count_by_spark_must_equal_the_records_read_back(
     cli: CommandLine,
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +221,7 @@ def test_what_spark_counts_must_be_what_was_read_back(
     assert "Spark counts 29 records of 30" in capsys.readouterr().out
 
 
-def test_spark_is_left_out_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_skipped_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "find_java_for_spark", _no_java)
     assert spark.why_no_spark() == "no whole Java"
     monkeypatch.setattr(spark, "_NEEDED", ("pyspark", "no_such_package"))

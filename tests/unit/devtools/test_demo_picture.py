@@ -23,8 +23,8 @@ def held(produced: int, deleted: int, archived: int) -> Held:
 
 
 def samples() -> list[Sample]:
-    """1,000 records a second for 10 s, stored 1 s later; each second the broker deletes those that
-    it has had for 5 s.
+    """1,000 records per second for 10 s, stored 1 s later; the broker deletes records older than 5
+    s each second.
     """
     return [
         Sample(
@@ -44,7 +44,7 @@ def pixels_of(file: Path, colour: tuple[int, int, int]) -> npt.NDArray[np.bool_]
     return np.asarray(np.all(np.abs(pixels - np.array(colour) / 255) < 0.02, axis=2))
 
 
-def test_the_broker_s_curve_falls_to_nothing_and_the_store_s_stays(tmp_path: Path) -> None:
+def test_brokers_curve_falls_to_zero_and_the_stores_stays(tmp_path: Path) -> None:
     file = tmp_path / "tiering.png"
     draw(samples(), None, "orders", file)
     broker, store = pixels_of(file, BROKER), pixels_of(file, STORE)
@@ -69,7 +69,7 @@ def test_each_deletion_is_marked(tmp_path: Path) -> None:
     assert marked > 1.1 * pixels_of(file, BROKER).sum()
 
 
-def test_what_spark_has_counted_is_a_bar_for_each_minute(tmp_path: Path) -> None:
+def test_spark_counts_are_drawn_as_a_bar_per_minute(tmp_path: Path) -> None:
     file = tmp_path / "tiering.png"
     draw(samples(), COUNTS, "orders", file)
     bars = pixels_of(file, STORE)
@@ -77,13 +77,13 @@ def test_what_spark_has_counted_is_a_bar_for_each_minute(tmp_path: Path) -> None
     assert int((row[1:] & ~row[:-1]).sum()) == 60
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_picture_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "tiering.png"
     with pytest.raises(ConfigurationError, match=f"--picture {file}: No such file or directory"):
         draw(samples(), None, "orders", file)
 
 
-def test_samples_are_taken_until_the_end_and_a_look_that_fails_is_left_out() -> None:
+def test_samples_are_taken_until_the_end_and_failed_ones_left_out() -> None:
     def looks() -> Iterator[Held | Exception]:
         yield held(1, 0, 0)
         yield StoreUnavailableError("away")
@@ -106,7 +106,7 @@ def test_samples_are_taken_until_the_end_and_a_look_that_fails_is_left_out() -> 
     assert [one.seconds for one in taken] == sorted(one.seconds for one in taken)
 
 
-def test_bytes_are_those_of_segments_that_are_still_there(tmp_path: Path) -> None:
+def test_bytes_count_existing_segments_only(tmp_path: Path) -> None:
     (tmp_path / "orders-0").mkdir()
     (tmp_path / "orders-0" / "00.log").write_bytes(bytes(10))
     (tmp_path / "orders-0" / "10.log.deleted").write_bytes(bytes(20))
@@ -114,7 +114,7 @@ def test_bytes_are_those_of_segments_that_are_still_there(tmp_path: Path) -> Non
     assert segment_bytes([tmp_path], "orders-*/*.log") == 10
 
 
-def test_orders_are_spread_over_the_hour_and_rise() -> None:
+def test_orders_are_spread_over_the_hour_and_increase() -> None:
     moments = [order.timestamp for order in orders(1, 3600, 3, end=10 * HOUR)]
     assert moments == sorted(moments)
     assert 9 * HOUR <= moments[0] < moments[-1] < 10 * HOUR

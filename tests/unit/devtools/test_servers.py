@@ -1,4 +1,4 @@
-"""What the sandbox decides about servers before it starts any."""
+"""Server settings the sandbox computes before it starts any server."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def settings_of(cluster: KafkaCluster, node: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_the_own_directory_is_filled_in() -> None:
+def test_own_directory_is_inserted() -> None:
     rendered = render({"metadata.log.dir": "{directory}/metadata", "num": 3}, Path("/x/broker-1"))
     assert rendered == {"metadata.log.dir": "/x/broker-1/metadata", "num": "3"}
 
@@ -45,7 +45,7 @@ def test_every_server_gets_the_given_jvm_flags(tmp_path: Path) -> None:
         assert "-Xmx1g" in cluster.process_of(broker).command.arguments
 
 
-def test_split_roles_have_controllers_apart(tmp_path: Path) -> None:
+def test_split_roles_have_separate_controllers(tmp_path: Path) -> None:
     cluster = KraftCluster(tmp_path, brokers=2, controllers=1)
     broker, controller = settings_of(cluster, "broker-1"), settings_of(cluster, "controller-101")
     assert broker["process.roles"] == "broker"
@@ -56,7 +56,7 @@ def test_split_roles_have_controllers_apart(tmp_path: Path) -> None:
     assert broker["controller.quorum.voters"] == controller["controller.quorum.voters"]
 
 
-def test_log_dirs_and_the_metadata_log(tmp_path: Path) -> None:
+def test_log_dirs_and_the_metadata_log_dir_are_set(tmp_path: Path) -> None:
     first = tmp_path / "broker-1" / "data-1"
     cluster = KraftCluster(tmp_path, log_dirs=2)
     assert cluster.log_dirs(1) == (first, first.with_name("data-2"))
@@ -65,7 +65,7 @@ def test_log_dirs_and_the_metadata_log(tmp_path: Path) -> None:
     assert apart.metadata_log_dir(1) == tmp_path / "broker-1" / "metadata"
 
 
-def test_given_properties_win_over_defaults(tmp_path: Path) -> None:
+def test_given_properties_override_the_defaults(tmp_path: Path) -> None:
     cluster = ZookeeperCluster(
         tmp_path, chroot="/kafka", properties={"zookeeper.session.timeout.ms": 3000}
     )
@@ -75,14 +75,14 @@ def test_given_properties_win_over_defaults(tmp_path: Path) -> None:
     assert cluster.zookeeper_connect.endswith("/kafka")
 
 
-def test_a_broker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_unknown_broker_is_an_error(tmp_path: Path) -> None:
     cluster = KraftCluster(tmp_path, KAFKA_3_9, brokers=2)
     with pytest.raises(LocalServerError, match="no broker 3, only 1, 2"):
         cluster.bootstrap_of(3)
 
 
-def test_no_cluster_id_looks_like_an_option() -> None:
-    """Kafka's `format` refused about one id in 64: `-t` with a value that begins with a dash."""
+def test_cluster_id_never_looks_like_an_option() -> None:
+    """Kafka's `format` refused about one ID in 64: `-t` with a value that begins with a dash."""
     ids = [random_cluster_id() for _ in range(2_000)]
     assert len(set(ids)) == len(ids)
     assert all(len(one) == 22 and not one.startswith("-") for one in ids)

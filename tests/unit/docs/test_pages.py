@@ -1,4 +1,4 @@
-"""What the documentation says can be done: links lead somewhere, commands and settings exist."""
+"""Documentation is correct: links have targets, commands and settings exist."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def _case(case: tuple[Path, object]) -> str:
     return f"{page}: {' '.join(what) if isinstance(what, list) else what}"
 
 
-def test_there_are_pages_with_links_and_commands() -> None:
+def test_pages_contain_links_and_commands() -> None:
     assert {Path("README.md"), Path("CONTRIBUTING.md"), Path("docs/operations.md")} <= set(PAGES)
     assert len(LINKS) > 20
     assert {line[0] for _, line in SIDETIER} >= {"run", "status", "config"}
@@ -36,7 +36,7 @@ def test_there_are_pages_with_links_and_commands() -> None:
 
 
 @pytest.mark.parametrize("case", LINKS, ids=_case)
-def test_every_link_leads_somewhere(case: tuple[Path, str]) -> None:
+def test_every_link_has_a_target(case: tuple[Path, str]) -> None:
     page, target = case
     if target.startswith("https://"):
         return
@@ -49,7 +49,7 @@ def test_every_link_leads_somewhere(case: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("case", SIDETIER, ids=_case)
-def test_every_sidetier_command_is_understood(case: tuple[Path, list[str]]) -> None:
+def test_every_sidetier_command_is_valid(case: tuple[Path, list[str]]) -> None:
     _, words = case
     parse(list(words))
 
@@ -57,7 +57,7 @@ def test_every_sidetier_command_is_understood(case: tuple[Path, list[str]]) -> N
 @pytest.mark.parametrize(
     "words", [["rum"], ["run", "--conf", "x"], ["locate", "orders"], ["config", "chek"]]
 )
-def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
+def test_missing_command_is_detected(words: list[str]) -> None:
     with pytest.raises(click.UsageError):
         parse(words)
 
@@ -78,7 +78,7 @@ def test_every_build_step_exists(case: tuple[Path, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("case", PYTEST, ids=_case)
-def test_every_test_that_is_named_exists(case: tuple[Path, list[str]]) -> None:
+def test_every_named_test_exists(case: tuple[Path, list[str]]) -> None:
     _, words = case
     paths = [word for word in words if word.startswith("tests/")]
     assert paths
@@ -89,11 +89,11 @@ def test_every_test_that_is_named_exists(case: tuple[Path, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_a_page_names_no_registry_and_no_machine(page: Path) -> None:
+def test_no_page_names_a_registry_or_a_machine(page: Path) -> None:
     assert not REGISTRIES.findall(text_of(page))
 
 
-def test_the_first_configuration_loads(tmp_path: Path) -> None:
+def test_first_configuration_loads(tmp_path: Path) -> None:
     (block,) = blocks(text_of(Path("README.md")), "yaml")
     file = tmp_path / "sidetier.yaml"
     file.write_text(block.text, encoding="utf-8")
@@ -104,7 +104,7 @@ def test_the_first_configuration_loads(tmp_path: Path) -> None:
     assert not loaded.warnings
 
 
-def test_every_command_is_shown_in_the_readme_or_named_in_the_docs() -> None:
+def test_every_command_is_in_the_readme_or_the_docs() -> None:
     said = "\n".join(text_of(page) for page in PAGES)
     missing = [name for name in COMMANDS if not re.search(rf"(sidetier |`){name}\b", said)]
     assert missing == []

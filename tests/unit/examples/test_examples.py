@@ -1,4 +1,4 @@
-"""The examples that need no broker, over an archive in a directory."""
+"""Examples that need no broker, over an archive in a directory."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from tests.harness.examples import every_example, run_example
 
 DOCUMENTED = {"group.py", "since.py", "spark_by_minute.py", "without_broker.py"}
 DECIDED_END = 200
-"""Up to there the closed segments of the fixture decide every transaction."""
+"""The closed segments of the fixture decide every transaction below this offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Row:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A sidecar's configuration; the archive holds what a broker has written."""
+    """A sidecar's configuration over an archive with a broker's segments."""
     url = f"file://{tmp_path}/store"
     store = open_plain(StorageEndpoint(url))
     for directory in ("tx-0", "segms-0"):
@@ -50,24 +50,24 @@ def config(tmp_path: Path) -> Path:
 
 
 def read_by_a_consumer(directory: str) -> list[Row]:
-    """What the broker's own consumer was handed, reading committed."""
+    """Output of the broker's own consumer with read_committed."""
     text = (ROOT / directory / "expected.read_committed.jsonl").read_text()
     rows = map(json.loads, text.splitlines())
     return [Row(row["offset"], row["timestamp"], base64.b64decode(row["value"])) for row in rows]
 
 
-def test_there_is_a_test_for_each_example() -> None:
+def test_every_example_has_a_test() -> None:
     assert set(every_example()) == DOCUMENTED
 
 
-def test_a_partition_without_a_broker(config: Path) -> None:
+def test_example_reads_a_partition_without_a_broker(config: Path) -> None:
     committed = read_by_a_consumer("tx-0")
     lines = run_example("without_broker.py", config, "tx", 0)
     assert lines == [f"{row.offset} {row.value!r}" for row in committed[: len(lines)]]
     assert committed[len(lines)].offset > DECIDED_END
 
 
-def test_since_a_moment(config: Path) -> None:
+def test_example_reads_from_a_time_on(config: Path) -> None:
     lines = run_example("without_broker.py", config, "segms", 0)
     stored = read_by_a_consumer("segms-0")[: len(lines)]
     stamp = stored[len(stored) // 2].timestamp

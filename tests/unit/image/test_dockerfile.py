@@ -1,4 +1,4 @@
-"""What can be seen of the image without building it; its steps run in tests/integration/image."""
+"""Properties of the image visible without building it; its steps run in tests/integration/image."""
 
 import os
 import re
@@ -29,7 +29,9 @@ def _copied_from_the_tree() -> list[str]:
 
 
 def _local(program: str, run: Instruction) -> Path:
-    """The file of this tree that a RUN starts, from the build context or through a bind mount."""
+    """The file of this repository that a RUN executes, from the build context or through a bind
+    mount.
+    """
     mount = dict(part.split("=", 1) for part in (run.flag("mount") or "").split(",") if part)
     if mount.get("type") == "bind" and program.startswith(mount["target"] + "/"):
         return ROOT / mount["source"] / program.removeprefix(mount["target"] + "/")
@@ -41,11 +43,11 @@ def test_each_base_is_an_exact_slim_release_of_our_python(stage: Stage) -> None:
     assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", stage.base)
 
 
-def test_it_runs_as_a_number_that_is_not_root() -> None:
+def test_image_runs_as_a_numeric_user_that_is_not_root() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", FINAL.last("USER").rest)
 
 
-def test_no_shell_stands_between_a_signal_and_the_sidecar() -> None:
+def test_entry_point_receives_signals_without_a_shell() -> None:
     assert FINAL.last("ENTRYPOINT").exec_form() == [f"{TARGET}/bin/sidetier"]
     assert FINAL.last("CMD").exec_form()[0] == "run"
     assert not FINAL.all("SHELL")
@@ -62,19 +64,19 @@ def test_every_step_is_one_of_the_build_script(run: Instruction) -> None:
 
 
 @pytest.mark.parametrize("source", _copied_from_the_tree())
-def test_what_is_copied_exists_and_is_sent_to_the_builder(source: str) -> None:
+def test_copied_files_exist_and_are_sent_to_the_builder(source: str) -> None:
     assert (ROOT / source).exists()
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert f"!{source.partition('/')[0]}" in lines
 
 
-def test_every_room_is_copied() -> None:
+def test_every_package_is_copied() -> None:
     buffers = {path.name for path in (ROOT / "src" / "sidetier").iterdir() if path.is_symlink()}
     assert buffers
     assert buffers <= set(_copied_from_the_tree())
 
 
-def test_the_dependencies_are_those_of_the_lock_file_that_is_asked_for(tmp_path: Path) -> None:
+def test_dependencies_come_from_the_selected_lock_file(tmp_path: Path) -> None:
     (argument,) = (a.rest for a in BUILDER.all("ARG"))
     name, _, default = argument.partition("=")
     assert (name, default) == ("REQUIREMENTS", "runtime")
@@ -99,7 +101,7 @@ def pinned(lock: str) -> set[str]:
     return {f"{name}=={version}" for name, version in pins}
 
 
-def test_what_reads_records_back_is_added_to_what_the_sidecar_needs() -> None:
+def test_consumer_lock_file_extends_the_runtime_lock_file() -> None:
     assert pinned("runtime") < pinned("consumer")
     more = {line.partition("==")[0] for line in pinned("consumer") - pinned("runtime")}
     registry_client = {
@@ -110,14 +112,14 @@ def test_what_reads_records_back_is_added_to_what_the_sidecar_needs() -> None:
     assert more == {"babel", "cramjam", "fastavro", "numpy", "pyarrow"} | registry_client
 
 
-def test_the_last_stage_takes_only_the_environment_from_the_builder() -> None:
+def test_final_stage_copies_only_the_environment_from_the_builder() -> None:
     taken = [copy for copy in FINAL.all("COPY") if copy.flag("from")]
     assert [(copy.flag("from"), copy.words) for copy in taken] == [(BUILDER.name, [TARGET, TARGET])]
     made = [word for run in BUILDER.all("RUN") for word in run.exec_form()]
     assert TARGET in made
 
 
-def test_the_health_check_asks_the_default_port() -> None:
+def test_health_check_uses_the_default_port() -> None:
     check = FINAL.last("HEALTHCHECK")
     assert check.words[0] == "CMD"
     command = Instruction("CMD", (), check.rest.removeprefix("CMD")).exec_form()
@@ -132,7 +134,7 @@ def test_the_health_check_asks_the_default_port() -> None:
 LABELS = dict(re.findall(r'([\w.]+)="([^"]*)"', FINAL.last("LABEL").rest))
 
 
-def test_the_labels_tell_what_it_is() -> None:
+def test_labels_describe_the_image() -> None:
     prefix = "org.opencontainers.image."
     assert LABELS[f"{prefix}version"] == __version__
     assert LABELS[f"{prefix}licenses"] == "Apache-2.0"
@@ -146,11 +148,11 @@ def test_variables_in_the_labels_are_declared_in_their_stage() -> None:
     assert used <= {argument.rest.partition("=")[0] for argument in FINAL.all("ARG")}
 
 
-def test_no_stage_installs_what_the_system_packages() -> None:
+def test_no_stage_installs_system_packages() -> None:
     assert not [run.rest for run in _runs() if "apt" in run.rest or "apk" in run.rest]
 
 
-def test_nothing_is_written_at_run_time() -> None:
+def test_python_writes_no_bytecode_at_run_time() -> None:
     assert "PYTHONDONTWRITEBYTECODE=1" in FINAL.last("ENV").words
 
 

@@ -1,4 +1,4 @@
-"""Settings open the source that they describe, and load no other driver."""
+"""Settings open the source that they describe and load no other driver."""
 
 import subprocess
 import sys
@@ -26,11 +26,13 @@ from sidetier.segments.offsets import BrokerId
         (StaticSettings(), StaticLeadership),
     ],
 )
-def test_each_kind_of_settings(settings: LeadershipSettings, kind: type[object]) -> None:
+def test_each_kind_of_settings_opens_its_source(
+    settings: LeadershipSettings, kind: type[object]
+) -> None:
     assert type(open_leadership(settings)) is kind
 
 
-def test_only_the_driver_that_is_needed_is_loaded() -> None:
+def test_only_the_needed_driver_is_loaded() -> None:
     program = (
         "import sys\n"
         "from sidetier.leadership.settings import open_leadership\n"

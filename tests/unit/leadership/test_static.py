@@ -1,4 +1,4 @@
-"""Leadership by decree."""
+"""Leadership by configuration."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_named_partitions_are_led_without_an_epoch() -> None:
     assert (view.leads, view.known) == ({ORDERS: UNKNOWN_EPOCH}, True)
 
 
-def test_an_empty_list_leads_nothing() -> None:
+def test_empty_list_leads_nothing() -> None:
     view = first_view(StaticSettings(partitions=()))
     assert (view.leads, view.known) == ({}, True)
 
@@ -45,7 +45,7 @@ def test_all_live_partitions_of_all_log_dirs_are_found(tmp_path: Path) -> None:
     assert sorted(map(str, view.leads)) == ["orders-0", "orders-2", "payments-10"]
 
 
-def test_a_missing_log_dir_is_refused_by_name(tmp_path: Path) -> None:
+def test_missing_log_dir_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"log dir .*/gone cannot be read: No such file"):
         first_view(StaticSettings(log_dirs=(tmp_path / "gone",)))
 
@@ -59,6 +59,6 @@ def test_one_missing_log_dir_does_not_hide_the_others(
     assert f"log dir {tmp_path / 'gone'} cannot be read" in capsys.readouterr().out
 
 
-def test_nothing_to_go_by_is_refused() -> None:
+def test_settings_without_partitions_and_log_dirs_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs partitions, or log dirs"):
         first_view(StaticSettings())

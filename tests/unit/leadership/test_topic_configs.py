@@ -1,4 +1,4 @@
-"""What a broker's answers about topic configurations mean; the admin client is a stand-in."""
+"""Interpretation of a broker's answers about topic configurations, with a fake admin client."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ Answer = Mapping[str, str] | int
 
 
 class Client:
-    """Answers what it was told, each topic for itself."""
+    """Return the prepared answer for each topic."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self.answers = answers
@@ -47,7 +47,7 @@ def ask(
 SOUND = {"cleanup.policy": "compact,delete", "retention.ms": "60000", "file.delete.delay.ms": "5"}
 
 
-def test_an_answer_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ask(monkeypatch, {"a": SOUND})["a"]
     assert found is not None
     assert (found.compacted, found.retention, found.delete_delay) == (True, 60.0, 0.005)
@@ -62,7 +62,7 @@ def test_an_answer_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
         ("compact", "1000", (float("inf"), None)),
     ],
 )
-def test_retention_counts_where_segments_are_deleted(
+def test_retention_counts_for_topics_with_policy_delete(
     monkeypatch: pytest.MonkeyPatch,
     policy: str,
     size: str,
@@ -74,10 +74,10 @@ def test_retention_counts_where_segments_are_deleted(
     assert (found.retention, found.retention_bytes) == expected
 
 
-def test_a_topic_that_the_broker_does_not_know_is_no_answer(
+def test_topic_unknown_to_the_broker_gives_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may just have been created; nobody is allowed for want of knowledge."""
+    """It may have just been created; missing knowledge must not allow a topic."""
     unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
     assert ask(monkeypatch, {"a": unknown}) == {}
     assert ask(monkeypatch, {"a": unknown, "b": SOUND}).keys() == {"b"}
@@ -86,19 +86,19 @@ def test_a_topic_that_the_broker_does_not_know_is_no_answer(
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
 )
-def test_a_refusal_is_an_answer(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_refusal_is_an_answer(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     found = ask(monkeypatch, {"a": code, "b": SOUND})
     assert found["a"] is None
     assert found["b"] is not None
 
 
-def test_one_topic_that_fails_does_not_keep_the_others_from_being_answered(
+def test_one_failing_topic_does_not_prevent_answers_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = ask(monkeypatch, {"a": KafkaError.REQUEST_TIMED_OUT, "b": SOUND, "c": SOUND})
     assert found.keys() == {"b", "c"}
 
 
-def test_no_answer_at_all_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_any_answer_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LeadershipUnavailableError, match="broker:9092"):
         ask(monkeypatch, {"a": KafkaError.REQUEST_TIMED_OUT, "b": KafkaError.REQUEST_TIMED_OUT})

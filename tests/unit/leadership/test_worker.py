@@ -11,7 +11,7 @@ KNOWN = LeadershipView(known=True)
 LEADING = LeadershipView({TopicPartition("t", 0): LeaderEpoch(1)}, known=True)
 
 
-def test_messages_come_in_order_and_at_once() -> None:
+def test_messages_arrive_in_order_and_at_once() -> None:
     mailbox: Mailbox[int] = Mailbox()
     for number in (1, 2, 2):
         mailbox.post(number)
@@ -21,7 +21,7 @@ def test_messages_come_in_order_and_at_once() -> None:
     assert mailbox.take(0) == []
 
 
-def test_a_taker_wakes_for_a_message_and_for_the_end() -> None:
+def test_receiver_wakes_for_a_message_and_for_the_end() -> None:
     mailbox: Mailbox[int] = Mailbox()
     taken: list[list[int]] = []
 
@@ -38,7 +38,7 @@ def test_a_taker_wakes_for_a_message_and_for_the_end() -> None:
     assert mailbox.take(None) == []
 
 
-def test_a_worker_remembers_why_it_died() -> None:
+def test_worker_remembers_the_exception_it_died_of() -> None:
     error = OSError("no more files")
 
     def die() -> None:
@@ -52,7 +52,7 @@ def test_a_worker_remembers_why_it_died() -> None:
     assert worker.failure is error
 
 
-def test_a_regular_end_is_no_failure() -> None:
+def test_regular_end_is_no_failure() -> None:
     worker = Worker("ending", lambda: None)
     worker.start()
     worker.join()
@@ -70,7 +70,7 @@ def test_only_new_views_are_published() -> None:
     assert publisher.view == LEADING
 
 
-def test_close_waits_for_the_listener_and_nothing_comes_after() -> None:
+def test_close_waits_for_the_listener_and_ends_publishing() -> None:
     publisher, seen = ViewPublisher(), list[LeadershipView]()
     inside, go_on, closed = Event(), Event(), Event()
 
@@ -99,7 +99,7 @@ def test_close_waits_for_the_listener_and_nothing_comes_after() -> None:
     closing.join()
 
 
-def test_a_listener_may_close() -> None:
+def test_listener_may_close_the_publisher() -> None:
     publisher = ViewPublisher()
     publisher.open(lambda _: publisher.close())
     publisher.publish(KNOWN)

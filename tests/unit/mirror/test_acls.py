@@ -35,7 +35,9 @@ TARGETS = {"orders": "copy.orders"}
         (replace(READ, resource_type="GROUP"), set()),
     ],
 )
-def test_acls_of_a_copy(binding: AclBinding, copied: set[AclBinding]) -> None:
+def test_acls_of_a_copy_are_derived_from_its_source(
+    binding: AclBinding, copied: set[AclBinding]
+) -> None:
     assert acls_of_copies([binding], TARGETS) == copied
 
 

@@ -28,7 +28,7 @@ COPY = Copy(SOURCE, TARGET, "lineage")
 
 
 def record(offset: int, number: int) -> Record:
-    """Record number `number` of the source, at some offset."""
+    """Record number `number` of the source, at the given offset."""
     return Record(Offset(offset), 1000 + number, b"key", b"%d" % number)
 
 
@@ -37,7 +37,7 @@ def source_log(count: int) -> FakeLog:
 
 
 def target_log(numbers: list[int], first: int = 0) -> FakeLog:
-    """A copy that has these records of the source, with an offset between each two."""
+    """A copy with these source records, each separated by an unused offset."""
     rows = [record(first + 2 * row, number) for row, number in enumerate(numbers)]
     return FakeLog({TARGET: rows}, starts={TARGET: first})
 
@@ -48,11 +48,11 @@ def target_log(numbers: list[int], first: int = 0) -> FakeLog:
         (range(60), 40, 60),  # produced beyond the commit
         (range(40), 40, 40),
         (range(30), 40, 30),  # committed before the records were written
-        ([*range(50), *range(40, 60)], 40, 60),  # started again, and repeated some
+        ([*range(50), *range(40, 60)], 40, 60),  # restarted, with some records repeated
         ([*range(50), *range(40, 45)], 40, 50),  # stopped before it had caught up with itself
     ],
 )
-def test_the_progress_is_behind_the_last_record_that_was_copied(
+def test_progress_follows_the_last_copied_record(
     copied: list[int], committed: int, progress: int
 ) -> None:
     adopted = adopt_partition(COPY, Offset(committed), source_log(100), target_log(list(copied)))
@@ -65,7 +65,7 @@ def test_the_progress_is_behind_the_last_record_that_was_copied(
 def test_a_verified_progress_is_right_for_any_records(
     contents: list[int], copied: int, committed: int
 ) -> None:
-    """Records that are often equal: the program has copied the first `copied` once, in order."""
+    """Many records are equal; the other program has copied the first `copied` once, in order."""
     rows = [Record(Offset(at), 5, None, b"%d" % value) for at, value in enumerate(contents)]
     copied, committed = min(copied, len(rows)), min(committed, len(rows))
     adopted = adopt_partition(
@@ -78,7 +78,7 @@ def test_a_verified_progress_is_right_for_any_records(
         assert adopted.progress == copied
 
 
-def test_the_compared_records_make_a_map() -> None:
+def test_compared_records_make_an_offset_map() -> None:
     adopted = adopt_partition(
         COPY, Offset(4), source_log(10), FakeLog({TARGET: [record(7 + at, at) for at in range(6)]})
     )
@@ -114,7 +114,7 @@ def test_equal_records_are_no_proof_of_the_position() -> None:
     assert adopted.progress == 3
 
 
-def test_an_empty_target_is_right_only_at_the_beginning() -> None:
+def test_empty_target_is_accepted_only_at_the_beginning() -> None:
     empty = FakeLog({TARGET: []})
     assert adopt_partition(COPY, Offset(0), source_log(5), empty).verdict is Verdict.NOTHING_COPIED
     expired = FakeLog({TARGET: []}, starts={TARGET: 9})
@@ -123,7 +123,7 @@ def test_an_empty_target_is_right_only_at_the_beginning() -> None:
         assert adopted.verdict is Verdict.NOT_FOUND
 
 
-def test_a_commit_beyond_the_source_is_refused() -> None:
+def test_commit_beyond_the_source_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="next offset is 6, and the source ends at 5"):
         adopt_partition(COPY, Offset(6), source_log(5), target_log([]))
     with pytest.raises(ConfigurationError, match="does not exist"):
@@ -136,7 +136,7 @@ def test_the_committed_offset_is_the_next_offset_or_the_last_record() -> None:
     assert next_offsets(committed, CommittedAs.LAST_RECORD) == {SOURCE: 8}
 
 
-def test_a_running_mirror_is_refused() -> None:
+def test_running_mirror_is_refused() -> None:
     groups = FakeGroups(with_members={"copier"})
     groups.set("copier", SOURCE, 3)
     with pytest.raises(ConfigurationError, match="copier has members"):
@@ -145,7 +145,7 @@ def test_a_running_mirror_is_refused() -> None:
         require_stopped(groups, "other")
 
 
-def test_other_progress_is_never_changed() -> None:
+def test_different_existing_progress_is_never_changed() -> None:
     adopted = adopt_partition(COPY, Offset(3), source_log(5), target_log([0, 1, 2]))
     wanted = {TARGET: CommittedOffset(Offset(3), metadata="lineage")}
     assert progress_to_write([adopted], {}) == wanted
@@ -155,7 +155,7 @@ def test_other_progress_is_never_changed() -> None:
 
 
 @pytest.mark.parametrize("step", ["start", "send", "flush", "commit", "committed"])
-def test_a_kill_leaves_all_of_the_progress_or_none_and_a_second_run_completes_it(step: str) -> None:
+def test_kill_leaves_all_or_none_of_the_progress_and_a_second_run_completes_it(step: str) -> None:
     adopted = adopt_partition(COPY, Offset(3), source_log(5), target_log([0, 1, 2, 3]))
 
     def killed(at: str) -> None:

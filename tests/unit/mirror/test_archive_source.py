@@ -35,7 +35,7 @@ def archive_of(directory: str, chunk_bytes: int = 8 << 20) -> tuple[ArchiveSourc
 
 
 def offsets_from(source: ArchiveSource, tp: TopicPartition, position: int) -> Iterator[int]:
-    """The source offsets that a mirror copies, from a position to the archive's end."""
+    """Source offsets that a mirror copies, from a position to the archive's end."""
     at = Offset(position)
     while isinstance(read := source.read(tp, at), ArchivedBatches):
         selection = select_batches(read.data, at, read.aborted, until=read.end)
@@ -48,9 +48,7 @@ def offsets_from(source: ArchiveSource, tp: TopicPartition, position: int) -> It
 
 @pytest.mark.parametrize("chunk_bytes", [1000, 8 << 20])
 @pytest.mark.parametrize("directory", ["tx-0", "compacted-0", "idempotent-0", "append-time-0"])
-def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
-    directory: str, chunk_bytes: int
-) -> None:
+def test_records_equal_the_brokers_consumer_output(directory: str, chunk_bytes: int) -> None:
     source, tp = archive_of(directory, chunk_bytes)
     end = source.last_stable_offset(tp)
     assert end is not None
@@ -62,8 +60,8 @@ def test_the_records_are_those_that_a_consumer_of_the_broker_saw(
     assert list(offsets_from(source, tp, middle)) == [entry for entry in seen if entry >= middle]
 
 
-def test_the_archive_of_a_former_topic_is_ignored() -> None:
-    stored = "AAAAAAAAAAAAAAAAAAAAAQ"  # 1, as Kafka prints it
+def test_archive_of_a_former_topic_id_is_ignored() -> None:
+    stored = "AAAAAAAAAAAAAAAAAAAAAQ"  # 1, in Kafka's text form
     archive = MadeArchive()
     archive.segment(0, batches(0, 20))
     archive.mark(0, 20, topic_id=stored)
@@ -80,7 +78,7 @@ def test_the_archive_of_a_former_topic_is_ignored() -> None:
 def test_transactions_are_read_from_transaction_indexes_or_from_markers(
     with_indexes: bool,  # noqa: FBT001
 ) -> None:
-    """Producer 7 aborts over two segments, 8 commits, 9 stays open at the end."""
+    """Producer 7 aborts over two segments, 8 commits, 9 is open at the end."""
     log = TransactionalLog()
     log.write(7, 3)  # 0 to 2
     log.write(8, 2)  # 3 to 4
@@ -151,7 +149,7 @@ def copy_archive(archive: MadeArchive, on_gap: OnGap, end: int) -> tuple[Engine,
     return engine, target
 
 
-def test_an_archive_is_copied_by_the_engine() -> None:
+def test_archive_is_copied_by_the_engine() -> None:
     archive = MadeArchive()
     archive.segments(0, 20, 40, 60)
     engine, target = copy_archive(archive, OnGap.STOP, 60)
@@ -159,7 +157,7 @@ def test_an_archive_is_copied_by_the_engine() -> None:
     assert len(target.placed()) == engine.counts.records == 60
 
 
-def test_a_gap_of_an_archive_ends_the_copy_or_is_counted() -> None:
+def test_gap_of_an_archive_ends_the_copy_or_is_counted() -> None:
     archive = MadeArchive()
     archive.segment(0, batches(0, 20))
     archive.segment(40, batches(40, 60))

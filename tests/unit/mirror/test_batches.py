@@ -52,7 +52,7 @@ def decoded(data: bytes | bytearray | memoryview) -> list[Record]:
     return list(decode_records(header, payload))
 
 
-def test_plain_batches_go_on_as_they_are() -> None:
+def test_plain_batches_are_copied_unchanged() -> None:
     result = selected(MadeBatch(records(0, 1, 2)), MadeBatch(records(3, 4)))
     assert [(batch.start, batch.end) for batch in result.batches] == [(0, 3), (3, 5)]
     assert not any(item.must_be_reencoded for item in result.batches)
@@ -65,7 +65,7 @@ def test_records_that_were_copied_before_are_skipped() -> None:
     assert result.next_offset == 5
 
 
-def test_a_cut_last_batch_is_left_for_the_next_read() -> None:
+def test_truncated_last_batch_is_left_for_the_next_read() -> None:
     whole, cut = MadeBatch(records(0, 1)).encoded(), MadeBatch(records(2, 3)).encoded()[:-1]
     result = select_batches(memoryview(bytearray(whole + cut)), Offset(0), ())
     assert result.next_offset == 2
@@ -77,7 +77,7 @@ def test_control_batches_and_aborted_transactions_are_dropped() -> None:
     log.write(8, 2)  # 3 to 4, committed
     log.write(7, 1, transactional=False)  # 5
     log.mark(7, commit=False)  # 6
-    log.write(7, 2)  # 7 to 8: the same producer's next transaction
+    log.write(7, 2)  # 7 to 8: the next transaction of the same producer
     log.mark(8, commit=True)
     log.mark(7, commit=True)
     result = selected(*log.batches, aborted=((7, 0),))
@@ -86,7 +86,7 @@ def test_control_batches_and_aborted_transactions_are_dropped() -> None:
     assert result.next_offset == 11
 
 
-def test_a_second_aborted_transaction_of_a_producer_begins_where_the_list_says() -> None:
+def test_second_aborted_transaction_of_a_producer_begins_at_its_listed_offset() -> None:
     log = TransactionalLog()
     log.write(7, 2)
     log.mark(7, commit=True)
@@ -96,7 +96,7 @@ def test_a_second_aborted_transaction_of_a_producer_begins_where_the_list_says()
     assert [batch.start for batch in result.batches] == [0]
 
 
-def test_an_aborted_transaction_that_began_below_the_read_is_dropped() -> None:
+def test_aborted_transaction_from_before_the_read_is_dropped() -> None:
     log = TransactionalLog()
     log.write(7, 2)
     log.write(7, 2)
@@ -106,13 +106,13 @@ def test_an_aborted_transaction_that_began_below_the_read_is_dropped() -> None:
     assert result.next_offset == 5
 
 
-def test_a_batch_that_compaction_has_emptied_only_moves_the_position() -> None:
+def test_batch_emptied_by_compaction_only_moves_the_position() -> None:
     result = selected(MadeBatch((), base_offset=0, last_offset=9))
     assert result == Selection((), Offset(10), 0)
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_a_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
+def test_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
     codec: Compression,
 ) -> None:
     source = MadeBatch(records(10, 12, 13, 19), codec=codec, base_offset=10, last_offset=25)
@@ -135,7 +135,7 @@ def test_a_compacted_batch_gets_dense_offsets_and_keeps_everything_else(
     ] == before
 
 
-def test_the_brokers_timestamps_are_kept_where_the_broker_has_set_them() -> None:
+def test_log_append_timestamps_are_kept_as_create_time() -> None:
     source = MadeBatch(
         records(0, 1, 2), timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=START + 999
     )
@@ -146,7 +146,7 @@ def test_the_brokers_timestamps_are_kept_where_the_broker_has_set_them() -> None
     assert {record.timestamp for record in decoded(other.data)} == {START + 999}
 
 
-def test_a_range_that_begins_and_ends_inside_a_batch_has_no_other_record() -> None:
+def test_range_within_a_batch_contains_no_other_record() -> None:
     (batch,) = selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).batches
     other = reencode(batch, 1 << 20, "t-0")
     assert other is not None
@@ -154,19 +154,19 @@ def test_a_range_that_begins_and_ends_inside_a_batch_has_no_other_record() -> No
     assert selected(MadeBatch(records(0, 1, 2, 3, 4)), position=1, until=4).next_offset == 4
 
 
-def test_a_range_without_a_record_that_is_left_gives_no_batch() -> None:
+def test_range_without_a_remaining_record_gives_no_batch() -> None:
     source = MadeBatch(records(0, 9))
     (batch,) = selected(source, position=3, until=6).batches
     assert reencode(batch, 1 << 20, "t-0") is None
 
 
-def test_raw_snappy_is_read_too() -> None:
+def test_raw_snappy_is_read() -> None:
     source = MadeBatch(records(0, 2), codec=Compression.SNAPPY, framing=Framing.RAW)
     (batch,) = selected(source).batches
     assert reencode(batch, 1 << 20, "t-0") is not None
 
 
-def test_a_decompression_bomb_is_refused() -> None:
+def test_decompression_bomb_is_refused() -> None:
     big = MadeRecord(0, START, value=bytes(1 << 20))
     source = MadeBatch((big, MadeRecord(2, START)), codec=Compression.ZSTD)
     (batch,) = selected(source).batches
@@ -174,7 +174,7 @@ def test_a_decompression_bomb_is_refused() -> None:
         reencode(batch, 65536, "t-0")
 
 
-def test_a_damaged_batch_gets_no_fitting_crc() -> None:
+def test_damaged_batch_does_not_get_a_matching_crc() -> None:
     data = bytearray(MadeBatch(records(0, 2)).encoded())
     data[-1] ^= 1
     (batch,) = select_batches(memoryview(data), Offset(0), ()).batches
@@ -182,7 +182,7 @@ def test_a_damaged_batch_gets_no_fitting_crc() -> None:
         reencode(batch, 1 << 20, "t-0")
 
 
-def test_records_that_are_cut_are_damage() -> None:
+def test_truncated_records_are_damage() -> None:
     source = MadeBatch(records(0, 2))
     (batch,) = select_batches(
         memoryview(bytearray(source.encoded(payload=source.payload[:-3]))), Offset(0), ()

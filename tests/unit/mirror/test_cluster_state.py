@@ -37,7 +37,7 @@ NOTHING = BrokerConfigs({}, {}, {})
 
 @dataclass
 class FakeAdmin:
-    """A ClusterAdmin in memory. `refused` names what it refuses; `calls` are its changes."""
+    """A ClusterAdmin in memory. `refused` names the changes it refuses; `calls` are its changes."""
 
     bindings: set[AclBinding] = field(default_factory=set)
     authorizer: bool = True
@@ -115,14 +115,14 @@ def restored(admin: FakeAdmin, offset: int, *, overwrite: bool = False) -> Resto
     return restore_group_offsets(group(offset), admin, dry_run=False, overwrite=overwrite)
 
 
-def test_offsets_are_committed_with_their_text() -> None:
+def test_offsets_are_committed_with_their_metadata() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     result = restore_group_offsets(group(7, "note"), admin, dry_run=False)
     assert admin.committed == {"g": {ORDERS: CommittedOffset(7, "note")}}
     assert result.changed == ["group g: orders-0 at 7"]
 
 
-def test_offsets_outside_of_the_log_are_clamped_to_it() -> None:
+def test_offsets_outside_the_log_are_clamped() -> None:
     for stored, clamped in ((1, 2), (11, 10), (2, 2), (10, 10)):
         admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
         (line,) = restored(admin, stored).changed
@@ -130,7 +130,7 @@ def test_offsets_outside_of_the_log_are_clamped_to_it() -> None:
         assert ("is outside of the log, [2, 10)" in line) == (stored != clamped)
 
 
-def test_a_second_run_changes_nothing() -> None:
+def test_second_run_changes_nothing() -> None:
     admin = FakeAdmin(logs={ORDERS: OffsetRange(Offset(2), Offset(10))})
     restored(admin, 99)
     again = restored(admin, 99)
@@ -173,14 +173,14 @@ def test_missing_acls_are_created_and_others_stay() -> None:
     assert admin.bindings == {READ, WRITE, other}
 
 
-def test_without_an_authorizer_acls_are_left_out() -> None:
+def test_acls_are_left_out_without_an_authorizer() -> None:
     admin = FakeAdmin(authorizer=False)
     result = restore_acls(AclBindings((READ,), enabled=True), admin, dry_run=False)
     assert "no authorizer" in result.skipped[0]
     assert admin.calls == []
 
 
-def test_quotas_that_are_missing_or_different_are_set() -> None:
+def test_missing_and_different_quotas_are_set() -> None:
     alice = (QuotaEntity("client-id", None), QuotaEntity("user", "alice"))
     bob = (QuotaEntity("user", "bob"),)
     wanted = ClientQuotas(
@@ -241,11 +241,11 @@ def test_a_dry_run_reports_changes_and_makes_none() -> None:
 
 
 class KilledError(Exception):
-    """The process ended there."""
+    """Death of the process."""
 
 
 class Calls(list[object]):
-    """Changes of which so many are made; the next one ends the process before it is."""
+    """Allow the given number of changes; the next one ends the process before it takes effect."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Calls(list[object]):
 
 
 @pytest.mark.parametrize("changes", range(3))
-def test_a_kill_before_each_change_is_made_good_by_the_next_run(changes: int) -> None:
+def test_restore_killed_before_each_change_is_completed_by_the_next_run(changes: int) -> None:
     whole = FakeAdmin(logs={ORDERS: OffsetRange(Offset(0), Offset(10))})
     restore_cluster_state(STATE, whole, dry_run=False)
     assert len(whole.calls) == 3

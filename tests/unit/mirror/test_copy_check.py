@@ -21,7 +21,7 @@ from tests.harness.record_batches import TransactionalLog
 
 Row = dict[str, Any]
 MOVED = 100
-"""Target offsets lie so much above the source's."""
+"""Difference between target offsets and source offsets."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ def problems(
     return "\n".join(checked.problems)
 
 
-def test_a_copy_is_equal() -> None:
+def test_equal_copy_passes() -> None:
     assert problems(rows()) == ""
     assert problems(rows(), start=7, end=33) == ""
 
@@ -131,7 +131,7 @@ def test_other_content_is_reported(column: str, other: object) -> None:
     assert "the checksum over keys, values, headers and timestamps differs" in problems(there)
 
 
-def test_timestamps_that_the_target_has_replaced_can_be_left_out() -> None:
+def test_timestamps_replaced_by_the_target_can_be_ignored() -> None:
     there = [{**row, "timestamp": 1, "timestamp_type": 1} for row in rows()]
     assert problems(there, with_timestamps=False) == ""
 
@@ -152,11 +152,11 @@ def test_another_order_is_reported() -> None:
     assert "comes after that of 39" in problems(first + second, copied=swapped)
 
 
-def test_a_partition_that_was_never_copied_has_no_records() -> None:
+def test_partition_that_was_never_copied_has_no_records() -> None:
     assert "0 records, expected 40" in problems(rows(), copied=())
 
 
-def test_a_gap_is_missing_on_both_sides() -> None:
+def test_gap_is_missing_on_both_sides() -> None:
     archive = MadeArchive()
     archive.segment(0, batches(0, 20))
     archive.segment(30, batches(30, 40))
@@ -168,8 +168,8 @@ def test_a_gap_is_missing_on_both_sides() -> None:
     assert checked == replace(checked, records=30, problems=())
 
 
-def test_open_transactions_count_as_aborted_where_they_were_copied_so() -> None:
-    """Producer 7 is open at the end, 8 commits and 9 aborts behind its start."""
+def test_open_transactions_count_as_aborted_if_copied_with_that_option() -> None:
+    """Producer 7 is open at the end; 8 commits and 9 aborts after the end of the copied segment."""
     log = TransactionalLog()
     log.write(8, 2, transactional=False)  # 0 to 1
     log.write(7, 2)  # 2 to 3

@@ -37,7 +37,7 @@ def batch(first: int, count: int = 5) -> MadeBatch:
 
 @dataclass
 class FakeSource:
-    """Hands out one batch at each poll, and ends; `failure` comes instead of what is behind."""
+    """Return one batch per poll, then end; `failure` is raised in place of later batches."""
 
     batches: list[MadeBatch]
     gap: SourceGap | None = None
@@ -78,7 +78,7 @@ class FakeSource:
 
 
 class NoPause(threading.Event):
-    """Pauses between attempts take no time."""
+    """Skip the pauses between attempts."""
 
     def wait(self, timeout: float | None = None) -> bool:
         del timeout
@@ -109,7 +109,7 @@ BATCHES = [batch(first) for first in range(0, 50, 5)]
 
 
 class FailsAt:
-    """Raises once at the given occurrence of any step."""
+    """Raise once at the given occurrence of any step."""
 
     def __init__(self, occurrence: int, error: SidetierError) -> None:
         self.left, self.error = occurrence, error
@@ -121,7 +121,7 @@ class FailsAt:
             raise self.error
 
 
-def test_records_and_progress_arrive() -> None:
+def test_records_and_progress_are_written() -> None:
     target = FakeTarget()
     copying = engine(FakeSource(BATCHES), target)
     copying.run()
@@ -131,7 +131,7 @@ def test_records_and_progress_arrive() -> None:
 
 
 @pytest.mark.parametrize("occurrence", range(60))
-def test_a_failure_at_any_step_loses_and_repeats_nothing(occurrence: int) -> None:
+def test_failure_at_any_step_loses_and_repeats_nothing(occurrence: int) -> None:
     fault = FailsAt(occurrence, BrokerUnavailableError("broken"))
     target = FakeTarget(fault=fault)
     copying = engine(FakeSource(BATCHES), target)
@@ -145,7 +145,7 @@ def test_a_failure_at_any_step_loses_and_repeats_nothing(occurrence: int) -> Non
     }
 
 
-def test_a_timed_out_transaction_is_read_again() -> None:
+def test_timed_out_transaction_is_read_again() -> None:
     fenced = KafkaApiError("refused", code=47, name="INVALID_PRODUCER_EPOCH", retry=False)
     target = FakeTarget(fault=FailsAt(7, fenced))
     engine(FakeSource(BATCHES), target).run()
@@ -153,20 +153,20 @@ def test_a_timed_out_transaction_is_read_again() -> None:
     assert target.starts == 2
 
 
-def test_a_fenced_worker_ends() -> None:
+def test_fenced_worker_ends() -> None:
     target = FakeTarget(fault=FailsAt(7, MirrorError("another process has started")))
     with pytest.raises(MirrorError, match="another process"):
         engine(FakeSource(BATCHES), target).run()
 
 
-def test_a_refusal_that_stays_ends_the_engine() -> None:
+def test_permanent_refusal_ends_the_engine() -> None:
     denied = KafkaApiError("no", code=29, name="TOPIC_AUTHORIZATION_FAILED", retry=False)
     with pytest.raises(KafkaApiError):
         engine(FakeSource(BATCHES), FakeTarget(fault=FailsAt(5, denied))).run()
 
 
 class Alone:
-    """A group with one worker, which may always join again."""
+    """A group with one worker, which may always rejoin."""
 
     joins = 0
 
@@ -193,7 +193,7 @@ MEMBERSHIP_LOST = pytest.mark.parametrize(
 
 
 @MEMBERSHIP_LOST
-def test_a_worker_that_is_no_member_any_more_joins_again(code: int, name: str) -> None:
+def test_worker_that_lost_its_membership_rejoins(code: int, name: str) -> None:
     lost = KafkaApiError(name, code=code, name=name, retry=False)
     target, workers = FakeTarget(fault=FailsAt(7, lost)), Alone()
     copying = Engine(
@@ -214,7 +214,7 @@ def test_a_worker_that_is_no_member_any_more_joins_again(code: int, name: str) -
 
 @MEMBERSHIP_LOST
 def test_a_writer_that_cannot_join_again_ends_at_once(code: int, name: str) -> None:
-    """A task of Spark has the membership of the driver."""
+    """A Spark task uses the membership of the driver."""
     lost = KafkaApiError(name, code=code, name=name, retry=False)
     target = FakeTarget(fault=FailsAt(7, lost))
     with pytest.raises(KafkaApiError, match=name):
@@ -222,14 +222,14 @@ def test_a_writer_that_cannot_join_again_ends_at_once(code: int, name: str) -> N
     assert target.starts == 1
 
 
-def test_a_source_that_stays_away_ends_a_single_process() -> None:
+def test_permanently_unavailable_source_ends_a_single_process() -> None:
     target = FakeTarget()
     with pytest.raises(SourceUnavailableError):
         engine(FakeSource(BATCHES, failure=SourceUnavailableError("away")), target).run()
     assert target.starts == 1
 
 
-def test_failures_end_the_engine_after_a_while() -> None:
+def test_repeated_failures_end_the_engine_after_a_while() -> None:
     def broken(step: str) -> None:
         raise BrokerUnavailableError(step)
 
@@ -245,7 +245,7 @@ def test_records_that_were_read_before_the_source_ended_are_committed() -> None:
     assert target.values() == expected(BATCHES)
 
 
-def test_a_second_run_begins_behind_the_first() -> None:
+def test_second_run_continues_after_the_first() -> None:
     target = FakeTarget()
     engine(FakeSource(BATCHES), target).run()
     source = FakeSource([*BATCHES, batch(50)])
@@ -254,7 +254,7 @@ def test_a_second_run_begins_behind_the_first() -> None:
     assert target.values() == expected([*BATCHES, batch(50)])
 
 
-def test_a_gap_is_counted_and_stepped_over() -> None:
+def test_gap_is_counted_and_skipped() -> None:
     gap = SourceGap(SOURCE, Offset(0), Offset(5), "deleted")
     target = FakeTarget()
     copying = engine(FakeSource(BATCHES[1:], gap=gap), target)
@@ -292,8 +292,8 @@ def test_dropped_records_move_the_progress_too() -> None:
     assert target.log == []
 
 
-def test_a_recreated_topic_is_looked_at_again_behind_a_commit() -> None:
-    """The catalog then leaves it out: here it is gone."""
+def test_recreated_topic_is_planned_again_after_a_commit() -> None:
+    """The catalog then leaves it out; in this test it is gone."""
 
     @dataclass
     class Recreated(FakeSource):
@@ -323,7 +323,7 @@ def test_a_recreated_topic_is_looked_at_again_behind_a_commit() -> None:
     assert target.starts == 2
 
 
-def test_stop_commits_what_was_sent() -> None:
+def test_stop_commits_the_sent_records() -> None:
     stop = threading.Event()
     target = FakeTarget(fault=lambda step: stop.set() if step == "send" else None)
     copying = Engine(
@@ -342,7 +342,7 @@ def test_stop_commits_what_was_sent() -> None:
 
 @dataclass
 class TwoPartitions(FakeSource):
-    """Hands out what it has of two partitions at one poll, as one answer of a broker has it."""
+    """Return the batches of two partitions in one poll, like one answer of a broker."""
 
     def assign(
         self, positions: Mapping[TopicPartition, Offset], topic_ids: Mapping[str, UUID] = NO_IDS
@@ -364,7 +364,7 @@ class TwoPartitions(FakeSource):
 
 @dataclass
 class CountsCalls(FakeTarget):
-    """Remembers the partitions of each call of `send`."""
+    """Remember the partitions of each call of `send`."""
 
     calls: list[set[TopicPartition]] = field(default_factory=list)
 
@@ -375,7 +375,9 @@ class CountsCalls(FakeTarget):
 
 
 def test_batches_of_all_partitions_are_sent_together() -> None:
-    """A request has one batch of each partition: one partition after the other needs more."""
+    """A request contains one batch per partition: sending one partition after the other needs more
+    requests.
+    """
     other = Copy(TopicPartition("orders", 1), TopicPartition("copy.orders", 1))
     target = CountsCalls()
     copying = Engine(

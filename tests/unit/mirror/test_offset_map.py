@@ -1,4 +1,4 @@
-"""Source offsets become target offsets exactly, also across markers, gaps and repeated copies."""
+"""Source offsets map exactly to target offsets, also across markers, gaps and repeated copies."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ from sidetier.segments.offsets import TopicPartition
 TP = TopicPartition("orders", 3)
 
 
-def test_dense_target_offsets_make_one_run_for_each_stretch_of_source_offsets() -> None:
+def test_dense_target_offsets_make_one_run_per_range_of_source_offsets() -> None:
     assert list(runs_of([5, 6, 7, 20, 21, 40], 100)) == [
         Run(5, 100, 3),
         Run(20, 103, 2),
@@ -32,9 +32,7 @@ def test_dense_target_offsets_make_one_run_for_each_stretch_of_source_offsets() 
 
 
 @given(st.lists(st.integers(0, 400), unique=True), st.integers(0, 10**12))
-def test_each_record_is_found_at_the_offset_where_it_was_written(
-    offsets: list[int], target: int
-) -> None:
+def test_each_record_is_found_at_its_written_offset(offsets: list[int], target: int) -> None:
     offsets.sort()
     copied = OffsetMap(list(runs_of(offsets, target)))
     expected = {source: target + position for position, source in enumerate(offsets)}
@@ -50,13 +48,13 @@ def test_a_consumer_continues_at_the_next_copied_record() -> None:
     assert copied.translate(35, 35) == Translation(111)
 
 
-def test_a_consumer_below_the_copy_gets_all_of_the_target_partition() -> None:
+def test_consumer_below_the_copy_gets_the_whole_target_partition() -> None:
     copied = OffsetMap([Run(10, 100, 5)])
     assert copied.translate(3, 15, log_start=100) == Translation(100)
     assert copied.translate(3, 15, log_start=40) == Translation(40, repeated=60)
 
 
-def test_no_translation_is_below_the_log_start_of_the_target() -> None:
+def test_translation_is_never_below_the_targets_log_start() -> None:
     copied = OffsetMap([Run(10, 100, 5), Run(30, 106, 5)])
     assert [copied.translate(at, 35, log_start=120) for at in (3, 12, 20, 40)] == [
         Translation(120),
@@ -72,12 +70,12 @@ def test_a_consumer_ahead_of_the_mirror_is_set_to_its_end_with_a_report() -> Non
     assert OffsetMap([]).translate(900, 15) is None
 
 
-def test_a_dropped_tail_below_the_progress_is_exact() -> None:
+def test_dropped_records_below_the_progress_are_translated_exactly() -> None:
     """Source offsets 15 to 18 were an aborted transaction and its marker."""
     assert OffsetMap([Run(10, 100, 5)]).translate(19, 19) == Translation(105)
 
 
-def test_the_later_of_two_copies_counts() -> None:
+def test_later_of_two_copies_counts() -> None:
     first, again = Run(0, 0, 200), Run(50, 300, 20)
     copied = OffsetMap([again, first])
     assert copied.runs == (Run(0, 0, 50), again, Run(70, 70, 130))
@@ -86,7 +84,7 @@ def test_the_later_of_two_copies_counts() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12))
-def test_overlapping_copies_leave_the_newest_of_each_offset(spans: list[tuple[int, int]]) -> None:
+def test_overlapping_copies_keep_the_newest_of_each_offset(spans: list[tuple[int, int]]) -> None:
     expected: dict[int, int] = {}
     runs, target = [], 0
     for start, length in spans:
@@ -101,7 +99,7 @@ def test_overlapping_copies_leave_the_newest_of_each_offset(spans: list[tuple[in
 
 @given(st.integers(1, 60), st.integers(0, 800), st.integers(4, 20))
 def test_a_thinned_map_moves_no_consumer_past_a_record(count: int, source: int, kept: int) -> None:
-    """Runs of 7 records each, with 3 offsets between them that have no copy."""
+    """Runs of 7 records each, separated by 3 offsets without a copy."""
     whole = OffsetMap([Run(10 * at, 8 * at, 7) for at in range(count)])
     thin = whole.thinned(kept)
     assert len(thin.runs) <= kept
@@ -109,7 +107,7 @@ def test_a_thinned_map_moves_no_consumer_past_a_record(count: int, source: int, 
     assert exact is not None
     assert result is not None
     assert result.offset <= exact.offset
-    # What is read again is told: each copied offset between has one source offset.
+    # Repeated records are counted: each copied offset in between has one source offset.
     again = range(source - result.repeated, source)
     repeated = [whole.target_of(at) for at in again]
     expected = range(result.offset, exact.offset)
@@ -123,7 +121,7 @@ def decoded(record: MapRecord) -> MapChunk:
     return decode_map_record(record.key, record.value)
 
 
-def test_a_chunk_is_written_again_until_it_is_full() -> None:
+def test_chunk_is_rewritten_until_it_is_full() -> None:
     writer = OffsetMapWriter()
     keys = set()
     newest: dict[bytes, MapRecord] = {}
@@ -138,14 +136,14 @@ def test_a_chunk_is_written_again_until_it_is_full() -> None:
     assert decoded(next(iter(newest.values()))).partition == TP
 
 
-def test_neighbouring_transactions_without_a_marker_between_join_into_one_run() -> None:
+def test_adjacent_transactions_without_a_marker_between_join_into_one_run() -> None:
     writer = OffsetMapWriter()
     writer.add(TP, [Run(0, 50, 10)])
     record = writer.add(TP, [Run(10, 60, 10)])
     assert decoded(record).runs == (Run(0, 50, 20),)
 
 
-def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
+def test_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
     writer = OffsetMapWriter()
     writer.add(TP, [Run(0, 50, 10)])
     writer.restart()
@@ -162,6 +160,6 @@ def test_an_aborted_transaction_leaves_nothing_in_the_next_chunk() -> None:
         (encode_map_record(MapChunk(TP, (Run(1, 2, 3),))).key, b'{"version":1,"runs":[[1,2]]}'),
     ],
 )
-def test_another_record_is_refused(key: bytes, value: bytes) -> None:
+def test_malformed_map_record_is_refused(key: bytes, value: bytes) -> None:
     with pytest.raises(MalformedObjectError, match="offset map"):
         decode_map_record(key, value)

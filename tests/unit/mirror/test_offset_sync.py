@@ -55,14 +55,16 @@ class World:
             self.log.append(MAP, record.key, record.value)
 
     def chunks(self) -> dict[bytes, MapChunk]:
-        """What compaction leaves of the topic with the map."""
+        """Records of the map topic that remain after compaction."""
         newest = {record.key: record.value for record in self.log.records[MAP] if record.key}
         return {
             key: decode_map_record(key, value) for key, value in newest.items() if value is not None
         }
 
     def mirror(self, *runs: Run, progress: int) -> None:
-        """The mirror has copied these source offsets, and stands at `progress`."""
+        """Record that the mirror has copied these source offsets and that its progress is
+        `progress`.
+        """
         if runs:
             topic_id = self.target.ids.get(TARGET.topic, "")
             record = encode_map_record(MapChunk(TARGET, runs, topic_id))
@@ -112,7 +114,7 @@ def test_groups_follow_the_source_and_never_pass_the_mirror() -> None:
     assert sync.counts.synced_at == 1700.0
 
 
-def test_a_group_goes_neither_backwards_nor_under_its_members() -> None:
+def test_active_or_ahead_group_is_not_moved() -> None:
     world = World()
     world.mirror(Run(0, 0, 50), progress=50)
     for name in ("behind", "running", "joining"):
@@ -130,7 +132,7 @@ def test_a_group_goes_neither_backwards_nor_under_its_members() -> None:
     assert sync.counts.groups_with_members == 2
 
 
-def test_the_groups_of_mirrors_are_never_set() -> None:
+def test_groups_of_mirrors_are_never_set() -> None:
     world = World()
     world.mirror(Run(0, 0, 50), progress=50)
     world.source.set(PROGRESS, SOURCE, 3, LINEAGE)
@@ -139,7 +141,7 @@ def test_the_groups_of_mirrors_are_never_set() -> None:
     assert SOURCE not in world.target.offsets[PROGRESS]
 
 
-def test_groups_are_set_once_in_an_interval() -> None:
+def test_groups_are_set_once_per_interval() -> None:
     world = World()
     world.mirror(Run(0, 0, 50), progress=50)
     world.source.set("billing", SOURCE, 10)
@@ -154,7 +156,7 @@ def test_groups_are_set_once_in_an_interval() -> None:
     assert world.target.at("billing", TARGET) == 20
 
 
-def test_the_map_is_read_on_and_stored_when_it_has_changed() -> None:
+def test_map_is_read_incrementally_and_stored_when_it_has_changed() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     sync = world.sync()
@@ -173,8 +175,8 @@ def test_the_map_is_read_on_and_stored_when_it_has_changed() -> None:
 
 
 def test_a_lost_topic_does_not_change_the_stored_map() -> None:
-    """The topic is deleted, the mirror goes on and makes a new one: groups are still set exactly,
-    but for the offsets between what was stored and what the new topic has.
+    """The map topic is deleted, and the mirror creates a new one: groups are still set exactly,
+    except for offsets between the stored map and the new topic's content.
     """
     world = World()
     world.mirror(Run(0, 0, 5), Run(5, 6, 5), progress=10)
@@ -201,7 +203,7 @@ def test_without_the_topic_no_group_moves_past_the_stored_map() -> None:
     assert world.target.at("billing", TARGET) == 5
 
 
-def test_the_map_of_a_topic_that_was_created_again_is_ignored() -> None:
+def test_map_of_a_recreated_topic_is_ignored() -> None:
     world = World()
     world.target.ids["copy.orders"] = "first"
     world.mirror(Run(0, 0, 50), progress=50)
@@ -215,8 +217,8 @@ def test_the_map_of_a_topic_that_was_created_again_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("copied_again", [False, True])
-def test_chunks_of_a_topic_that_was_created_again_never_translate(*, copied_again: bool) -> None:
-    """The target's topic with the map has chunks of both topics."""
+def test_chunks_of_a_recreated_topic_are_never_used(*, copied_again: bool) -> None:
+    """The map topic on the target has chunks of both topic IDs."""
     world = World()
     world.target.ids["copy.orders"] = "first"
     world.mirror(Run(0, 7, 50), progress=50)
@@ -232,18 +234,18 @@ def test_chunks_of_a_topic_that_was_created_again_never_translate(*, copied_agai
 
 
 def mirrored(world: World, transactions: int, writer: OffsetMapWriter, first: int = 0) -> None:
-    """Transactions of 8 records, with a marker behind each on the target."""
+    """Transactions of 8 records, each followed by a marker on the target."""
     newest = {}
     for number in range(first, first + transactions):
         record = writer.add(TARGET, [Run(8 * number, 9 * number, 8)], "id")
         newest[record.key] = record.value
-    for key, value in newest.items():  # what compaction leaves
+    for key, value in newest.items():  # remaining after compaction
         world.log.append(MAP, key, value)
     world.target.set(PROGRESS, TARGET, 8 * (first + transactions), LINEAGE)
 
 
 @pytest.mark.parametrize("killed_after", [None, 0, 1, 3, 10])
-def test_the_map_in_the_topic_is_short_and_no_group_misses_a_record(
+def test_map_topic_stays_short_and_no_group_misses_a_record(
     killed_after: int | None,
 ) -> None:
     world = World(max_runs=256, killed_after=killed_after)
@@ -269,7 +271,7 @@ def test_the_map_in_the_topic_is_short_and_no_group_misses_a_record(
     assert len(world.chunks()) <= most_chunks(256)
 
 
-def test_the_chunk_that_the_mirror_is_writing_stays() -> None:
+def test_chunk_being_written_by_the_mirror_is_kept() -> None:
     world = World(max_runs=256)
     world.target.ids["copy.orders"] = "id"
     writer = OffsetMapWriter()
@@ -284,7 +286,7 @@ def test_the_chunk_that_the_mirror_is_writing_stays() -> None:
     assert [offsets.target_of(at) for at in newest] == [9 * (at // 8) + at % 8 for at in newest]
 
 
-def test_chunks_of_a_former_topic_are_deleted() -> None:
+def test_chunks_of_a_former_topic_id_are_deleted() -> None:
     world = World()
     world.target.ids["copy.orders"] = "first"
     world.mirror(Run(0, 0, 50), Run(60, 70, 5), progress=70)
@@ -308,7 +310,7 @@ def test_two_workers_that_store_the_same_partition_lose_no_run() -> None:
     world.mirror(Run(5, 6, 5), progress=10)
     second.take_turn(is_last=True)
     world.mirror(Run(10, 12, 5), progress=15)
-    first.take_turn(is_last=True)  # refused: it has seen its own map last
+    first.take_turn(is_last=True)  # refused: its own map was the last one it read
     assert world.stored().mirrored_to == 10
     first.take_turn(is_last=True)
     assert world.stored().map.runs == (Run(0, 0, 5), Run(5, 6, 5), Run(10, 12, 5))
@@ -316,7 +318,7 @@ def test_two_workers_that_store_the_same_partition_lose_no_run() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_the_write_leaves_a_map_that_the_next_run_completes(*, after: bool) -> None:
+def test_map_killed_at_its_write_is_completed_by_the_next_run(*, after: bool) -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.sync().take_turn()
@@ -329,7 +331,7 @@ def test_a_kill_at_the_write_leaves_a_map_that_the_next_run_completes(*, after: 
     assert world.stored().map.runs == (Run(0, 0, 5), Run(5, 6, 5))
 
 
-def test_a_failed_turn_is_counted_and_the_next_one_tries_again() -> None:
+def test_failed_turn_is_counted_and_retried_at_the_next() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.source.set("billing", SOURCE, 3)
@@ -356,7 +358,7 @@ def test_a_failed_turn_is_counted_and_the_next_one_tries_again() -> None:
 
 
 class NoPause(threading.Event):
-    """Remembers how long it was waited for."""
+    """Record the lengths of the pauses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +381,7 @@ def away(times: int) -> Callable[[str], None]:
 
 
 def last_turn(sync: OffsetSync, *, is_urgent: bool = False) -> tuple[list[float], str | None]:
-    """The pauses after its failed attempts, and why the groups are not set."""
+    """The pauses after its failed attempts, and the reason why the groups are not set."""
     ended, abandon = threading.Event(), NoPause()
     ended.set()
     if is_urgent:
@@ -388,7 +390,7 @@ def last_turn(sync: OffsetSync, *, is_urgent: bool = False) -> tuple[list[float]
     return abandon.pauses, sync.groups_problem
 
 
-def test_the_last_turn_is_tried_again_and_says_whether_groups_are_set() -> None:
+def test_last_turn_is_retried_and_reports_whether_groups_are_set() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.source.set("billing", SOURCE, 3)
@@ -401,7 +403,7 @@ def test_the_last_turn_is_tried_again_and_says_whether_groups_are_set() -> None:
     assert last_turn(sync, is_urgent=True) == ([LAST_PAUSES[0]], "away")
 
 
-def test_a_map_that_cannot_be_stored_is_no_problem_of_groups() -> None:
+def test_failure_to_store_the_map_is_no_problem_of_groups() -> None:
     world = World()
     world.mirror(Run(0, 0, 5), progress=5)
     world.source.set("billing", SOURCE, 3)

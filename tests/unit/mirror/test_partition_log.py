@@ -30,7 +30,9 @@ def batch(first: int, *, transactional: bool = False) -> MadeBatch:
 
 
 class Partition:
-    """A partition; each Fetch gets the next answer, batches and last stable offset, or the last."""
+    """A partition; each Fetch returns the next answer (batches and last stable offset), or the
+    last.
+    """
 
     def __init__(self, stack: ExitStack, *answers: tuple[list[MadeBatch], int]) -> None:
         self.answers = list(answers)
@@ -79,7 +81,7 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def test_records_behind_an_open_transaction_are_waited_for(stack: ExitStack) -> None:
+def test_records_after_an_open_transaction_are_waited_for(stack: ExitStack) -> None:
     later = batch(2, transactional=True)
     partition = Partition(stack, ([batch(0)], 2), ([], 2), ([], 2), ([later], 4))
     result = list(partition.log.read(TP, 0, 4))
@@ -88,20 +90,22 @@ def test_records_behind_an_open_transaction_are_waited_for(stack: ExitStack) -> 
     assert partition.asked == [0, 2, 2, 2]
 
 
-def test_only_the_wanted_offsets_are_read(stack: ExitStack) -> None:
+def test_only_requested_offsets_are_read(stack: ExitStack) -> None:
     partition = Partition(stack, ([batch(0), batch(2)], 4))
     assert [item.offset for item in partition.log.read(TP, 1, 3)] == [1, 2]
     assert partition.asked == [1]
 
 
-def test_a_transaction_that_stays_open_ends_reading_with_its_offset(stack: ExitStack) -> None:
+def test_transaction_that_stays_open_ends_the_read_with_its_offset(stack: ExitStack) -> None:
     partition = Partition(stack, ([batch(0)], 2), ([], 2))
     with pytest.raises(MirrorError, match="map-0: a transaction at offset 2 has been open"):
         list(partition.log.read(TP, 0, 4))
 
 
 def listed(stack: ExitStack, high_watermark: int, stable: list[int]) -> tuple[Cluster, list[int]]:
-    """A partition whose last stable offset is the next of `stable`; and the levels asked for."""
+    """A partition whose last stable offsets come from `stable`, and the requested isolation
+    levels.
+    """
     levels: list[int] = []
 
     def answer(request: Received) -> bytes:
@@ -138,7 +142,7 @@ def test_open_transactions_are_waited_for(stack: ExitStack) -> None:
     assert levels == [0, 1, 1, 1]
 
 
-def test_a_signal_ends_the_wait_for_open_transactions(stack: ExitStack) -> None:
+def test_signal_ends_the_wait_for_open_transactions(stack: ExitStack) -> None:
     cluster, levels = listed(stack, 50, [])
     stop = threading.Event()
     stop.set()

@@ -64,7 +64,7 @@ def problem_of(
     ).get(TARGET.topic)
 
 
-def test_the_note_of_the_progress_is_read_again_and_names_the_source_for_translation() -> None:
+def test_progress_metadata_round_trips_and_names_the_source() -> None:
     note = RestoreNote(LINEAGE, Offset(7), "_sidetier/prod-a/retired/orders-0/id/")
     assert decode_note(note.encoded()) == note
     assert decode_lineage(note.encoded()) == LINEAGE
@@ -72,7 +72,7 @@ def test_the_note_of_the_progress_is_read_again_and_names_the_source_for_transla
     assert decode_note("") is None
 
 
-def test_a_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() -> None:
+def test_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() -> None:
     archived = {
         "retention.ms": "604800000",
         "cleanup.policy": "compact,delete",
@@ -88,12 +88,12 @@ def test_a_topic_is_created_so_that_no_record_is_deleted_refused_or_changed() ->
     assert kept - NOT_COPIED == {"max.message.bytes"}
 
 
-def test_a_topic_keeps_partitions_that_were_never_archived() -> None:
+def test_topic_keeps_partitions_that_were_never_archived() -> None:
     assert archived_topic([0], TopicDefinition(6, 1, {})).partitions == 6
     assert archived_topic([0, 1], None) == SourceTopic(2, KEEPS_RECORDS)
 
 
-def test_a_target_with_other_records_is_refused() -> None:
+def test_target_with_other_records_is_refused() -> None:
     assert "12 offsets that are not of this restore" in (
         problem_of(KEEPS_RECORDS, records=12) or ""
     )
@@ -110,7 +110,7 @@ def test_a_target_with_other_records_is_refused() -> None:
         ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
     ],
 )
-def test_a_target_that_may_delete_restored_records_is_refused_unless_accepted(
+def test_target_that_may_delete_restored_records_is_refused_unless_accepted(
     settings: dict[str, str], named: str
 ) -> None:
     every = {**KEEPS_RECORDS, **settings}
@@ -118,7 +118,7 @@ def test_a_target_that_may_delete_restored_records_is_refused_unless_accepted(
     assert problem_of(every, accept_cleanup=True) is None
 
 
-def test_retention_of_a_topic_that_is_only_compacted_deletes_nothing() -> None:
+def test_retention_of_a_compact_only_topic_deletes_nothing() -> None:
     assert (
         "retention"
         not in (
@@ -127,7 +127,7 @@ def test_retention_of_a_topic_that_is_only_compacted_deletes_nothing() -> None:
     )
 
 
-def test_the_topic_that_is_read_is_refused_as_the_target() -> None:
+def test_source_topic_is_refused_as_the_target() -> None:
     same = planned(target="orders")
     assert "--rename" in (same_topic_problem(same, "lost") or "")
     assert same_topic_problem(same, "another") is None
@@ -148,7 +148,7 @@ def test_a_restore_continues_only_from_its_own_progress() -> None:
     assert "there from _sidetier" in (progress_problem(wanted(), folder) or "")
 
 
-def test_offsets_that_are_left_and_undecided() -> None:
+def test_omitted_and_undecided_offsets_are_computed() -> None:
     assert wanted().offsets_left == 40
     assert wanted(restored_to=30).offsets_left == 20
     assert wanted(restored_to=60).offsets_left == 0

@@ -22,7 +22,7 @@ WAIT = 30.0
 
 
 class Recreated:
-    """A broker that has the topic under another id than the one that is asked for."""
+    """A broker that has the topic under another ID than the requested one."""
 
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
@@ -76,7 +76,7 @@ def polled(source: KafkaSource) -> list[SourceEvent]:
     return wait_for(lambda: source.poll(0.1) or None, WAIT, "an event")
 
 
-def test_a_topic_with_another_id_is_reported_and_read_no_more(
+def test_recreated_topic_is_reported_and_no_longer_read(
     broker: Recreated, source: KafkaSource
 ) -> None:
     source.assign({TP: Offset(7)}, {TP.topic: OLD})
@@ -89,7 +89,7 @@ def test_a_topic_with_another_id_is_reported_and_read_no_more(
 def test_a_topic_id_that_the_broker_does_not_know_yet_is_requested_again(
     broker: Recreated, source: KafkaSource
 ) -> None:
-    """Its metadata has the id, but not the log."""
+    """Its metadata has the ID, but the log is missing."""
     refusals = [ErrorCode.unknown_topic_id]
     answer = broker.fetch
 
@@ -107,8 +107,8 @@ def test_a_topic_id_that_the_broker_does_not_know_yet_is_requested_again(
     assert not any(isinstance(event, TopicRecreated) for event in source.poll(0.0))
 
 
-def test_a_source_that_stays_away_can_be_tried_again(broker: Recreated) -> None:
-    """A task of Spark is then started again."""
+def test_permanently_unavailable_source_is_a_retryable_error(broker: Recreated) -> None:
+    """Spark then starts the task again."""
     broker.broker.answers[ApiKey.METADATA] = lambda _: HANG_UP
     settings = ClientSettings((broker.broker.address,))
     minutes = itertools.count(0.0, 61.0)

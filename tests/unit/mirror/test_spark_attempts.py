@@ -12,10 +12,10 @@ END = Offset(100)
 
 
 class Partition:
-    """A partition that attempts copy: its progress, its newest producer, and the time."""
+    """A partition copied by several attempts: its progress, its newest producer, and the time."""
 
     def __init__(self, *moves: tuple[float, int]) -> None:
-        """`moves` are times at which another attempt has committed, and its progress then."""
+        """`moves` are the times at which another attempt commits, with its progress."""
         self.moves = moves
         self.now = 0.0
         self.copies: list[float] = []
@@ -56,7 +56,7 @@ def test_an_attempt_without_rivals_copies_once() -> None:
     assert partition.copies == [0.0]
 
 
-def test_a_fenced_attempt_waits_until_the_other_one_is_at_the_end() -> None:
+def test_fenced_attempt_waits_until_the_other_one_is_done() -> None:
     moves = [(float(at), at // 10) for at in range(0, 1001, 10)]
     partition = Partition(*moves)
     partition.run(fenced)
@@ -64,7 +64,7 @@ def test_a_fenced_attempt_waits_until_the_other_one_is_at_the_end() -> None:
     assert partition.now == 1000.0
 
 
-def test_a_fenced_attempt_takes_over_from_one_that_has_died() -> None:
+def test_fenced_attempt_takes_over_from_a_dead_one() -> None:
     partition = Partition((0.0, 10), (30.0, 50))
     partition.run(fenced_once)
     assert partition.copies == [0.0, 30.0 + STANDBY_SECONDS]
@@ -76,7 +76,7 @@ def test_progress_that_cannot_be_read_counts_as_no_progress() -> None:
     assert partition.copies == [0.0, STANDBY_SECONDS]
 
 
-def test_two_slow_attempts_leave_each_other_more_time_at_each_take_over() -> None:
+def test_two_slow_attempts_wait_longer_after_each_takeover() -> None:
     """Each needs 200 s for a commit: with a constant patience neither would ever commit."""
     partition = Partition()
 
@@ -102,7 +102,7 @@ def test_patience_has_an_upper_bound() -> None:
     assert waits[-1] == waits[-2] == 960.0
 
 
-def test_a_failure_of_another_kind_is_the_tasks() -> None:
+def test_other_failure_fails_the_task() -> None:
     def broken(_number: int) -> None:
         raise BrokerUnavailableError("gone")
 
@@ -110,5 +110,5 @@ def test_a_failure_of_another_kind_is_the_tasks() -> None:
         Partition((0.0, 100)).run(broken)
 
 
-def test_a_partition_that_was_copied_beyond_the_end_is_whole() -> None:
+def test_partition_copied_beyond_the_end_is_complete() -> None:
     assert Standby(END).step(Offset(120), 0.0) is Step.END

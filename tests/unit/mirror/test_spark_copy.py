@@ -54,8 +54,8 @@ def test_incomplete_partitions_are_reported_with_the_reason() -> None:
     ]
 
 
-def test_a_success_without_the_progress_is_no_success() -> None:
-    """The progress on the target decides, not what a task says."""
+def test_success_of_a_task_without_progress_does_not_count() -> None:
+    """The progress on the target decides, not the outcome of the task."""
     assert unfinished([task(0, 50)], {}, {0: TaskOutcome(Counts(records=50))})
 
 
@@ -75,8 +75,10 @@ def test_counts_of_several_attempts_are_added() -> None:
     assert both.lags == other.lags
 
 
-def test_a_partitions_id_is_no_workers_id() -> None:
-    """A restore of the name `dr-a` has the id of its process, one of the name `dr` that of a-0."""
+def test_transactional_id_of_a_partition_differs_from_any_workers() -> None:
+    """A restore named `dr-a` has the ID of its process; one named `dr` has the ID of partition
+    a-0.
+    """
     target = TopicPartition("a", 0)
     assert MirrorNames("dr-a", "restore").transactional_id() != NAMES.partition_transactional_id(
         target
@@ -105,7 +107,7 @@ def test_settings_that_are_sent_to_executors_have_no_secret(
 
 
 def test_a_permanent_error_ends_only_its_partition() -> None:
-    """Raised, it would be tried again by Spark, and would then end the tasks of all partitions."""
+    """Raised, Spark would retry it and then end the tasks of all partitions."""
     lacking = {"env": "NOT_SET_ON_THIS_EXECUTOR"}
     s3 = {"access_key_id": lacking, "secret_access_key": lacking}
     storage = StorageConfig.model_validate({"url": "s3://bucket/archive", "s3": s3})
@@ -122,7 +124,7 @@ def test_a_permanent_error_ends_only_its_partition() -> None:
     assert all("NOT_SET_ON_THIS_EXECUTOR is not set" in row["problem"] for row in rows)
 
 
-def test_a_source_that_is_away_is_sparks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_source_is_retried_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = pa.RecordBatch.from_pydict({"id": [0]})
     copy = SparkCopy(NAMES, (task(0, 50),), Limits(), {"bootstrap.servers": "b:9092"})
     errors = iter([SourceUnavailableError("away"), MirrorError("a gap")])

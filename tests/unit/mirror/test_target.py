@@ -40,7 +40,7 @@ def batches(count: int) -> list[OutgoingBatch]:
 
 
 class Log:
-    """A broker whose first answer to Produce is the one that is given, and all others are good."""
+    """A broker whose first Produce answer is the given one; later answers are successful."""
 
     def __init__(self, broker: FakeBroker) -> None:
         self.first: ErrorCode | bytes | None = ErrorCode.none
@@ -72,7 +72,7 @@ class Log:
 
 
 def send(target: KafkaTarget, count: int) -> list[int]:
-    """Send so many batches; the source offsets of those that were written."""
+    """Send `count` batches; return the source offsets of the written ones."""
     target.send(batches(count))
     return [written.source_offsets[0] for written in target.flush()]
 
@@ -94,7 +94,7 @@ def log() -> Iterator[tuple[Log, KafkaTarget]]:
         pytest.param(None, MalformedResponseError, id="an answer without the partition"),
     ],
 )
-def test_a_batch_that_is_not_known_to_be_written_is_an_error_though_later_ones_are(
+def test_unconfirmed_batch_is_an_error_even_if_later_ones_succeed(
     log: tuple[Log, KafkaTarget], first: ErrorCode | bytes | None, error: type[BrokerError]
 ) -> None:
     broker, target = log
@@ -106,7 +106,7 @@ def test_a_batch_that_is_not_known_to_be_written_is_an_error_though_later_ones_a
     assert send(target, 3) == [0, 1, 2]
 
 
-def test_a_transaction_timeout_that_brokers_refuse_is_named() -> None:
+def test_error_for_a_refused_transaction_timeout_names_the_option() -> None:
     with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
         broker.answers |= {
             ApiKey.METADATA: lambda request: led_by(broker, request, TP),
@@ -138,10 +138,10 @@ def listed(request: Received, *ids: str, error: ErrorCode = ErrorCode.none) -> b
 
 
 @pytest.mark.parametrize("refusal", [ErrorCode.none, ErrorCode.cluster_authorization_failed])
-def test_a_worker_aborts_what_tasks_left_open_in_its_partitions_before_it_reads_the_progress(
+def test_worker_aborts_transactions_left_open_in_its_partitions_first(
     refusal: ErrorCode,
 ) -> None:
-    """Where it cannot, the transactions end by their timeout."""
+    """If it cannot abort them, the transactions end at their timeout."""
     with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
         broker.answers |= {
             ApiKey.METADATA: lambda request: led_by(broker, request, TP),

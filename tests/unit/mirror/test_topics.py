@@ -34,16 +34,16 @@ def test_patterns_match_whole_names_and_leave_out_internal_topics() -> None:
     assert set(rules(".*", exclude=("orders.*",)).targets(topics)) == {"payments"}
 
 
-def test_a_rule_renames() -> None:
+def test_rule_renames_topics() -> None:
     assert rules("orders.*", rename=r"eu.\1").targets(["orders"]) == {"orders": "eu.orders"}
 
 
-def test_a_name_that_no_topic_can_have_is_refused() -> None:
+def test_impossible_topic_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--rename gives topic orders the name 'orders/x'"):
         rules("orders", rename=r"\1/x").targets(["orders"])
 
 
-def test_two_topics_with_one_copy_are_refused() -> None:
+def test_two_topics_with_the_same_target_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="topics a and b the same name all"):
         rules(".*", rename="all").targets(["a", "b"])
 
@@ -54,12 +54,12 @@ def test_an_invalid_pattern_is_reported_with_its_option() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 101, "a/b"])
-def test_a_mirrors_name_is_part_of_a_topic_and_a_group(name: str) -> None:
+def test_name_of_a_mirror_must_be_valid_in_topics_and_groups(name: str) -> None:
     with pytest.raises(ConfigurationError, match="mirror name"):
         MirrorNames(name)
 
 
-def test_the_transactional_id_tells_workers_apart() -> None:
+def test_transactional_ids_of_workers_differ() -> None:
     names = MirrorNames("dr")
     assert names.group == "sidetier-mirror-dr"
     assert names.transactional_id("a") == "sidetier-mirror-dr-a"
@@ -67,20 +67,20 @@ def test_the_transactional_id_tells_workers_apart() -> None:
         names.transactional_id("a b")
 
 
-def test_the_lineage_survives_its_text() -> None:
+def test_lineage_round_trips_through_its_text() -> None:
     lineage = Lineage("orders", ("A", "B"))
     assert decode_lineage(lineage.encoded()) == lineage
     assert decode_lineage("") is decode_lineage(None) is decode_lineage("{}") is None
 
 
-def test_a_copy_of_a_copy_tells_both_clusters() -> None:
+def test_copy_of_a_copy_lists_both_clusters() -> None:
     there = {"orders": Lineage("orders", ("A",))}
     assert lineage_of_copy("orders", "B", there) == Lineage("orders", ("A", "B"))
     assert lineage_of_copy("other", "B", there) == Lineage("other", ("B",))
 
 
 def test_two_mirrors_that_feed_each_other_are_refused() -> None:
-    """A to B runs; B to A finds on B that the topic's records came from A."""
+    """A to B runs; B to A finds that the topic's records on B came from A."""
     back = lineage_of_copy("orders", "B", {"orders": Lineage("orders", ("A",))})
     problem = loop_problem(back, "orders", "A")
     assert problem is not None
@@ -88,13 +88,13 @@ def test_two_mirrors_that_feed_each_other_are_refused() -> None:
     assert "--exclude" in problem
 
 
-def test_a_ring_of_three_clusters_is_refused() -> None:
+def test_ring_of_three_clusters_is_refused() -> None:
     there = {"orders": Lineage("orders", ("A", "B"))}
     assert loop_problem(lineage_of_copy("orders", "C", there), "orders", "A") is not None
     assert loop_problem(lineage_of_copy("orders", "C", there), "orders", "D") is None
 
 
-def test_inside_one_cluster_a_copy_needs_another_name() -> None:
+def test_copy_within_one_cluster_needs_another_name() -> None:
     copy = lineage_of_copy("orders", "A", {})
     problem = loop_problem(copy, "orders", "A")
     assert problem is not None
@@ -104,14 +104,14 @@ def test_inside_one_cluster_a_copy_needs_another_name() -> None:
     assert loop_problem(again, "copy.copy.orders", "A") is not None
 
 
-def test_another_number_of_partitions_is_refused() -> None:
+def test_different_number_of_partitions_is_refused() -> None:
     assert partition_problem("a", "b", 3, 3) is None
     problem = partition_problem("a", "b", 3, 2)
     assert problem is not None
     assert "topic a has 3 partitions and b on the target 2" in problem
 
 
-def test_a_target_that_sets_timestamps_is_refused() -> None:
+def test_target_that_sets_timestamps_is_refused() -> None:
     assert timestamp_problem("b", {"message.timestamp.type": "CreateTime"}) is None
     problem = timestamp_problem("b", {"message.timestamp.type": "LogAppendTime"})
     assert problem is not None
@@ -145,10 +145,10 @@ NEW_SOURCE = replace(KEPT, source_id="source-2")
     ("now", "kept", "expected"),
     [
         (NEW_SOURCE, [KEPT], True),
-        (NEW_SOURCE, [NEW_SOURCE, KEPT], True),  # another worker has begun anew
+        (NEW_SOURCE, [NEW_SOURCE, KEPT], True),  # another worker has restarted the copy
         (KEPT, [KEPT], False),
         (NEW_SOURCE, [], False),
-        # Whether this mirror has written the target topic is not known, or it has not.
+        # It is unknown whether this mirror has written the target topic, or it has not.
         (NEW_SOURCE, [replace(KEPT, target_id=None)], False),
         (replace(NEW_SOURCE, target_id=None), [KEPT], False),
         (replace(NEW_SOURCE, target_id="target-2"), [KEPT], False),
@@ -162,7 +162,7 @@ def test_only_the_copy_of_a_recreated_topic_is_made_again(
     assert may_restart(now, kept) is expected
 
 
-def test_a_lineage_of_an_older_release_has_no_ids() -> None:
+def test_lineage_of_an_older_release_has_no_topic_ids() -> None:
     text = '{"source_topic":"orders","clusters":["A"]}'
     assert decode_lineage(text) == Lineage("orders", ("A",))
     assert Lineage("orders", ("A",)).encoded() == text
@@ -170,7 +170,7 @@ def test_a_lineage_of_an_older_release_has_no_ids() -> None:
     assert decode_lineage("[1]") is None
 
 
-def test_a_partition_was_added_where_a_copy_began_with_fewer() -> None:
+def test_partition_added_after_the_start_of_a_copy_is_recognised() -> None:
     two = replace(KEPT, partitions=2)
     assert decode_lineage(two.encoded()) == two
     assert was_added(2, [two])

@@ -28,7 +28,7 @@ WAIT = 30.0
 
 
 class Coordinator:
-    """Answers in the order of `joins`; heartbeats by `beat`. Its other member is `m-a`."""
+    """Answer in the order of `joins`; answer heartbeats with `beat`. The other member is `m-a`."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.broker = stack.enter_context(fake_broker())
@@ -109,7 +109,7 @@ def worker(coordinator: Coordinator) -> Iterator[KafkaWorkerGroup]:
     result.close()
 
 
-def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
+def test_every_partition_has_one_worker_and_topics_are_distributed_evenly() -> None:
     partitions = [TopicPartition(topic, number) for topic in "abc" for number in range(7)]
     shares = [Share(index, 3) for index in range(3)]
     for tp in partitions:
@@ -118,7 +118,7 @@ def test_every_partition_has_one_worker_and_a_topics_go_round() -> None:
         assert sum(share.owns(tp) for tp in partitions[:7]) in (2, 3)
 
 
-def test_the_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
+def test_leader_numbers_the_workers(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
     worker.join()
     (sent,) = coordinator.received(ApiKey.SYNC_GROUP)
     shares = {
@@ -141,7 +141,7 @@ def test_a_follower_accepts_the_placed_records(
     assert worker.owns(tp) == Share(2, 3).owns(tp)
 
 
-def test_a_rebalance_is_learned_from_a_heartbeat_and_joined_with_the_same_member(
+def test_rebalance_is_noticed_by_a_heartbeat_and_rejoined_as_the_same_member(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     worker.join()
@@ -155,7 +155,7 @@ def test_a_rebalance_is_learned_from_a_heartbeat_and_joined_with_the_same_member
     assert worker.membership() == Membership(2, "m-b", "b")
 
 
-def test_a_member_that_was_given_up_joins_as_a_new_one(
+def test_expired_member_joins_as_a_new_one(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     worker.join()
@@ -165,7 +165,7 @@ def test_a_member_that_was_given_up_joins_as_a_new_one(
     assert joins == ["", "m-b", ""]
 
 
-def test_a_worker_whose_name_another_process_has_taken_ends(
+def test_worker_whose_name_was_taken_by_another_process_ends(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     coordinator.joins = [ErrorCode.fenced_instance_id]
@@ -173,10 +173,10 @@ def test_a_worker_whose_name_another_process_has_taken_ends(
         worker.join()
 
 
-def test_other_rules_than_those_of_the_others_are_a_wrong_setting(
+def test_rules_different_from_the_groups_are_a_configuration_error(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
-    """It has copied nothing: exit code 2. One that joins again may have."""
+    """It has copied nothing yet: exit code 2. A rejoining worker may have copied records."""
     refused = ErrorCode.inconsistent_group_protocol
     coordinator.joins = [refused]
     with pytest.raises(ConfigurationError, match="with other --topic, --exclude or --rename"):
@@ -187,13 +187,15 @@ def test_other_rules_than_those_of_the_others_are_a_wrong_setting(
         worker.join()
 
 
-def test_a_refusal_says_which_it_is(coordinator: Coordinator, worker: KafkaWorkerGroup) -> None:
+def test_refusal_names_the_request_and_the_error(
+    coordinator: Coordinator, worker: KafkaWorkerGroup
+) -> None:
     coordinator.joins = [ErrorCode.group_authorization_failed]
     with pytest.raises(KafkaApiError, match=r"JoinGroup.*GROUP_AUTHORIZATION_FAILED"):
         worker.join()
 
 
-def test_a_worker_that_ends_leaves_the_group(
+def test_worker_leaves_the_group_at_its_end(
     coordinator: Coordinator, worker: KafkaWorkerGroup
 ) -> None:
     worker.join()
@@ -205,7 +207,7 @@ def test_a_worker_that_ends_leaves_the_group(
     ]
 
 
-def test_other_rules_are_another_kind_of_group() -> None:
+def test_different_rules_give_a_different_group_kind() -> None:
     one, other = (TopicRules((compiled(text, "--topic"),)) for text in ("a", "b"))
     assert group_kind(one) == group_kind(TopicRules((compiled("a", "--topic"),)))
     assert group_kind(one) != group_kind(other)

@@ -15,12 +15,14 @@ def test_each_partition_has_its_offset() -> None:
     }
 
 
-def test_a_log_dir_without_partitions_has_no_rows() -> None:
+def test_log_dir_without_partitions_has_no_rows() -> None:
     assert parse_offset_checkpoint("0\n0\n", PATH) == {}
 
 
-def test_an_empty_file_has_no_rows() -> None:
-    """Brokers create `cleaner-offset-checkpoint` so, and Kafka reads any checkpoint like that."""
+def test_empty_file_has_no_rows() -> None:
+    """Brokers create an empty `cleaner-offset-checkpoint`, and Kafka accepts any empty
+    checkpoint.
+    """
     assert parse_offset_checkpoint("", PATH) == {}
 
 
@@ -45,13 +47,13 @@ def test_ten_thousand_rows_are_read() -> None:
         ("0\n2\norders 0 700\norders 0 800\n", "1 partitions come twice"),
     ],
 )
-def test_a_damaged_file_is_refused_by_name(text: str, reason: str) -> None:
+def test_error_for_a_damaged_file_names_it(text: str, reason: str) -> None:
     with pytest.raises(SegmentError, match=reason) as caught:
         parse_offset_checkpoint(text, PATH)
     assert str(caught.value).startswith(f"{PATH}: ")
 
 
 @pytest.mark.parametrize("text", ["1\n0\n", "\n0\n", "garbage"])
-def test_another_version_is_refused(text: str) -> None:
+def test_other_versions_are_refused(text: str) -> None:
     with pytest.raises(UnsupportedFormatError, match=f"{PATH}: checkpoint version"):
         parse_offset_checkpoint(text, PATH)

@@ -41,7 +41,7 @@ RETAINED = _epoch_history((3, 150), (5, 200))
         (FULL, [], None),
     ],
 )
-def test_batches_of_the_epoch_history_fit(
+def test_batches_of_the_same_history_fit(
     epoch_history: EpochHistory, runs: list[tuple[int, int]], end: int | None
 ) -> None:
     assert epoch_history.violation(_entries(*runs), end) is None
@@ -61,7 +61,7 @@ def test_batches_of_the_epoch_history_fit(
         (_epoch_history(), [(0, 0)], 1, "has no epoch"),
     ],
 )
-def test_batches_that_the_cluster_has_thrown_away_do_not_fit(
+def test_truncated_batches_do_not_fit(
     epoch_history: EpochHistory, runs: list[tuple[int, int]], end: int, problem: str
 ) -> None:
     said = epoch_history.violation(_entries(*runs), end)
@@ -69,15 +69,15 @@ def test_batches_that_the_cluster_has_thrown_away_do_not_fit(
     assert problem in said
 
 
-def test_the_bytes_of_a_truncated_leader_do_not_fit_the_new_leaders_epoch_history() -> None:
-    """What was measured: 520 was closed at high watermark 700, then rewritten by epoch 1."""
+def test_batches_of_a_truncated_leader_do_not_fit_the_new_leaders_history() -> None:
+    """As observed: 520 was closed at high watermark 700, then rewritten in epoch 1."""
     after = _epoch_history((0, 0), (1, 700))
     assert after.violation(_entries((0, 0)), 520) is None
     assert after.violation(_entries((0, 520)), 1040) is not None
     assert after.violation(_entries((0, 520), (1, 700)), 1040) is None
 
 
-def test_the_epoch_of_an_offset_and_the_end_of_an_epoch() -> None:
+def test_epoch_of_an_offset_and_end_of_an_epoch_are_found() -> None:
     epochs = [RETAINED.epoch_at(offset) for offset in (149, 150, 199, 200, 9999)]
     assert epochs == [None, 3, 3, 5, 5]
     assert [FULL.end_of(epoch) for epoch in (0, 3, 4, 5)] == [100, 200, 200, None]
@@ -99,7 +99,7 @@ def test_the_epoch_of_an_offset_and_the_end_of_an_epoch() -> None:
             _epoch_history((0, 0), (3, 100), (7, 400)),
         ),
         (FULL, _epoch_history((9, 500)), _epoch_history((0, 0), (3, 100), (5, 200), (9, 500))),
-        # An epoch in which nothing was written, and that another replica never saw.
+        # An epoch without records, which another replica never saw.
         (
             FULL,
             _epoch_history((3, 100), (6, 200)),
@@ -107,7 +107,7 @@ def test_the_epoch_of_an_offset_and_the_end_of_an_epoch() -> None:
         ),
     ],
 )
-def test_merging_never_shortens(
+def test_merge_never_shortens_a_history(
     stored: EpochHistory, local: EpochHistory, merged: EpochHistory
 ) -> None:
     assert merge(stored, local) == merged
@@ -129,7 +129,7 @@ def test_merging_never_shortens(
         ),
     ],
 )
-def test_two_histories_are_not_merged(
+def test_diverged_histories_are_not_merged(
     stored: EpochHistory, local: EpochHistory, reason: str
 ) -> None:
     with pytest.raises(ArchiveConflictError, match=reason):
@@ -146,20 +146,20 @@ def test_two_histories_are_not_merged(
             _epoch_history((0, 0), (4, 90)),
             FULL,
             _epoch_history((0, 0), (4, 90)),
-        ),  # truncation, then an election
+        ),  # truncation, followed by an election
         (_epoch_history((3, 120), (6, 150)), FULL, _epoch_history((0, 0), (3, 100), (6, 150))),
         (
             _epoch_history((6, 300)),
             FULL,
             _epoch_history((6, 300)),
-        ),  # where epoch 6 began nobody has seen
+        ),  # the start of epoch 6 is unknown
         (_epoch_history((4, 150), (5, 200)), FULL, _epoch_history((4, 150), (5, 200))),
         (_epoch_history((3, 90), (5, 200)), RETAINED, _epoch_history((3, 90), (5, 200))),
         (_epoch_history(), FULL, _epoch_history()),
         (FULL, _epoch_history(), FULL),
     ],
 )
-def test_a_checkpoint_gets_back_what_it_has_dropped_from_its_front(
+def test_epochs_dropped_from_the_front_of_a_checkpoint_are_restored(
     checkpoint: EpochHistory, earlier: EpochHistory, expected: EpochHistory
 ) -> None:
     assert with_earlier_epochs(checkpoint, earlier) == expected
@@ -170,7 +170,7 @@ def test_a_checkpoint_gets_back_what_it_has_dropped_from_its_front(
     ("local", "end", "known"),
     [
         (FULL, 150, True),
-        (RETAINED, 150, True),  # the log begins where the archive ends, in the same epoch
+        (RETAINED, 150, True),  # the log begins at the archive end, in the same epoch
         (RETAINED, 120, True),
         (RETAINED, 90, False),  # epoch 3 may have begun below 90
         (_epoch_history((3, 80)), 90, False),
@@ -179,14 +179,14 @@ def test_a_checkpoint_gets_back_what_it_has_dropped_from_its_front(
         (_epoch_history(), 90, False),
     ],
 )
-def test_a_log_continues_an_archive_in_the_epoch_of_its_last_record(
+def test_log_continues_an_archive_in_the_epoch_of_its_last_record(
     local: EpochHistory, end: int, *, known: bool
 ) -> None:
     assert continues(FULL.up_to(end), local, end) is known
     assert not continues(_epoch_history(), local, end)
 
 
-def test_the_file_is_read_and_written_as_the_broker_does() -> None:
+def test_file_is_read_and_written_like_the_brokers() -> None:
     text = "0\n3\n0 0\n3 100\n5 200\n"
     assert parse_leader_epoch_checkpoint(text, PATH) == FULL
     assert encode_leader_epoch_checkpoint(FULL) == text
@@ -208,12 +208,12 @@ def test_the_file_is_read_and_written_as_the_broker_does() -> None:
         ("0\n", "expected the number of rows"),
     ],
 )
-def test_a_damaged_file_is_refused_by_name(text: str, reason: str) -> None:
+def test_error_for_a_damaged_file_names_it(text: str, reason: str) -> None:
     with pytest.raises(SegmentError, match=reason) as caught:
         parse_leader_epoch_checkpoint(text, PATH)
     assert str(caught.value).startswith(f"{PATH}: ")
 
 
-def test_another_version_is_refused() -> None:
+def test_other_versions_are_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match=f"{PATH}: checkpoint version '1', expected 0"):
         parse_leader_epoch_checkpoint("1\n0\n", PATH)

@@ -22,7 +22,7 @@ CODECS = {
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_headers_of_genuine_segments_say_what_was_produced(segment: BrokerSegment) -> None:
+def test_headers_of_genuine_segments_match_the_produced_records(segment: BrokerSegment) -> None:
     data = segment.read(FileKind.LOG)
     headers = [header for _, header in walk_headers(pread_of(data), len(data))]
     name = segment.directory.name
@@ -37,7 +37,7 @@ def test_headers_of_genuine_segments_say_what_was_produced(segment: BrokerSegmen
     assert sum(header.length for header in headers) == len(data)
 
 
-def test_control_batches_are_the_offsets_that_no_consumer_sees() -> None:
+def test_control_batches_cover_the_offsets_no_consumer_receives() -> None:
     for segment in closed_segments():
         data = segment.read(FileKind.LOG)
         seen = {row["offset"] for row in consumed(segment.directory)}
@@ -47,7 +47,7 @@ def test_control_batches_are_the_offsets_that_no_consumer_sees() -> None:
                 assert (seen >= offsets) != header.is_control
 
 
-def test_a_header_is_read_field_by_field() -> None:
+def test_header_is_read_field_by_field() -> None:
     header = parse_batch_header(b"xx" + make_batch(7, 3, epoch=4, attributes=0x3C, span=5), 2)
     assert (header.base_offset, header.last_offset, header.next_offset) == (7, 11, 12)
     assert (header.leader_epoch, header.magic, header.record_count) == (4, 2, 3)
@@ -60,7 +60,7 @@ def test_a_header_is_read_field_by_field() -> None:
     assert header.base_timestamp == header.max_timestamp == 1_700_000_000_000
 
 
-def test_an_unknown_codec_is_refused() -> None:
+def test_unknown_codec_is_refused() -> None:
     header = parse_batch_header(make_batch(7, attributes=6))
     with pytest.raises(UnsupportedFormatError, match="offset 7: unknown compression 6"):
         _ = header.compression
@@ -96,6 +96,6 @@ def test_headers_are_walked_without_reading_the_records(payload: bytes, start: i
         (make_batch(-1), "byte 0: no batch has base offset -1"),
     ],
 )
-def test_a_walk_over_damaged_headers_says_where(data: bytes, reason: str) -> None:
+def test_damaged_header_is_reported_with_its_position(data: bytes, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=reason):
         list(walk_headers(pread_of(data), len(data)))

@@ -32,7 +32,7 @@ def _timeindex(*entries: tuple[int, int]) -> bytes:
 
 
 def _tail(log: bytes, index: bytes, timeindex: bytes, base: int) -> tuple[SegmentTail, int]:
-    """The tail, and how many bytes of the log were asked for."""
+    """The tail of a segment, and the number of bytes read from the log."""
     pread, asked = pread_of(log), 0
 
     def counting(position: int, length: int) -> bytes:
@@ -48,7 +48,7 @@ LOG_OF_THREE = b"".join(make_batch(BASE + n, 10, payload=bytes(10)) for n in (0,
 
 
 def fits(log: bytes, index: bytes, base: int, chunk: int = 1 << 20) -> bool:
-    """Whether the index is that of the log, which is read in chunks of this size."""
+    """Check the offset index against the log, read in chunks of this size."""
     name = segment_file_name(BaseOffset(base), FileKind.LOG)
     pieces = (index[at : at + 16] for at in range(0, len(index), 16))
     walker = BatchWalker(name, index=pieces)
@@ -68,7 +68,7 @@ def log_at(*timestamps: int) -> bytes:
 
 
 def time_fits(log: bytes, timeindex: bytes, base: int = BASE, chunk: int = 1 << 20) -> bool:
-    """Whether the time index is that of the log, which is read in chunks of this size."""
+    """Check the time index against the log, read in chunks of this size."""
     name = segment_file_name(BaseOffset(base), FileKind.LOG)
     pieces = (timeindex[at : at + 24] for at in range(0, len(timeindex), 24))
     walker = BatchWalker(name, time_index=pieces)
@@ -80,7 +80,7 @@ def time_fits(log: bytes, timeindex: bytes, base: int = BASE, chunk: int = 1 << 
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_genuine_indexes_are_sound_and_point_to_batches(segment: BrokerSegment) -> None:
+def test_genuine_indexes_are_valid_and_point_to_batches(segment: BrokerSegment) -> None:
     log = segment.read(FileKind.LOG)
     batches = dict(walk_headers(pread_of(log), len(log)))
     index = parse_offset_index(segment.read(FileKind.INDEX), segment.base)
@@ -104,7 +104,7 @@ def test_every_record_is_found_through_a_genuine_index(segment: BrokerSegment) -
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_no_record_of_a_time_lies_before_what_a_genuine_time_index_says(
+def test_no_record_with_the_timestamp_lies_before_the_time_index_answer(
     segment: BrokerSegment,
 ) -> None:
     log = segment.read(FileKind.LOG)
@@ -117,7 +117,9 @@ def test_no_record_of_a_time_lies_before_what_a_genuine_time_index_says(
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_the_tail_of_a_genuine_segment_is_found_without_reading_it(segment: BrokerSegment) -> None:
+def test_tail_of_a_genuine_segment_is_found_without_reading_all_of_it(
+    segment: BrokerSegment,
+) -> None:
     log = segment.read(FileKind.LOG)
     walker = BatchWalker(str(segment.path(FileKind.LOG)))
     walker.feed(memoryview(log))
@@ -131,7 +133,7 @@ def test_the_tail_of_a_genuine_segment_is_found_without_reading_it(segment: Brok
         assert asked < len(log) / 2
 
 
-def test_an_empty_segment_ends_at_its_base() -> None:
+def test_empty_segment_ends_at_its_base_offset() -> None:
     assert _tail(b"", b"", b"", 70)[0] == SegmentTail(Offset(70), -1)
 
 
@@ -144,36 +146,36 @@ def test_an_empty_segment_ends_at_its_base() -> None:
         (GENUINE.read(FileKind.INDEX), GENUINE.read(FileKind.TIMEINDEX)[:-1]),
         (GENUINE.read(FileKind.INDEX) + _index((127, 29_978)), GENUINE.read(FileKind.TIMEINDEX)),
         (_index((13, 2195)), GENUINE.read(FileKind.TIMEINDEX)),  # into the middle of a batch
-        (_index((0, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # behind the offset
+        (_index((0, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # after the offset
         (_index((127, 2194)), GENUINE.read(FileKind.TIMEINDEX)),  # beyond the log's last offset
     ],
 )
-def test_where_the_indexes_do_not_fit_the_log_its_headers_tell(
+def test_tail_is_read_from_the_headers_if_the_indexes_do_not_fit(
     index: bytes, timeindex: bytes
 ) -> None:
     tail, _ = _tail(GENUINE.read(FileKind.LOG), index, timeindex, GENUINE.base)
     assert tail == SegmentTail(Offset(261), 1_795_249_842_887)
 
 
-def test_an_index_that_points_to_what_looks_like_an_old_message_is_not_followed() -> None:
+def test_index_entry_that_points_to_an_apparent_old_message_is_ignored() -> None:
     legacy = bytes(8) + (20).to_bytes(4) + bytes(50)
     log = make_batch(0, payload=legacy) + make_batch(1)
     into_the_payload = _index((0, 61))
     assert _tail(log, into_the_payload, _timeindex((5, 0)), 0)[0].next_offset == 2
 
 
-def test_the_tail_of_a_cut_log_is_refused() -> None:
+def test_tail_of_a_truncated_log_is_refused() -> None:
     index, timeindex = GENUINE.read(FileKind.INDEX), GENUINE.read(FileKind.TIMEINDEX)
     with pytest.raises(DamagedSegmentError, match="only 77 are left"):
         _tail(GENUINE.read(FileKind.LOG)[:-1], index, timeindex, GENUINE.base)
 
 
-def test_the_tail_of_a_log_below_its_own_base_is_refused() -> None:
+def test_tail_of_a_log_below_its_own_base_offset_is_refused() -> None:
     with pytest.raises(DamagedSegmentError, match="base offset 4 is below the segment's 5"):
         _tail(make_batch(4), b"", b"", 5)
 
 
-def test_the_zeros_of_a_preallocated_index_are_left_out() -> None:
+def test_padding_zeros_of_a_preallocated_offset_index_are_left_out() -> None:
     entries = _index((9, 4100), (256, 8192))
     padded = entries.ljust(PREALLOCATED_INDEX_BYTES, b"\0")
     index = parse_offset_index(padded, BASE)
@@ -183,7 +185,7 @@ def test_the_zeros_of_a_preallocated_index_are_left_out() -> None:
     assert not fits(LOG_OF_THREE, bytes(PREALLOCATED_INDEX_BYTES), BASE)
 
 
-def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
+def test_padding_zeros_of_a_preallocated_time_index_are_left_out() -> None:
     entries = _timeindex((5, 0), (256, 256))
     padded = entries.ljust(PREALLOCATED_TIMEINDEX_BYTES, b"\0")
     index = parse_time_index(padded, BASE)
@@ -194,12 +196,12 @@ def test_the_zeros_of_a_preallocated_time_index_are_left_out() -> None:
     assert not time_fits(log, padded)
 
 
-def test_a_first_record_at_the_dawn_of_1970_is_no_padding() -> None:
+def test_first_entry_with_timestamp_zero_is_not_padding() -> None:
     assert time_fits(log_at(0, 5), _timeindex((0, 0)))
     assert not time_fits(log_at(3, 5), _timeindex((0, 0)))
 
 
-def test_empty_indexes_are_sound() -> None:
+def test_empty_indexes_are_valid() -> None:
     assert fits(b"", b"", BASE)
     assert fits(LOG_OF_THREE, b"", BASE)
     assert time_fits(b"", b"")
@@ -227,7 +229,7 @@ def test_empty_indexes_are_sound() -> None:
         pytest.param(_index((19, 71), (29, 300)), False, id="beyond the log"),
     ],
 )
-def test_an_index_fits_where_its_entries_lead_to_batches(
+def test_offset_index_fits_if_its_entries_point_to_batches(
     entries: bytes, size: int, *, sound: bool
 ) -> None:
     assert fits(LOG_OF_THREE, entries, BASE, size) is sound
@@ -254,14 +256,14 @@ def test_an_index_fits_where_its_entries_lead_to_batches(
         pytest.param(_timeindex((9, 49), (0, 0)), False, id="zeros behind"),
     ],
 )
-def test_a_time_index_fits_where_its_entries_are_maxima(
+def test_time_index_fits_if_its_entries_are_maxima(
     entries: bytes, size: int, *, sound: bool
 ) -> None:
-    """Else a reader that seeks a timestamp would begin behind the first record that has it."""
+    """Otherwise a reader that seeks a timestamp would start after the first record with it."""
     assert time_fits(log_at(5, 3, 7, 7, 9), entries, chunk=size) is sound
 
 
-def test_an_index_that_does_not_parse_is_told_by_name() -> None:
+def test_error_for_a_malformed_index_names_the_file() -> None:
     with pytest.raises(DamagedSegmentError, match=r"^a\.index: 7 bytes are no multiple of 8"):
         parse_offset_index(bytes(7), BASE, "a.index")
     with pytest.raises(DamagedSegmentError, match=r"^a\.index: entry 1 \(1008, 2\) does not rise"):
@@ -270,7 +272,7 @@ def test_an_index_that_does_not_parse_is_told_by_name() -> None:
         parse_time_index(bytes(13), BASE, "a.timeindex")
 
 
-def test_lookups_below_the_first_entry_begin_at_the_segments_start() -> None:
+def test_lookups_below_the_first_entry_start_at_the_segments_start() -> None:
     index = parse_offset_index(_index((9, 4100)), BASE)
     assert [lookup_position(index, offset) for offset in (1000, 1008, 1009)] == [0, 0, 4100]
     times = parse_time_index(_timeindex((5, 9)), BASE)

@@ -7,7 +7,7 @@ from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 
 TP = TopicPartition("orders", 3)
 
-# md5sum of "prod-orders-3" begins dd72: 1101 1101 0111 0010.
+# The md5sum of "prod-orders-3" begins with dd72: 1101 1101 0111 0010.
 PREFIXES = [
     (-1, "prod/orders-3/"),
     (0, "prod/orders-3/"),
@@ -18,7 +18,7 @@ PREFIXES = [
 
 
 @pytest.mark.parametrize(("bits", "prefix"), PREFIXES)
-def test_the_prefix_begins_with_the_leftmost_bits(bits: int, prefix: str) -> None:
+def test_prefix_begins_with_the_leftmost_bits(bits: int, prefix: str) -> None:
     assert ArchiveLayout("prod", bits).partition_prefix(TP) == prefix
 
 
@@ -33,7 +33,7 @@ def test_all_objects_of_a_partition_lie_below_its_prefix() -> None:
     assert layout.epoch_checkpoint_key(TP) == f"{prefix}leader-epoch-checkpoint"
 
 
-def test_what_the_peer_must_not_meet_lies_elsewhere() -> None:
+def test_keys_hidden_from_pinterest_lie_below_another_prefix() -> None:
     layout = ArchiveLayout("prod", 4)
     assert layout.layout_key() == "_sidetier/prod/layout.json"
     key = layout.gap_key(TP, Offset(5), Offset(700))
@@ -43,7 +43,7 @@ def test_what_the_peer_must_not_meet_lies_elsewhere() -> None:
     assert parse_gap_key(key, layout.gap_prefix(TopicPartition("orders", 30))) is None
 
 
-def test_segment_files_are_told_from_other_objects() -> None:
+def test_segment_files_are_distinguished_from_other_objects() -> None:
     layout = ArchiveLayout("prod", 4)
     prefix = layout.partition_prefix(TP)
     key = layout.object_key(TP, BaseOffset(520), FileKind.TIMEINDEX)
@@ -55,12 +55,12 @@ def test_segment_files_are_told_from_other_objects() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["", "a/b", "..", ".", "_sidetier", "a b", "ü", "a\n"])
-def test_a_cluster_name_that_cannot_be_in_a_key_is_refused(cluster: str) -> None:
+def test_invalid_cluster_name_is_refused(cluster: str) -> None:
     with pytest.raises(ConfigurationError, match=r"cluster\.name"):
         ArchiveLayout(cluster, 0)
 
 
-def test_more_bits_than_md5_has_are_refused() -> None:
+def test_more_bits_than_an_md5_sum_has_are_refused() -> None:
     assert len(ArchiveLayout("c", 128).partition_prefix(TP).split("/")[0]) == 128
     with pytest.raises(ConfigurationError, match="129 prefix entropy bits"):
         ArchiveLayout("c", 129)

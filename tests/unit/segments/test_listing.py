@@ -22,26 +22,26 @@ def _closed(
     )
 
 
-def test_an_empty_directory_has_no_segment() -> None:
+def test_empty_directory_has_no_segment() -> None:
     assert read_listing([]) == PartitionListing((), None)
 
 
-def test_a_single_log_is_active() -> None:
+def test_single_log_is_active() -> None:
     assert read_listing(_logs([0])) == PartitionListing((), BaseOffset(0))
 
 
-def test_a_log_is_closed_once_a_higher_one_exists() -> None:
+def test_log_is_closed_once_a_higher_one_exists() -> None:
     listing = read_listing(_logs([1040, 0, 520]))
     assert listing.closed == (_closed(0, 520), _closed(520, 1040))
     assert listing.active == 1040
 
 
-def test_only_logs_count() -> None:
+def test_only_log_files_count() -> None:
     names = [*_logs([0]), "00000000000000000520.index", "00000000000000000520.log.swap"]
     assert read_listing([*names, "partition.metadata"]).closed == ()
 
 
-def test_staged_segments_are_closed() -> None:
+def test_segments_marked_for_deletion_are_closed() -> None:
     listing = read_listing(_logs([1040], marked_for_deletion=[0, 520]))
     assert listing.closed == (
         _closed(0, 520, marked_for_deletion=True),
@@ -50,22 +50,22 @@ def test_staged_segments_are_closed() -> None:
     assert listing.active == 1040
 
 
-def test_a_live_log_wins_over_a_staged_one_of_the_same_base() -> None:
+def test_live_log_takes_precedence_over_one_marked_for_deletion() -> None:
     listing = read_listing(_logs([0, 520], marked_for_deletion=[0]))
     assert listing.closed == (_closed(0, 520),)
 
 
-def test_a_staged_segment_of_the_active_ones_base_is_ignored() -> None:
+def test_segment_marked_for_deletion_at_the_active_base_is_ignored() -> None:
     listing = read_listing(_logs([0, 520], marked_for_deletion=[520]))
     assert listing == PartitionListing((_closed(0, 520),), BaseOffset(520))
 
 
-def test_a_segment_merged_away_by_compaction_does_not_end_the_live_one() -> None:
+def test_segment_merged_by_compaction_does_not_end_the_live_one() -> None:
     listing = read_listing(_logs([0, 1040], marked_for_deletion=[520]))
     assert listing.closed == (_closed(0, 1040), _closed(520, 1040, marked_for_deletion=True))
 
 
-def test_the_end_of_a_staged_segment_above_all_others_is_unknown() -> None:
+def test_end_of_the_highest_segment_marked_for_deletion_is_unknown() -> None:
     listing = read_listing(_logs([0], marked_for_deletion=[520, 1040]))
     assert listing.closed == (
         _closed(520, 1040, marked_for_deletion=True),
@@ -74,12 +74,12 @@ def test_the_end_of_a_staged_segment_above_all_others_is_unknown() -> None:
     assert listing.active == 0
 
 
-def test_with_nothing_live_there_is_no_active_segment() -> None:
+def test_no_segment_is_active_without_a_live_log() -> None:
     listing = read_listing(_logs(marked_for_deletion=[0]))
     assert listing == PartitionListing((_closed(0, None, marked_for_deletion=True),), None)
 
 
-def test_genuine_directories_list_what_the_broker_said() -> None:
+def test_genuine_directories_have_the_segments_the_broker_reported() -> None:
     for directory in directories():
         listing = read_listing(path.name for path in directory.iterdir())
         said = meta(directory)

@@ -28,7 +28,7 @@ def _rows(metadata: PartitionMetadata) -> list[tuple[int, int]]:
     return [(entry.base_offset, entry.timestamp) for entry in metadata.entries]
 
 
-def test_the_document_is_the_peers() -> None:
+def test_document_has_pinterests_format() -> None:
     assert json.loads(encode_metadata(_with((520, 9)))) == {
         "topicPartition": {"hash": 0, "partition": 0, "topic": "t"},
         "metadata": {
@@ -41,20 +41,20 @@ def test_the_document_is_the_peers() -> None:
     }
 
 
-def test_entries_are_sorted_by_base_and_their_timestamps_never_fall() -> None:
+def test_entries_are_sorted_by_base_offset_and_timestamps_never_decrease() -> None:
     assert _rows(_with((520, 30), (0, 10), (1040, 20))) == [(0, 10), (520, 30), (1040, 30)]
 
 
-def test_a_late_timestamp_lifts_those_after_it() -> None:
+def test_late_timestamp_raises_those_after_it() -> None:
     assert _rows(_with((0, 10), (1040, 20), (520, 50))) == [(0, 10), (520, 50), (1040, 50)]
 
 
-def test_a_segment_keeps_its_entry() -> None:
+def test_segment_keeps_its_entry() -> None:
     metadata = _with((0, 10), (520, 20))
     assert metadata.with_segment(BaseOffset(520), 99) == metadata
 
 
-def test_the_peers_additions_are_read_over() -> None:
+def test_additional_fields_of_pinterest_are_ignored() -> None:
     document = json.loads(encode_metadata(_with((0, 10), (520, 20))))
     document["topicPartition"]["hash"] = -77
     document["loadHash"] = '"an etag"'
@@ -63,7 +63,7 @@ def test_the_peers_additions_are_read_over() -> None:
     assert decode_metadata(json.dumps(document).encode(), KEY) == _with((0, 10), (520, 20))
 
 
-def test_what_the_peer_left_in_disorder_is_brought_in_order() -> None:
+def test_unsorted_entries_of_pinterest_are_sorted() -> None:
     document = json.loads(encode_metadata(EMPTY))
     document["metadata"]["timeindex"]["entries"] = [
         {"timestamp": ts, "relativeOffset": 0, "baseOffset": base}
@@ -73,7 +73,7 @@ def test_what_the_peer_left_in_disorder_is_brought_in_order() -> None:
     assert _rows(decoded) == [(0, 1), (520, 9), (1040, 9)]
 
 
-def test_a_document_without_a_time_index_has_no_entries() -> None:
+def test_document_without_a_time_index_has_no_entries() -> None:
     document = b'{"topicPartition":{"partition":0,"topic":"t"},"metadata":{}}'
     assert decode_metadata(document, KEY) == EMPTY
 
@@ -94,7 +94,7 @@ def test_a_document_without_a_time_index_has_no_entries() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_does_not_parse_is_refused_with_its_key(data: bytes) -> None:
+def test_error_for_a_malformed_document_names_the_key(data: bytes) -> None:
     with pytest.raises(
         MalformedObjectError, match=rf"^{KEY}: not a partition's metadata"
     ) as caught:
@@ -113,7 +113,7 @@ def test_what_does_not_parse_is_refused_with_its_key(data: bytes) -> None:
         {"timestamp": 1, "relativeOffset": 0, "baseOffset": True},
     ],
 )
-def test_an_entry_that_is_none_is_refused(entry: object) -> None:
+def test_invalid_entry_is_refused(entry: object) -> None:
     document = json.loads(encode_metadata(EMPTY))
     document["metadata"]["timeindex"]["entries"] = [entry]
     with pytest.raises(MalformedObjectError, match=KEY):
@@ -125,7 +125,7 @@ def test_entries_of_many_segments_are_added_at_once() -> None:
     assert many.entries == (TimeIndexEntry(9, BaseOffset(0)), TimeIndexEntry(9, BaseOffset(520)))
 
 
-# -- without reading all entries ------------------------------------------------------------------
+# -- appending without parsing all entries --------------------------------------------------------
 
 
 @pytest.mark.parametrize("topic", ["t", 'a "quoted" {"timestamp":1}', "é.ö-_"])
@@ -138,7 +138,7 @@ def test_entries_of_many_segments_are_added_at_once() -> None:
         pytest.param([(1040, -1)], id="no time"),
     ],
 )
-def test_appending_gives_the_bytes_that_reading_and_writing_all_gives(
+def test_append_gives_the_same_bytes_as_reading_and_writing_everything(
     topic: str, added: list[tuple[int, int]]
 ) -> None:
     document = PartitionMetadata(TopicPartition(topic, 3)).with_segments(
@@ -165,6 +165,8 @@ def test_appending_gives_the_bytes_that_reading_and_writing_all_gives(
         pytest.param(b"", [(1040, 9)], id="no document"),
     ],
 )
-def test_what_cannot_be_appended_to_is_told(document: bytes, added: list[tuple[int, int]]) -> None:
+def test_document_that_cannot_be_appended_to_returns_none(
+    document: bytes, added: list[tuple[int, int]]
+) -> None:
     segments = [(BaseOffset(base), time) for base, time in added]
     assert append_segments(document, segments) is None

@@ -30,7 +30,7 @@ UNIQUE = "0123456789abcdef" * 2
         (f"{ZEROS}.log.deleted", SegmentFileName(BaseOffset(0), FileKind.LOG, deleted=True)),
     ],
 )
-def test_segment_files_are_known_by_name(name: str, expected: SegmentFileName) -> None:
+def test_segment_files_are_recognised_by_name(name: str, expected: SegmentFileName) -> None:
     assert parse_segment_file_name(name) == expected
     assert segment_file_name(expected.base_offset, expected.kind, deleted=expected.deleted) == name
 
@@ -48,14 +48,14 @@ def test_segment_files_are_known_by_name(name: str, expected: SegmentFileName) -
         f"{ZEROS}0.log",
         "0.log",
         "\N{ARABIC-INDIC DIGIT ZERO}" * 20 + ".log",
-        "99999999999999999999.log",  # more than an offset can be
+        "99999999999999999999.log",  # more than the largest offset
         f"./{ZEROS}.log",
         "00000000000000000000-0000000001.checkpoint",
         "leader-epoch-checkpoint",
         "partition.metadata",
     ],
 )
-def test_no_other_name_is_a_segment_file(name: str) -> None:
+def test_other_names_are_not_segment_files(name: str) -> None:
     assert parse_segment_file_name(name) is None
 
 
@@ -70,11 +70,11 @@ def test_no_other_name_is_a_segment_file(name: str) -> None:
         (f"or.ders-3.{UNIQUE}-future", "or.ders", 3, DirectoryState.FUTURE),
         (f"orders-3.{UNIQUE}-stray", "orders", 3, DirectoryState.STRAY),
         ("t" * 249 + "-7", "t" * 249, 7, DirectoryState.LIVE),
-        # A topic may be called like that: without the 32 digits nothing was renamed.
+        # A topic may have such a name: without the 32 digits the directory was not renamed.
         ("orders-3.x-0", "orders-3.x", 0, DirectoryState.LIVE),
     ],
 )
-def test_partition_directories_are_known_by_name(
+def test_partition_directories_are_recognised_by_name(
     name: str, topic: str, partition: int, state: DirectoryState
 ) -> None:
     expected = PartitionDirectory(TopicPartition(topic, partition), state)
@@ -106,11 +106,11 @@ def test_partition_directories_are_known_by_name(
         "meta.properties",
     ],
 )
-def test_no_other_name_is_a_partition_directory(name: str) -> None:
+def test_other_names_are_not_partition_directories(name: str) -> None:
     assert parse_partition_directory(name) is None
 
 
-def test_internal_topics_are_kafkas_own_and_no_others() -> None:
+def test_only_kafkas_own_topics_are_internal() -> None:
     assert is_internal_topic("__consumer_offsets")
     assert is_internal_topic("__share_group_state")
     assert not is_internal_topic("__mine")

@@ -25,7 +25,7 @@ def with_crc(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", GENUINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_brokers_snapshots_are_sound(path: Path) -> None:
+def test_genuine_snapshots_are_valid(path: Path) -> None:
     data = path.read_bytes()
     producers = check_snapshot([data])
     assert (producers == 0) == (len(data) == EMPTY_SNAPSHOT_BYTES)
@@ -34,11 +34,11 @@ def test_a_brokers_snapshots_are_sound(path: Path) -> None:
     assert encode_snapshot(rows) == data
 
 
-def test_among_them_are_some_with_producers_and_some_without() -> None:
+def test_genuine_snapshots_exist_with_and_without_producers() -> None:
     assert {check_snapshot([path.read_bytes()]) for path in GENUINE} >= {0, 1, 2}
 
 
-def test_pieces_are_read_as_one() -> None:
+def test_pieces_are_read_as_one_snapshot() -> None:
     assert check_snapshot([SOUND[:16], SOUND[16:50], SOUND[50:]]) == 2
 
 
@@ -53,18 +53,18 @@ def test_pieces_are_read_as_one() -> None:
         (SOUND[:20] + b"x" + SOUND[21:], "CRC32C does not match"),
     ],
 )
-def test_a_damaged_one_says_what_is_wrong_with_it(data: bytes, reason: str) -> None:
+def test_damaged_snapshot_is_described(data: bytes, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=reason):
         check_snapshot([data])
 
 
-def test_another_version_is_refused() -> None:
+def test_other_versions_are_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match="version 2, expected 1"):
         check_snapshot([b"\0\2" + SOUND[2:]])
 
 
 def producer(name: int, first_offset: int) -> bytes:
-    """One whose transaction began there, or has none open with -1."""
+    """A producer whose transaction began at this offset; -1 means no open transaction."""
     return struct.pack(">qhiqiqiq", name, 3, 9, 90, 4, 1_700_000_000_000, 7, first_offset)
 
 
@@ -74,13 +74,13 @@ def test_open_transactions_are_those_with_a_first_offset() -> None:
     assert open_transactions(encode_snapshot()) == ()
 
 
-def test_a_brokers_snapshots_know_open_transactions() -> None:
+def test_genuine_snapshots_contain_open_transactions() -> None:
     found = {path: open_transactions(path.read_bytes()) for path in GENUINE}
     assert any(found.values())
     for path, transactions in found.items():
         assert all(0 <= txn.first_offset < int(path.stem) for txn in transactions)
 
 
-def test_a_damaged_snapshot_is_named() -> None:
+def test_error_for_a_damaged_snapshot_names_it() -> None:
     with pytest.raises(DamagedSegmentError, match=r"7\.snapshot: .*CRC32C"):
         open_transactions(SOUND[:20] + b"x" + SOUND[21:], "7.snapshot")

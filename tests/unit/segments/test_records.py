@@ -42,7 +42,7 @@ def as_consumed(record: Record) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("directory", READABLE, ids=lambda path: path.name)
-def test_it_reads_what_a_consumer_read(directory: Path) -> None:
+def test_decoded_records_equal_the_consumer_output(directory: Path) -> None:
     records = [record for name, data in logs(directory) for record in read_records(data, name)]
     expected = [
         {key: row[key] for key in ("offset", "timestamp", "key", "value", "headers")}
@@ -51,7 +51,7 @@ def test_it_reads_what_a_consumer_read(directory: Path) -> None:
     assert [as_consumed(record) for record in records if not record.control] == expected
 
 
-def test_markers_of_transactions_are_flagged(segment_fixtures: Path) -> None:
+def test_transaction_markers_are_flagged(segment_fixtures: Path) -> None:
     found = logs(segment_fixtures / "tx-0")
     markers = [r for name, data in found for r in read_records(data, name) if r.control]
     kinds = {struct.unpack(">hh", marker.key or b"") for marker in markers}
@@ -59,13 +59,13 @@ def test_markers_of_transactions_are_flagged(segment_fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", OTHER_CODECS)
-def test_another_codec_is_named(codec: str, segment_fixtures: Path) -> None:
+def test_error_for_another_codec_names_it(codec: str, segment_fixtures: Path) -> None:
     name, data = next(logs(segment_fixtures / f"comp-{codec}-0"))
     with pytest.raises(UnsupportedFormatError, match=f"{name}: .*compressed by {codec}"):
         list(read_records(data, name))
 
 
-def test_a_flipped_bit_is_found(segment_fixtures: Path) -> None:
+def test_flipped_bit_is_detected(segment_fixtures: Path) -> None:
     name, data = next(logs(segment_fixtures / "comp-none-0"))
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 1
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_found(segment_fixtures: Path) -> None:
         list(read_records(bytes(damaged), name))
 
 
-def test_a_cut_tail_is_found(segment_fixtures: Path) -> None:
+def test_truncated_tail_is_detected(segment_fixtures: Path) -> None:
     name, data = next(logs(segment_fixtures / "comp-none-0"))
     with pytest.raises(DamagedSegmentError, match=f"{name}: byte"):
         list(read_records(data[:-1], name))
@@ -93,7 +93,7 @@ def test_timestamps_and_offsets_are_relative_to_the_batch() -> None:
     assert [record.offset for record in records] == [100, 107]
 
 
-def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
+def test_log_append_time_applies_to_all_records_of_a_batch() -> None:
     payload = encode_record(0, b"a") + encode_record(7, b"b")
     batch = bytearray(make_batch(100, 2, timestamp=5000, payload=payload, attributes=8, span=8))
     appended = decoded(with_max_timestamp(batch, 9000))
@@ -116,13 +116,13 @@ def test_the_brokers_time_holds_for_all_records_of_a_batch() -> None:
         (encode_record(1, b"a"), 1, "a record with offset 41"),
     ],
 )
-def test_what_is_no_record_is_refused(payload: bytes, count: int, reason: str) -> None:
+def test_invalid_record_is_refused(payload: bytes, count: int, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=f"base offset 40: .*{reason}"):
         decoded(make_batch(40, count, payload=payload))
 
 
 def test_gzip_is_decompressed_up_to_a_limit() -> None:
-    """A small batch may be gigabytes, decompressed: it never is in memory."""
+    """A small batch may decompress to gigabytes, which are never held in memory."""
     record = encode_record(0, b"v" * 1_000_000)
     batch = make_batch(40, 1, payload=gzip.compress(record), attributes=1)
     header, payload = parse_batch_header(batch), batch[HEADER_BYTES:]
@@ -132,7 +132,7 @@ def test_gzip_is_decompressed_up_to_a_limit() -> None:
         decode_records(header, payload, most_batch_bytes=len(record) - 1)
 
 
-def test_gzip_that_is_none_is_refused() -> None:
+def test_invalid_gzip_data_is_refused() -> None:
     sound = gzip.compress(encode_record(0, b"value"))
     assert decoded(make_batch(40, 1, payload=sound, attributes=1))[0].value == b"value"
     for payload in (b"no gzip", sound[:-4], sound[:12] + b"\xff" + sound[13:]):
@@ -140,10 +140,10 @@ def test_gzip_that_is_none_is_refused() -> None:
             decoded(make_batch(40, 1, payload=payload, attributes=1))
 
 
-def test_an_empty_batch_has_no_records() -> None:
+def test_empty_batch_has_no_records() -> None:
     assert decoded(make_batch(40, 0, payload=b"", span=3)) == ()
 
 
-def test_a_count_below_zero_is_refused() -> None:
+def test_negative_record_count_is_refused() -> None:
     with pytest.raises(DamagedSegmentError, match="base offset 40: a count of -1 records"):
         decoded(make_batch(40, -1, payload=b"", span=3))

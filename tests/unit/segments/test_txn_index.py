@@ -27,12 +27,12 @@ def entry(version: int = 0, first: int = 5, last: int = 9, stable: int = 10) -> 
     return struct.pack(">hqqqq", version, 1, first, last, stable)
 
 
-def test_there_are_genuine_ones() -> None:
+def test_fixtures_contain_genuine_transaction_indexes() -> None:
     assert len(ABORTING) >= 2
 
 
 @pytest.mark.parametrize("segment", ABORTING, ids=str)
-def test_a_brokers_index_names_the_abort_markers_of_its_segment(segment: BrokerSegment) -> None:
+def test_genuine_index_names_the_abort_markers_of_its_segment(segment: BrokerSegment) -> None:
     data = segment.read(FileKind.TXNINDEX)
     found = parse_txn_index(data)
     markers = {
@@ -45,7 +45,7 @@ def test_a_brokers_index_names_the_abort_markers_of_its_segment(segment: BrokerS
     assert encode_txn_index(found) == data
 
 
-def test_pieces_are_read_as_one() -> None:
+def test_pieces_are_read_as_one_index() -> None:
     entries = [txn(at, at + 2) for at in range(0, 40, 4)]
     data = encode_txn_index(entries)
     size = 3 * ABORTED_TXN_BYTES
@@ -64,18 +64,18 @@ def test_pieces_are_read_as_one() -> None:
         (entry() + entry(), "at offset 9, expected at 10 or later"),
     ],
 )
-def test_a_damaged_one_says_what_is_wrong_with_it(data: bytes, reason: str) -> None:
+def test_damaged_index_is_described(data: bytes, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=f"^x.txnindex: .*{reason}"):
         parse_txn_index(data, "x.txnindex")
 
 
-def test_another_version_is_refused() -> None:
+def test_other_versions_are_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match=r"x\.txnindex: an entry of version 1"):
         parse_txn_index(entry(version=1), "x.txnindex")
 
 
 @pytest.mark.parametrize(("start", "end"), [(10, 20), (0, 9)])
-def test_a_marker_outside_the_segment_is_damage(start: int, end: int) -> None:
+def test_marker_outside_the_segment_is_damage(start: int, end: int) -> None:
     assert list(read_txn_index([entry()], 9, 10)) == [txn(5, 9)]
     with pytest.raises(DamagedSegmentError, match="an abort marker at offset 9"):
         list(read_txn_index([entry()], start, end))

@@ -25,7 +25,7 @@ def _facts(data: bytes, name: str = LOG, *, chunk: int = 1 << 20) -> SegmentFact
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_facts_of_genuine_segments_agree_with_what_a_consumer_read(segment: BrokerSegment) -> None:
+def test_facts_of_genuine_segments_agree_with_the_consumer_output(segment: BrokerSegment) -> None:
     data = segment.read(FileKind.LOG)
     facts = _facts(data, str(segment.path(FileKind.LOG)))
     headers = [header for _, header in walk_headers(pread_of(data), len(data))]
@@ -52,7 +52,7 @@ def test_facts_of_genuine_segments_agree_with_what_a_consumer_read(segment: Brok
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_a_genuine_segment_ends_where_the_next_begins(segment: BrokerSegment) -> None:
+def test_genuine_segment_ends_where_the_next_begins(segment: BrokerSegment) -> None:
     end = _facts(segment.read(FileKind.LOG)).next_offset
     assert end is not None
     if segment.directory.name == "compacted-0":
@@ -61,27 +61,27 @@ def test_a_genuine_segment_ends_where_the_next_begins(segment: BrokerSegment) ->
         assert end == segment.next_base
 
 
-def test_the_largest_timestamp_is_found_with_its_batch() -> None:
+def test_largest_timestamp_is_found_with_its_batch() -> None:
     data = b"".join(make_batch(10 * n, 10, timestamp=ts) for n, ts in enumerate([5, 9, 9, 7]))
     facts = _facts(data)
     assert (facts.max_timestamp, facts.max_timestamp_offset) == (9, 19)
 
 
-def test_each_run_of_a_leader_epoch_is_kept_with_its_first_offset() -> None:
+def test_each_leader_epoch_is_kept_with_its_first_offset() -> None:
     data = b"".join(make_batch(n, epoch=epoch) for n, epoch in enumerate([3, 3, 5, 3]))
     facts = _facts(data)
     assert facts.epochs == ((3, 0), (5, 2), (3, 3))
     assert facts.last_leader_epoch == 3
 
 
-def test_the_checksum_of_the_file_can_be_left_out() -> None:
+def test_file_checksum_can_be_left_out() -> None:
     data = make_batch(0) + make_batch(1)
     walker = BatchWalker(LOG, checksum=False)
     walker.feed(memoryview(data))
     assert walker.finish() == replace(_facts(data), crc64nvme=0)
 
 
-def test_an_empty_segment_has_no_offsets() -> None:
+def test_empty_segment_has_no_offsets() -> None:
     facts = BatchWalker(LOG, rebuild_indexes=True).finish()
     assert (facts.size, facts.batches, facts.first_offset, facts.next_offset) == (0, 0, None, None)
     assert (facts.max_timestamp, facts.max_timestamp_offset, facts.epochs) == (-1, None, ())
@@ -96,7 +96,7 @@ def test_offsets_may_be_missing_between_and_within_batches() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 61, 62, 1 << 20])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_old_message_formats_are_refused_as_such(magic: int, chunk: int) -> None:
+def test_old_message_formats_are_refused_by_name(magic: int, chunk: int) -> None:
     legacy = bytes(8) + (20).to_bytes(4) + bytes(4) + bytes([magic]) + bytes(15)
     with pytest.raises(UnsupportedFormatError, match=rf"{LOG}: byte 0: message format v{magic}"):
         _facts(legacy, chunk=chunk)
@@ -105,7 +105,7 @@ def test_old_message_formats_are_refused_as_such(magic: int, chunk: int) -> None
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 1 << 20])
-def test_damage_is_told_with_file_position_and_offset(chunk: int) -> None:
+def test_damage_is_reported_with_file_position_and_offset(chunk: int) -> None:
     first, second = make_batch(0, 10), make_batch(10, 10)
     broken = bytearray(first + second)
     broken[-1] ^= 1
@@ -126,14 +126,12 @@ def test_damage_is_told_with_file_position_and_offset(chunk: int) -> None:
         (make_batch(0) + b"\xff" * 61, LOG, "magic byte 255"),
     ],
 )
-def test_headers_that_cannot_be_are_refused(
-    data: bytes, name: str, reason: str, chunk: int
-) -> None:
+def test_impossible_headers_are_refused(data: bytes, name: str, reason: str, chunk: int) -> None:
     with pytest.raises(DamagedSegmentError, match=reason):
         _facts(data, name, chunk=chunk)
 
 
-def test_a_segment_cut_anywhere_but_between_batches_is_refused() -> None:
+def test_segment_truncated_within_a_batch_is_refused() -> None:
     data = SMALL.read(FileKind.LOG) + make_batch(8, 3) + make_batch(11, 4)
     borders = {position for position, _ in walk_headers(pread_of(data), len(data))}
     assert len(borders) == 3
@@ -145,11 +143,13 @@ def test_a_segment_cut_anywhere_but_between_batches_is_refused() -> None:
                 _facts(data[:length])
 
 
-def test_a_flip_of_any_byte_of_a_genuine_segment_is_noticed() -> None:
-    """The CRC covers all but base offset, length, leader epoch, magic: bytes 0 to 16 of a batch.
+def test_flip_of_any_byte_of_a_genuine_segment_is_detected() -> None:
+    """The CRC covers everything except base offset, length, leader epoch and magic: bytes 0 to 16
+    of a batch.
 
-    A wrong length or magic breaks the walk, a lower base offset the rise, a higher one reaches
-    beyond the next segment's base, and a wrong epoch is not of the epoch history.
+    A wrong length or magic breaks the walk; a lower base offset breaks the ascending order; a
+    higher one reaches beyond the next segment's base offset; a wrong epoch is not in the epoch
+    history.
     """
     segment = next(s for s in closed_segments() if s.directory.name == "comp-gzip-0")
     data = segment.read(FileKind.LOG)
@@ -172,13 +172,14 @@ def test_a_flip_of_any_byte_of_a_genuine_segment_is_noticed() -> None:
             )
             by_epoch_history += 1
     assert by_walk + by_end + by_epoch_history == len(data)
-    # The six batches' epochs, and the last one's base offset, are all that the walk cannot see.
+    # The walk cannot detect flips in the epochs of the six batches and in the base offset of the
+    # last.
     assert by_epoch_history == 6 * 4
     assert by_end <= 8
 
 
 @pytest.mark.parametrize("segment", closed_segments(), ids=str)
-def test_rebuilt_indexes_are_the_brokers_own(segment: BrokerSegment) -> None:
+def test_rebuilt_indexes_equal_the_brokers(segment: BrokerSegment) -> None:
     walker = BatchWalker(
         str(segment.path(FileKind.LOG)),
         index_interval_bytes=segment.index_interval,
@@ -198,7 +199,7 @@ def test_rebuilding_indexes_needs_the_base_offset_in_the_name() -> None:
         BatchWalker("somewhere.bin", rebuild_indexes=True)
 
 
-def test_a_segment_wider_than_an_index_can_say_is_refused() -> None:
+def test_segment_beyond_the_range_of_an_index_is_refused() -> None:
     walker = BatchWalker(LOG, index_interval_bytes=0, rebuild_indexes=True)
     with pytest.raises(DamagedSegmentError, match="more than an index can say"):
         walker.feed(memoryview(make_batch(0) + make_batch(2**31 + 1)))

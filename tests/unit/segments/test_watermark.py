@@ -18,19 +18,19 @@ OURS = Watermark(
 )
 
 
-def test_the_first_line_is_what_the_peer_reads() -> None:
+def test_first_line_is_pinterests_format() -> None:
     lines = encode_watermark(OURS).split(b"\n")
     assert lines[0] == b"00000000000000000520"
     assert len(lines) == 3
     assert lines[2] == b""
 
 
-def test_what_is_written_is_read() -> None:
+def test_watermark_round_trips_through_the_encoding() -> None:
     assert decode_watermark(encode_watermark(OURS), KEY) == OURS
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
-def test_the_peers_form_is_read(ending: bytes) -> None:
+def test_pinterest_watermark_is_read(ending: bytes) -> None:
     assert decode_watermark(LINE_1.strip() + ending, KEY) == Watermark(BaseOffset(520), None)
 
 
@@ -60,20 +60,20 @@ def test_the_peers_form_is_read(ending: bytes) -> None:
         ),
     ],
 )
-def test_anything_else_is_refused_with_key_and_content(data: bytes, reason: str) -> None:
+def test_error_for_a_malformed_watermark_has_key_and_content(data: bytes, reason: str) -> None:
     with pytest.raises(MalformedObjectError, match=reason) as caught:
         decode_watermark(data, KEY)
     assert str(caught.value).startswith(f"{KEY}: not a watermark: ")
     assert repr(data[:60]) in str(caught.value)
 
 
-def test_a_move_that_is_pending_is_told_and_no_other_watermark_changes_for_it() -> None:
+def test_pending_move_is_written_and_other_watermarks_are_unchanged() -> None:
     assert b"pending" not in encode_watermark(OURS)
     pending = replace(OURS, pending="_sidetier/c/quarantine/t-0/x/")
     assert decode_watermark(encode_watermark(pending), KEY) == pending
 
 
-def test_nothing_stored_is_a_state_of_a_move_alone() -> None:
+def test_empty_archive_is_valid_only_during_a_move() -> None:
     empty = replace(OURS, next_offset=Offset(OURS.base_offset))
     with pytest.raises(MalformedObjectError, match="is not above"):
         decode_watermark(encode_watermark(empty), KEY)

@@ -15,7 +15,7 @@ class Clock:
 
 
 class SlowStream(io.BytesIO):
-    """Takes its time, as a bandwidth cap does."""
+    """A slow stream, like one under a bandwidth limit."""
 
     def __init__(self, data: bytes, clock: Clock, seconds: float) -> None:
         super().__init__(data)
@@ -27,7 +27,7 @@ class SlowStream(io.BytesIO):
         return super().read(size)
 
 
-def test_time_that_the_store_takes_is_counted() -> None:
+def test_time_of_the_store_counts() -> None:
     clock = Clock()
     stream = AttemptStream(io.BytesIO(b"0123456789"), 10, 5.0, clock=clock)
     assert stream.read(4) == b"0123"
@@ -39,7 +39,7 @@ def test_time_that_the_store_takes_is_counted() -> None:
     assert isinstance(stream.failure, DeadlinePassedError)
 
 
-def test_time_that_the_body_takes_is_not_counted() -> None:
+def test_time_of_the_body_does_not_count() -> None:
     clock = Clock()
     stream = AttemptStream(SlowStream(b"x" * 100, clock, 60.0), 100, 5.0, clock=clock)
     pieces = [stream.read(10) for _ in range(10)]
@@ -47,7 +47,7 @@ def test_time_that_the_body_takes_is_not_counted() -> None:
     assert clock.now == 700.0
 
 
-def test_the_window_is_all_that_is_seen() -> None:
+def test_only_the_window_is_readable() -> None:
     inner = io.BytesIO(b"0123456789")
     inner.seek(3)
     stream = AttemptStream(inner, 4, 60.0, start=3)
@@ -64,7 +64,7 @@ def test_the_window_is_all_that_is_seen() -> None:
     assert bytes(buffer) == b"45"
 
 
-def test_the_bodys_own_error_is_kept() -> None:
+def test_error_of_the_body_is_kept() -> None:
     inner = io.BytesIO(b"x")
     inner.close()
     stream = AttemptStream(inner, 1, 60.0)
@@ -73,7 +73,7 @@ def test_the_bodys_own_error_is_kept() -> None:
     assert isinstance(stream.failure, ValueError)
 
 
-def test_the_deadline_grows_with_the_size() -> None:
+def test_deadline_grows_with_the_size() -> None:
     deadline = AttemptDeadline(base=30.0, min_bytes_per_second=MIB)
     assert deadline.seconds(0) == 30.0
     assert deadline.seconds(1024 * MIB) == 1054.0

@@ -23,7 +23,7 @@ HERE = StorageEndpoint("memory://here")
 THERE = StorageEndpoint("memory://there")
 
 
-def test_a_directory_by_its_url(tmp_path: Path) -> None:
+def test_directory_is_opened_by_its_url(tmp_path: Path) -> None:
     store = open_storage(StorageEndpoint(f"file://{tmp_path}/with%20space"))
     store.put_object("t-0/a.log", BytesBody(b"x"))
     assert (tmp_path / "with space" / "t-0" / "a.log").read_bytes() == b"x"
@@ -32,7 +32,7 @@ def test_a_directory_by_its_url(tmp_path: Path) -> None:
     store.close()
 
 
-def test_memory_is_shared_within_the_process() -> None:
+def test_memory_store_is_shared_within_the_process() -> None:
     first = open_storage(StorageEndpoint("memory://bucket-m/prefix"))
     first.put_object("a/b", BytesBody(b"x"))
     second = open_storage(StorageEndpoint("memory://bucket-m/prefix"))
@@ -42,7 +42,7 @@ def test_memory_is_shared_within_the_process() -> None:
     assert list(other.list_objects("")) == []
 
 
-def test_s3_needs_no_request_to_be_opened() -> None:
+def test_opening_s3_sends_no_request() -> None:
     keys = Credentials("a", "b")
     endpoint = StorageEndpoint("s3://bucket/prefix", s3=S3Settings(credentials=keys))
     store = open_plain(endpoint)
@@ -66,7 +66,7 @@ def test_s3_needs_no_request_to_be_opened() -> None:
         ("hdfs:///x", "storage.hdfs.config_dir"),
     ],
 )
-def test_a_url_that_cannot_work_says_why(url: str, text: str) -> None:
+def test_unusable_url_is_refused_with_a_reason(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         open_storage(StorageEndpoint(url))
 
@@ -79,12 +79,12 @@ def test_a_url_that_cannot_work_says_why(url: str, text: str) -> None:
         (S3Settings(endpoint_url="not a url"), "endpoint"),
     ],
 )
-def test_s3_settings_that_cannot_work_say_why(settings: S3Settings, text: str) -> None:
+def test_unusable_s3_settings_are_refused_with_a_reason(settings: S3Settings, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         open_storage(StorageEndpoint("s3://bucket", s3=settings))
 
 
-def test_secrets_do_not_show() -> None:
+def test_secrets_are_not_shown() -> None:
     endpoint = StorageEndpoint(
         "s3://bucket",
         s3=S3Settings(credentials=Credentials("visible-id", "visible-secret", "visible-token")),
@@ -104,7 +104,7 @@ def test_drivers_are_imported_only_when_needed() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_the_first_pattern_that_matches_the_whole_name_wins() -> None:
+def test_first_pattern_that_matches_the_whole_name_wins() -> None:
     provider = PatternEndpointProvider(
         HERE, [("audit.*", THERE), ("audit-2", HERE), ("x|y", THERE)]
     )
@@ -114,7 +114,7 @@ def test_the_first_pattern_that_matches_the_whole_name_wins() -> None:
     assert provider.endpoint("xy") is HERE
 
 
-def test_a_pattern_that_is_none_is_named() -> None:
+def test_invalid_pattern_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"\(unclosed"):
         PatternEndpointProvider(HERE, [("(unclosed", THERE)])
 

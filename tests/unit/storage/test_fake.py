@@ -16,7 +16,7 @@ from tests.harness.waiting import wait_until
 BODY = BytesBody(b"data")
 
 
-def test_the_nth_request_fails_and_the_next_does_not() -> None:
+def test_nth_request_fails_and_the_next_does_not() -> None:
     fake = FakeStorage()
     fake.fail("put", StoreThrottledError("slow"), nth=2, times=2)
     fake.put_object("a", BODY)
@@ -27,7 +27,7 @@ def test_the_nth_request_fails_and_the_next_does_not() -> None:
     assert sorted(fake.contents()) == ["a", "b"]
 
 
-def test_a_fault_of_one_key_leaves_others_alone() -> None:
+def test_fault_of_one_key_does_not_affect_others() -> None:
     fake = FakeStorage()
     fake.refuse("bad")
     fake.put_object("good", BODY)
@@ -40,7 +40,7 @@ def test_a_fault_of_one_key_leaves_others_alone() -> None:
     fake.put_object("bad", BODY)
 
 
-def test_a_lost_answer_has_taken_effect() -> None:
+def test_request_with_a_lost_answer_takes_effect() -> None:
     fake = FakeStorage()
     fake.fail("put", StoreTimeoutError("lost"), after=True)
     with pytest.raises(StoreTimeoutError):
@@ -52,7 +52,7 @@ def test_a_lost_answer_has_taken_effect() -> None:
     assert fake.contents() == {}
 
 
-def test_away_is_away_for_everything() -> None:
+def test_away_fails_every_operation() -> None:
     fake = FakeStorage()
     with fake.away():
         with pytest.raises(StoreUnavailableError):
@@ -64,7 +64,7 @@ def test_away_is_away_for_everything() -> None:
     fake.put_object("k", BODY)
 
 
-def test_held_requests_wait_and_then_go_on() -> None:
+def test_held_requests_wait_and_then_continue() -> None:
     fake = FakeStorage()
     writer = threading.Thread(target=fake.put_object, args=("k", BODY))
     with fake.hold("put", "k"):

@@ -1,4 +1,4 @@
-"""What the texts of hdfs-native's errors become; a real NameNode provokes them elsewhere."""
+"""Translation of hdfs-native's error texts; integration tests provoke them on a real NameNode."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def rpc(name: str, text: str = "said") -> RuntimeError:
         (TimeoutError(), StoreTimeoutError),
     ],
 )
-def test_each_kind(error: Exception, kind: type[StorageError]) -> None:
+def test_each_kind_of_error_is_translated(error: Exception, kind: type[StorageError]) -> None:
     ours = translation("put", "hdfs://n:1/a", error)
     assert type(ours) is kind
     assert str(ours).startswith("put hdfs://n:1/a: ")

@@ -51,12 +51,12 @@ def _open_files() -> int:
         (errno.EMFILE, StoreUnavailableError),
     ],
 )
-def test_errno_becomes_ours(number: int, expected: type[StorageError]) -> None:
+def test_errno_is_translated(number: int, expected: type[StorageError]) -> None:
     with pytest.raises(expected, match="put the/key"), translated("put", "the/key"):
         raise OSError(number, os.strerror(number))
 
 
-def test_an_object_is_a_plain_file(tmp_path: Path) -> None:
+def test_object_is_a_plain_file(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("t-0/0.log", BytesBody(b"bytes"), metadata={"a": "1"})
     assert (tmp_path / "t-0" / "0.log").read_bytes() == b"bytes"
@@ -90,8 +90,10 @@ assert (head.etag, head.metadata) == (old, {"v": "1"})
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_the_umask_says_who_may_read_the_archive(tmp_path: Path, umask: int, mode: int) -> None:
-    """As with the broker's own files: the sidecar asks for 0644, and the umask takes away."""
+def test_umask_determines_the_permissions_of_the_archive(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    """As for the broker's own files: the sidecar requests 0644, and the umask removes bits."""
     before = os.umask(umask)
     try:
         LocalStorage(tmp_path / "store").put_object("a/b.log", BytesBody(b"records"))
@@ -104,15 +106,13 @@ def test_the_umask_says_who_may_read_the_archive(tmp_path: Path, umask: int, mod
     assert stat.S_IMODE(log.stat().st_mode) == mode
 
 
-def test_where_nothing_more_can_be_written_the_store_is_full(tmp_path: Path) -> None:
+def test_failed_write_for_lack_of_space_is_store_full(tmp_path: Path) -> None:
     line = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_full_file_system_is_a_full_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_file_system_is_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("k", BytesBody(b"old"))
     full = os.open("/dev/full", os.O_WRONLY)
@@ -126,7 +126,7 @@ def test_a_full_file_system_is_a_full_store(
     assert _temporary(tmp_path) == []
 
 
-def test_a_key_cannot_leave_the_root_by_a_link(tmp_path: Path) -> None:
+def test_key_cannot_leave_the_root_through_a_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"x")
@@ -140,13 +140,13 @@ def test_a_key_cannot_leave_the_root_by_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [".sidetier/tmp/x", "a/.sidetier/b", ".sidetier"])
-def test_the_stores_own_tree_is_no_place_for_objects(tmp_path: Path, key: str) -> None:
+def test_internal_directory_of_the_store_holds_no_objects(tmp_path: Path, key: str) -> None:
     store = LocalStorage(tmp_path)
     with pytest.raises(InvalidRequestError, match="reserved for the store"):
         store.put_object(key, BytesBody(b"x"))
 
 
-def test_a_file_where_a_directory_is_needed_is_said(tmp_path: Path) -> None:
+def test_file_in_place_of_a_directory_is_reported(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("a", BytesBody(b"x"))
     store.put_object("d/e", BytesBody(b"x"))
@@ -157,7 +157,7 @@ def test_a_file_where_a_directory_is_needed_is_said(tmp_path: Path) -> None:
     assert store.get_object("d/e").data == b"x"
 
 
-def test_a_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
+def test_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("k", BytesBody(b"ours"), metadata={"a": "1"})
     (tmp_path / "k").write_bytes(b"theirs")
@@ -173,8 +173,8 @@ def test_a_foreign_file_is_an_object_without_metadata(tmp_path: Path) -> None:
     assert store.head_object("t-0/0.log").etag == new
 
 
-def test_a_directory_without_a_file_is_none_of_the_stores(tmp_path: Path) -> None:
-    """A kill between the making of a directory and its first object leaves one."""
+def test_directory_without_a_file_is_not_listed(tmp_path: Path) -> None:
+    """A kill between the creation of a directory and its first object leaves one."""
     store = LocalStorage(tmp_path)
     store.put_object("c/t-1/log", BytesBody(b"x"))
     store.put_object("d/below/it/log", BytesBody(b"x"))
@@ -186,10 +186,10 @@ def test_a_directory_without_a_file_is_none_of_the_stores(tmp_path: Path) -> Non
     assert store.list_directories("") == ["c/", "d/"]
 
 
-def test_a_directory_that_may_not_be_read_hides_no_others(
+def test_unreadable_directory_does_not_hide_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as `lost+found` in the root of a file system. Nothing shows that it is empty."""
+    """For example `lost+found` in the root of a file system: it may not be empty."""
     store, real = LocalStorage(tmp_path), os.scandir
     store.put_object("c/t-1/log", BytesBody(b"x"))
     (tmp_path / "lost+found").mkdir()
@@ -203,7 +203,7 @@ def test_a_directory_that_may_not_be_read_hides_no_others(
     assert store.list_directories("") == ["c/", "lost+found/"]
 
 
-def test_a_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
+def test_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path / "one")
     etag = store.put_object("t-0/0.log", BytesBody(b"x"), metadata={"next-offset": "9"})
     subprocess.run(["cp", "-a", tmp_path / "one", tmp_path / "two"], check=True)
@@ -211,10 +211,10 @@ def test_a_copied_archive_keeps_its_metadata(tmp_path: Path) -> None:
     assert (head.etag, head.metadata) == (etag, {"next-offset": "9"})
 
 
-def test_versions_of_one_moment_are_told_apart(
+def test_versions_with_equal_time_and_size_have_different_etags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock that stands still: all files get the same time, and have the same size."""
+    """With a frozen clock, all files have the same modification time and the same size."""
     store = LocalStorage(tmp_path)
     real = os.fsync
 
@@ -231,7 +231,7 @@ def test_versions_of_one_moment_are_told_apart(
         assert (head.etag, head.metadata) == (etag, {"n": str(number)})
 
 
-def test_old_litter_is_swept_and_what_is_held_or_young_is_not(tmp_path: Path) -> None:
+def test_old_temporary_files_are_removed_unless_they_are_open_or_recent(tmp_path: Path) -> None:
     LocalStorage(tmp_path)
     own = tmp_path / ".sidetier" / "tmp"
     (own / "old").write_bytes(b"x")
@@ -242,7 +242,7 @@ def test_old_litter_is_swept_and_what_is_held_or_young_is_not(tmp_path: Path) ->
     assert _temporary(tmp_path) == []
 
 
-def test_a_put_under_way_is_not_swept(tmp_path: Path) -> None:
+def test_temporary_file_of_a_running_put_is_not_removed(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     kept: list[int] = []
 
@@ -263,7 +263,7 @@ def test_a_put_under_way_is_not_swept(tmp_path: Path) -> None:
     assert store.get_object("k").data == b"data"
 
 
-def test_deleting_tidies_up_directories(tmp_path: Path) -> None:
+def test_delete_removes_empty_directories(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("a/b/c", BytesBody(b"x"))
     store.put_object("a/d", BytesBody(b"x"))
@@ -303,7 +303,7 @@ def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
     assert store.get_object("counter").data == b"120"
 
 
-def test_a_reader_meets_whole_versions_while_others_write(tmp_path: Path) -> None:
+def test_reader_sees_complete_versions_while_others_write(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("k", BytesBody(b"0" * 1000), metadata={"n": "0"})
 
@@ -320,14 +320,14 @@ def test_a_reader_meets_whole_versions_while_others_write(tmp_path: Path) -> Non
         assert all(future.result() for future in futures)
 
 
-def test_roots_may_lie_inside_each_other(tmp_path: Path) -> None:
+def test_roots_may_be_nested(tmp_path: Path) -> None:
     outer = LocalStorage(tmp_path)
     inner = LocalStorage(tmp_path / "special")
     inner.put_object("t/0.log", BytesBody(b"x"), metadata={"a": "1"})
     assert [row.key for row in outer.list_objects("")] == ["special/t/0.log"]
 
 
-def test_records_survive_a_round_trip_and_damage_is_no_record() -> None:
+def test_records_round_trip_and_damaged_records_are_ignored() -> None:
     checksum = Checksum(ChecksumAlgorithm.CRC32C, b"\x01\x02\x03\x04")
     one = Record(Identity(5, 10**18 + 1), "etag-1", {"a": "b"}, checksum)
     two = Record(Identity(5, 10**18 + 2), "etag-2", {}, None)
@@ -338,7 +338,7 @@ def test_records_survive_a_round_trip_and_damage_is_no_record() -> None:
         assert decode(damaged) == ()
 
 
-def test_a_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> None:
+def test_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path, LocalSettings())
     store.put_object("k", BytesBody(b"x"), metadata={"a": "1"})
     (record,) = (tmp_path / ".sidetier" / "meta").rglob("*.json")
@@ -347,7 +347,7 @@ def test_a_damaged_record_file_makes_no_object_unreadable(tmp_path: Path) -> Non
     assert store.head_object("k").metadata == {}
 
 
-def test_a_listing_shows_what_a_look_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_and_head_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStorage(tmp_path)
     for number in range(3):
         store.put_object(f"d/{number}", BytesBody(b"x" * number), metadata={"n": str(number)})
@@ -374,7 +374,7 @@ def test_a_listing_shows_what_a_look_shows(tmp_path: Path, monkeypatch: pytest.M
     assert [row.key for row in store.list_objects("d/")] == ["d/0", "d/1", "d/2"]
 
 
-def test_the_etag_in_a_record_file_is_that_of_its_version() -> None:
+def test_etag_in_a_record_file_belongs_to_its_version() -> None:
     one = Record(Identity(5, 10**18 + 1), "etag-1", {"a": "b"}, None)
     two = Record(Identity(5, 10**18 + 2), "etag-2", {}, None)
     data = encode("k", (one, two))
@@ -385,7 +385,7 @@ def test_the_etag_in_a_record_file_is_that_of_its_version() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_a_range_of_a_file_that_was_cut_ends_where_the_file_does(tmp_path: Path, size: int) -> None:
+def test_range_of_a_truncated_file_ends_with_the_file(tmp_path: Path, size: int) -> None:
     store = LocalStorage(tmp_path)
     store.put_object("k", BytesBody(bytes(size)))
     before = _open_files()
@@ -401,7 +401,7 @@ def test_a_range_of_a_file_that_was_cut_ends_where_the_file_does(tmp_path: Path,
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_a_disk_that_fails_to_read_is_a_store_that_is_away(
+def test_disk_read_error_is_store_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     def fails(*_: object) -> int:

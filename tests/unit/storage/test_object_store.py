@@ -1,4 +1,4 @@
-"""The store on obstore against an imitation of Google Cloud Storage that misbehaves."""
+"""The obstore driver against a faulty imitation of Google Cloud Storage."""
 
 import multiprocessing
 import pickle
@@ -87,7 +87,7 @@ def direct(bucket: GcsBucket) -> ObjectStorage:
         (507, "InsufficientStorage", StoreFullError),
     ],
 )
-def test_a_refusal_is_ours_and_made_once(
+def test_refusal_is_translated_and_sent_once(
     store: ObjectStorage, proxy: S3Proxy, status: int, code: str, expected: type[StorageError]
 ) -> None:
     proxy.misbehave(first(1, answer(status, code)))
@@ -104,7 +104,7 @@ def test_a_refusal_is_ours_and_made_once(
 @pytest.mark.parametrize(
     ("fault", "expected"), [(hang, StoreTimeoutError), (cut, StoreUnavailableError)]
 )
-def test_a_request_without_an_answer(
+def test_request_without_an_answer_is_store_unavailable(
     store: ObjectStorage, proxy: S3Proxy, fault: object, expected: type[StorageError]
 ) -> None:
     proxy.misbehave(first(4, fault))  # type: ignore[arg-type]
@@ -119,7 +119,9 @@ def test_a_request_without_an_answer(
     proxy.heal()
 
 
-def test_a_lost_answer_is_ambiguous_and_written_once(store: ObjectStorage, proxy: S3Proxy) -> None:
+def test_lost_answer_is_ambiguous_and_the_write_is_sent_once(
+    store: ObjectStorage, proxy: S3Proxy
+) -> None:
     retrying = RetryingStorage(store, QUICK)
     proxy.misbehave(first(1, lose_the_answer, method="PUT"))
     with pytest.raises(PreconditionFailedError) as caught:
@@ -128,7 +130,7 @@ def test_a_lost_answer_is_ambiguous_and_written_once(store: ObjectStorage, proxy
     assert store.get_object("k").data == b"mine"
 
 
-def test_an_answer_that_is_cut_short_is_no_object(store: ObjectStorage, proxy: S3Proxy) -> None:
+def test_truncated_answer_is_an_error(store: ObjectStorage, proxy: S3Proxy) -> None:
     store.put_object("k", BytesBody(LARGE))
     proxy.misbehave(first(2, cut_answer, method="GET"))
     with pytest.raises(StoreUnavailableError):
@@ -142,10 +144,10 @@ def test_an_answer_that_is_cut_short_is_no_object(store: ObjectStorage, proxy: S
 
 
 @pytest.mark.parametrize("steps_done", [0, 1, 2])
-def test_a_large_create_that_breaks_off_is_whole_or_absent(
+def test_interrupted_large_create_is_complete_or_absent(
     store: ObjectStorage, proxy: S3Proxy, gcs_bucket: GcsBucket, steps_done: int
 ) -> None:
-    """Nothing of it is listed that is not whole, and trying again settles it."""
+    """No incomplete object is listed, and a retry completes the write."""
     fault = answer(503, "ServiceUnavailable")
     proxy.misbehave(
         (
@@ -173,7 +175,7 @@ def test_a_large_create_that_breaks_off_is_whole_or_absent(
         assert there.head_object("big").etag == etag
 
 
-def test_bytes_that_changed_on_the_store_are_noticed(
+def test_bytes_changed_on_the_store_are_detected(
     store: ObjectStorage, gcs_bucket: GcsBucket
 ) -> None:
     store.put_object("k", BytesBody(b"right"))
@@ -182,26 +184,28 @@ def test_bytes_that_changed_on_the_store_are_noticed(
         store.get_object("k")
 
 
-def test_a_bucket_that_is_missing_is_named(gcs_bucket: GcsBucket) -> None:
+def test_missing_bucket_is_named(gcs_bucket: GcsBucket) -> None:
     store = open_store(gcs_bucket, gcs_bucket.server.url, name="no-such-bucket")
     with pytest.raises(InvalidRequestError, match=r"no-such-bucket.*create it"):
         store.put_object("k", BytesBody(b"x"))
 
 
-def test_a_token_that_is_not_known_is_refused(gcs_bucket: GcsBucket) -> None:
+def test_unknown_token_is_refused(gcs_bucket: GcsBucket) -> None:
     store = open_store(gcs_bucket, gcs_bucket.server.url, token="another-token")
     with pytest.raises(AccessDeniedError):
         store.put_object("k", BytesBody(b"x"))
 
 
-def test_a_swap_of_an_object_that_is_gone_is_refused(store: ObjectStorage) -> None:
+def test_conditional_put_over_a_deleted_object_is_refused(store: ObjectStorage) -> None:
     etag = store.put_object("k", BytesBody(b"x"))
     store.delete_object("k")
     with pytest.raises(PreconditionFailedError):
         store.put_object("k", BytesBody(b"y"), condition=IfMatch(etag))
 
 
-def test_the_configuration_opens_it(gcs_bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_opens_the_store(
+    gcs_bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GCS_TOKEN_OF_A_TEST", gcs_bucket.server.token)
     config = StorageConfig(
         url=f"gs://{gcs_bucket.name}/root",
@@ -222,7 +226,7 @@ def test_the_configuration_opens_it(gcs_bucket: GcsBucket, monkeypatch: pytest.M
     }
 
 
-def test_a_store_is_not_pickled(store: ObjectStorage) -> None:
+def test_store_cannot_be_pickled(store: ObjectStorage) -> None:
     with pytest.raises(TypeError, match="secrets"):
         pickle.dumps(store)
 
@@ -236,10 +240,10 @@ def _head_in_child(store: ObjectStorage, told: Connection) -> None:
         told.send(("nothing", ""))
 
 
-def test_a_child_that_was_forked_after_the_first_request_gets_an_error(
+def test_child_forked_after_the_first_request_gets_an_error(
     store: ObjectStorage,
 ) -> None:
-    """By itself obstore would hang there for ever."""
+    """Without this check, obstore would hang there forever."""
     store.put_object("k", BytesBody(b"x"))
     mine, its = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=_head_in_child, args=(store, its))

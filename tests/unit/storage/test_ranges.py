@@ -1,4 +1,4 @@
-"""Reading a range, also where the answer breaks off in the middle."""
+"""Reading a range, including answers that break off in the middle."""
 
 import io
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DATA = bytes(range(256)) * 40
 
 
 class Breaking(io.BytesIO):
-    """A stream that breaks off after so many bytes."""
+    """A stream that breaks off after `after` bytes."""
 
     def __init__(self, data: bytes, after: int) -> None:
         super().__init__(data)
@@ -54,14 +54,14 @@ class OtherStreams(InterceptedStore):
         return answer
 
 
-def test_a_broken_answer_is_asked_for_again_from_where_it_broke() -> None:
+def test_broken_answer_is_continued_from_where_it_broke() -> None:
     store = OtherStreams(lambda data: Breaking(data, after=1000))
 
     assert read_range(store, "key", 100, 5000) == DATA[100:5000]
     assert store.store.count("stream") == 5
 
 
-def test_where_nothing_comes_the_error_is_raised() -> None:
+def test_error_without_progress_is_raised() -> None:
     store = OtherStreams(lambda data: Breaking(data, after=0))
 
     with pytest.raises(StoreUnavailableError):
@@ -72,14 +72,14 @@ def test_where_nothing_comes_the_error_is_raised() -> None:
 @pytest.mark.parametrize(
     ("start", "end"), [(0, 10), (0, 99_999), (10_000, 20_000), (50_000, 50_001)]
 )
-def test_a_range_is_cut_to_the_object(start: int, end: int) -> None:
+def test_range_is_limited_to_the_object(start: int, end: int) -> None:
     store = FakeStorage()
     store.put_object("key", BytesBody(DATA))
 
     assert read_range(store, "key", start, end) == DATA[start:end]
 
 
-def test_a_missing_object_is_told() -> None:
+def test_missing_object_is_an_error() -> None:
     with pytest.raises(ObjectNotFoundError):
         read_range(FakeStorage(), "key", 0, 10)
 
@@ -89,7 +89,7 @@ class Trickle(io.BytesIO):
         return super().read(min(size or 0, 10))
 
 
-def test_an_answer_that_trickles_is_given_up() -> None:
+def test_slow_answer_is_given_up() -> None:
     store = OtherStreams(Trickle)
     ticks = iter(range(1000))
 
@@ -99,7 +99,7 @@ def test_an_answer_that_trickles_is_given_up() -> None:
         )
 
 
-def test_a_room_is_filled_as_far_as_the_object_goes() -> None:
+def test_buffer_is_filled_up_to_the_end_of_the_object() -> None:
     store = FakeStorage()
     store.put_object("key", BytesBody(DATA))
     room = bytearray(b"-" * 300)
@@ -110,7 +110,7 @@ def test_a_room_is_filled_as_far_as_the_object_goes() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 256 * 1024, 3 * 1024**2 + 7])
-def test_a_store_of_files_fills_it_too(tmp_path: Path, size: int) -> None:
+def test_local_store_fills_the_buffer_too(tmp_path: Path, size: int) -> None:
     store = LocalStorage(tmp_path)
     data = DATA * (4 * 1024**2 // len(DATA))
     store.put_object("key", BytesBody(data))

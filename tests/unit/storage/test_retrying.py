@@ -54,7 +54,7 @@ def _stepping_clock(step: float) -> Iterator[float]:
         (StoreTimeoutError("late"), "timeout"),
     ],
 )
-def test_what_is_transient_is_tried_again_and_told(error: StoreUnavailableError, kind: str) -> None:
+def test_transient_error_is_retried_and_reported(error: StoreUnavailableError, kind: str) -> None:
     fake, heard = FakeStorage(), Recorder()
     fake.fail("put", error, times=2)
     RetryingStorage(fake, QUICK, observer=heard).put_object("k", BODY)
@@ -64,7 +64,7 @@ def test_what_is_transient_is_tried_again_and_told(error: StoreUnavailableError,
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("403"), ObjectNotFoundError("404")])
-def test_a_refusal_is_never_tried_again(error: AccessDeniedError) -> None:
+def test_refusal_is_never_retried(error: AccessDeniedError) -> None:
     fake, heard = FakeStorage(), Recorder()
     fake.fail("put", error)
     with pytest.raises(type(error)):
@@ -73,7 +73,7 @@ def test_a_refusal_is_never_tried_again(error: AccessDeniedError) -> None:
     assert heard.retries == []
 
 
-def test_attempts_are_bounded_and_the_last_error_is_raised_as_it_came() -> None:
+def test_attempts_are_bounded_and_the_last_error_is_raised_unchanged() -> None:
     fake = FakeStorage()
     fake.fail("head", StoreUnavailableError("the fourth"), times=None)
     with pytest.raises(StoreUnavailableError, match="the fourth"):
@@ -91,7 +91,7 @@ def test_elapsed_time_is_bounded() -> None:
     assert 2 <= fake.count("head") <= 6
 
 
-def test_a_body_is_opened_for_each_try() -> None:
+def test_body_is_opened_for_each_attempt() -> None:
     fake = FakeStorage()
     fake.fail("put", StoreUnavailableError("lost"), times=2, after=True)
     body = ChangingBody([b"1", b"2", b"3"])
@@ -100,7 +100,7 @@ def test_a_body_is_opened_for_each_try() -> None:
     assert fake.contents() == {"k": b"3"}
 
 
-def test_a_body_that_breaks_is_not_tried_again() -> None:
+def test_failing_body_is_not_retried() -> None:
     fake, heard = FakeStorage(), Recorder()
     body = BreakingBody(b"data", 1, DamagedSegmentError("cut"))
     with pytest.raises(DamagedSegmentError):
@@ -108,7 +108,7 @@ def test_a_body_that_breaks_is_not_tried_again() -> None:
     assert heard.requests == [("put", "body")]
 
 
-def test_a_lost_answer_makes_a_refusal_ambiguous() -> None:
+def test_lost_answer_makes_a_refusal_ambiguous() -> None:
     fake = FakeStorage()
     fake.fail("put", StoreTimeoutError("lost"), after=True)
     store = RetryingStorage(fake, QUICK)
@@ -122,7 +122,7 @@ def test_a_lost_answer_makes_a_refusal_ambiguous() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_stop_ends_a_pause_without_a_further_try() -> None:
+def test_stop_ends_a_pause_without_another_attempt() -> None:
     fake, stop, heard = FakeStorage(), threading.Event(), Recorder()
     fake.fail("put", StoreUnavailableError("away"), times=None)
     policy = RetryPolicy(attempts=100, first_delay=3600, max_delay=3600, max_elapsed=10**6)
@@ -138,7 +138,7 @@ def test_stop_ends_a_pause_without_a_further_try() -> None:
     assert fake.count("put") == tries + 1, "after stop there is one try, and no other"
 
 
-def test_a_listing_goes_on_where_it_broke() -> None:
+def test_listing_continues_where_it_broke() -> None:
     fake = FakeStorage()
     keys = [f"k{number:05d}" for number in range(2500)]
     for key in keys:
@@ -148,7 +148,7 @@ def test_a_listing_goes_on_where_it_broke() -> None:
     assert [row.key for row in rows] == keys
 
 
-def test_every_operation_is_tried_again() -> None:
+def test_every_operation_is_retried() -> None:
     fake = FakeStorage()
     store = RetryingStorage(fake, QUICK)
     store.put_object("k", BODY)
@@ -168,7 +168,7 @@ def test_every_operation_is_tried_again() -> None:
         assert fake.count() == before + 2
 
 
-def test_a_listing_is_begun_once_and_anew_only_where_it_broke() -> None:
+def test_listing_restarts_only_after_an_error_and_from_its_last_key() -> None:
     begun: list[str] = []
 
     class Counting(FakeStorage):  # no InterceptedStore: that lists all pages with one request

@@ -1,4 +1,4 @@
-"""What is made of answers: pages of a listing, and answers that lack what S3's have."""
+"""S3 answers: pages of a listing, and answers that lack required fields."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def store(server: FaultyS3) -> S3Storage:
 
 
 def says(body: str, headers: dict[str, str] | None = None) -> Fault:
-    """The request is answered with 200 and this."""
+    """Answer the request with 200 and this body."""
 
     def fault(handler: Any) -> bool:  # noqa: ANN401 -- the server's own
         handler.record(handler.read_body())
@@ -78,7 +78,7 @@ def asked(server: FaultyS3) -> list[dict[str, str]]:
     ]
 
 
-def test_a_page_is_a_request(server: FaultyS3, store: S3Storage) -> None:
+def test_each_page_is_one_request(server: FaultyS3, store: S3Storage) -> None:
     server.faults += [
         says(page(KEYS[:1000], "1")),
         says(page(KEYS[1000:2000], "2")),
@@ -101,7 +101,7 @@ def test_keys_that_obstore_refuses_are_listed(server: FaultyS3, store: S3Storage
 
 @pytest.mark.parametrize("missing", ["ETag", "Last-Modified"])
 @pytest.mark.parametrize("operation", ["head_object", "get_object"])
-def test_an_answer_that_lacks_a_field_is_refused_by_name(
+def test_answer_that_lacks_a_field_is_refused_by_name(
     server: FaultyS3, store: S3Storage, missing: str, operation: str
 ) -> None:
     headers = {name: value for name, value in WHOLE.items() if name != missing}
@@ -113,7 +113,7 @@ def test_an_answer_that_lacks_a_field_is_refused_by_name(
 
 
 @pytest.mark.parametrize("operation", ["head_object", "get_object"])
-def test_an_answer_without_a_size_is_refused(
+def test_answer_without_a_size_is_refused(
     server: FaultyS3, store: S3Storage, operation: str
 ) -> None:
     headers = {name: value for name, value in WHOLE.items() if name != "Content-Length"}
@@ -123,7 +123,7 @@ def test_an_answer_without_a_size_is_refused(
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_a_put_whose_answer_lacks_the_etag_is_refused(
+def test_put_answer_without_an_etag_is_refused(
     server: FaultyS3, store: S3Storage, size: int
 ) -> None:
     server.faults.append(says(""))
@@ -140,7 +140,7 @@ def test_a_put_whose_answer_lacks_the_etag_is_refused(
         "<Key>k</Key><Size>many</Size><ETag>e</ETag><LastModified>2026-11-21T23:46:39Z</LastModified>",
     ],
 )
-def test_a_row_of_a_listing_that_cannot_be_read_is_refused(
+def test_unreadable_row_of_a_listing_is_refused(
     server: FaultyS3, store: S3Storage, row: str
 ) -> None:
     server.faults.append(says(f"<ListBucketResult><Contents>{row}</Contents></ListBucketResult>"))

@@ -1,4 +1,4 @@
-"""How a body gets into a socket."""
+"""Sending a request body to a socket."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def in_file(tmp_path: Path) -> FileBody:
 
 @contextmanager
 def _receiver(expected: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
-    """A socket to send on, and what has come out of the other end when the block is left."""
+    """A socket to send on, and the bytes received at the other end once the block is left."""
     here, there = socket.socketpair()
     received: list[bytes] = []
 
@@ -60,11 +60,11 @@ def _sent(body: Body, start: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("start", [0, 100_001])
 @pytest.mark.parametrize("size", [1, SEND_PIECE, SEND_PIECE + 1, len(DATA) - 100_001])
-def test_a_window_of_a_file_arrives(in_file: FileBody, start: int, size: int) -> None:
+def test_window_of_a_file_is_sent(in_file: FileBody, start: int, size: int) -> None:
     assert _sent(in_file, start, size) == DATA[start : start + size]
 
 
-def test_the_kernel_sends_a_file(in_file: FileBody, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_sends_a_file(in_file: FileBody, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     monkeypatch.setattr(AttemptStream, "read", lambda *_: read.append(1))
     monkeypatch.setattr(AttemptStream, "readinto", lambda *_: read.append(1))
@@ -72,12 +72,12 @@ def test_the_kernel_sends_a_file(in_file: FileBody, monkeypatch: pytest.MonkeyPa
     assert read == []
 
 
-def test_bytes_in_memory_arrive() -> None:
+def test_bytes_in_memory_are_sent() -> None:
     assert _sent(BytesBody(DATA), 7, len(DATA) - 7) == DATA[7:]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_that_the_kernel_cannot_send_is_read(
+def test_file_that_the_kernel_cannot_send_is_read(
     in_file: FileBody, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*_: object) -> int:
@@ -87,7 +87,7 @@ def test_a_file_that_the_kernel_cannot_send_is_read(
     assert _sent(in_file, 3, len(DATA) - 3) == DATA[3:]
 
 
-def test_it_can_be_sent_again_from_the_start(in_file: FileBody) -> None:
+def test_body_can_be_sent_again_from_the_start(in_file: FileBody) -> None:
     with _receiver(2 * len(DATA)) as (sock, received), in_file.open() as raw:
         stream = AttemptStream(raw, len(DATA), 60.0)
         send_body(sock, stream)
@@ -96,7 +96,7 @@ def test_it_can_be_sent_again_from_the_start(in_file: FileBody) -> None:
     assert b"".join(received) == DATA + DATA
 
 
-def test_a_file_that_ends_early_is_the_bodys_fault(in_file: FileBody) -> None:
+def test_file_that_ends_early_is_a_body_error(in_file: FileBody) -> None:
     with _receiver(len(DATA)) as (sock, received), in_file.open() as raw:
         stream = AttemptStream(raw, len(DATA) + 1, 60.0)
         with pytest.raises(BodyFailedError):
@@ -107,7 +107,7 @@ def test_a_file_that_ends_early_is_the_bodys_fault(in_file: FileBody) -> None:
 
 
 class _Shrinking:
-    """A stream that told of bytes which are gone by the time they are to be sent."""
+    """A stream that announces bytes which are gone when they are sent."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -116,7 +116,7 @@ class _Shrinking:
         return Extent(self._descriptor, len(DATA), size)
 
 
-def test_a_file_cut_while_it_is_sent_is_the_bodys_fault(in_file: FileBody) -> None:
+def test_file_truncated_during_the_send_is_a_body_error(in_file: FileBody) -> None:
     with _receiver(1) as (sock, _), in_file.open() as raw:
         stream = AttemptStream(_Shrinking(raw.fileno()), 10, 60.0)  # type: ignore[arg-type]
         with pytest.raises(BodyFailedError):
@@ -125,7 +125,7 @@ def test_a_file_cut_while_it_is_sent_is_the_bodys_fault(in_file: FileBody) -> No
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE, errno.ECONNRESET])
-def test_a_bad_disk_is_told_from_a_bad_connection(
+def test_disk_error_is_distinguished_from_a_connection_error(
     in_file: FileBody, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     disk = number == errno.EIO
@@ -141,7 +141,7 @@ def test_a_bad_disk_is_told_from_a_bad_connection(
     assert (stream.failure is not None) == disk
 
 
-def test_a_peer_that_takes_nothing_any_more_is_given_up(in_file: FileBody) -> None:
+def test_send_to_a_stalled_receiver_is_given_up(in_file: FileBody) -> None:
     here, there = socket.socketpair()
     with here, there, in_file.open() as raw:
         here.settimeout(0.05)
@@ -149,10 +149,10 @@ def test_a_peer_that_takes_nothing_any_more_is_given_up(in_file: FileBody) -> No
             send_body(here, AttemptStream(raw, len(DATA), 60.0))
 
 
-def test_a_peer_that_takes_little_by_little_is_given_up_too(
+def test_send_to_a_slow_receiver_is_given_up(
     in_file: FileBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is for a piece, not for each byte of it."""
+    """The limit applies to a piece, not to each of its bytes."""
     now = [0.0]
 
     def trickle(*_: object) -> int:
@@ -167,7 +167,7 @@ def test_a_peer_that_takes_little_by_little_is_given_up_too(
     assert now[0] <= 22.0
 
 
-def test_an_attempts_deadline_holds(in_file: FileBody) -> None:
+def test_deadline_of_an_attempt_applies(in_file: FileBody) -> None:
     now = [0.0]
     with _receiver(SEND_PIECE) as (sock, received), in_file.open() as raw:
         stream = AttemptStream(raw, len(DATA), 5.0, clock=lambda: now[0])

@@ -76,7 +76,7 @@ def _client_error(code: str, status: int) -> boto.ClientError:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )
-def test_foreign_errors_become_ours(error: Exception, expected: type[StorageError]) -> None:
+def test_boto_errors_are_translated(error: Exception, expected: type[StorageError]) -> None:
     with pytest.raises(expected) as caught, translated("PutObject", "bucket-1", "dir/key"):
         raise error
     assert type(caught.value) is expected
@@ -84,7 +84,7 @@ def test_foreign_errors_become_ours(error: Exception, expected: type[StorageErro
     assert caught.value.__cause__ is error
 
 
-def test_a_missing_bucket_is_named_with_what_to_do() -> None:
+def test_error_for_a_missing_bucket_gives_the_remedy() -> None:
     text = "bucket 'bucket-1' does not exist: create it"
     with (
         pytest.raises(InvalidRequestError, match=text),
@@ -93,26 +93,26 @@ def test_a_missing_bucket_is_named_with_what_to_do() -> None:
         raise _client_error("NoSuchBucket", 404)
 
 
-def test_missing_credentials_are_told_with_what_to_do() -> None:
+def test_error_for_missing_credentials_gives_the_remedy() -> None:
     text = r"set storage\.s3\.access_key_id .*: AWS_ACCESS_KEY_ID"
     with pytest.raises(AccessDeniedError, match=text), translated("GetObject", "bucket-1", "k"):
         raise boto.NoCredentialsError
 
 
-def test_a_bug_is_not_dressed_up() -> None:
+def test_programming_error_is_not_translated() -> None:
     with pytest.raises(RuntimeError), translated("PutObject", "b", "k"):
         raise RuntimeError("ours")
 
 
 @pytest.mark.parametrize("error", [KeyError("ETag"), ValueError("a time"), TypeError("None")])
-def test_an_answer_that_cannot_be_read_is_an_error_of_the_store(error: Exception) -> None:
+def test_unreadable_answer_is_a_store_error(error: Exception) -> None:
     text = f"PutObject s3://b/k: .*{type(error).__name__}"
     with pytest.raises(MalformedAnswerError, match=text), translated("PutObject", "b", "k"):
         raise error
 
 
 @given(st.integers(1, 60 * GIB), st.integers(5 * MIB, 5 * GIB))
-def test_parts_cover_the_body_and_are_few_enough(size: int, wanted: int) -> None:
+def test_parts_cover_the_body_within_the_limit_of_parts(size: int, wanted: int) -> None:
     parts = part_sizes(size, wanted)
     assert sum(parts) == size
     assert len(parts) <= 10_000
@@ -121,7 +121,7 @@ def test_parts_cover_the_body_and_are_few_enough(size: int, wanted: int) -> None
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6), st.sampled_from(list(ChecksumAlgorithm)))
-def test_checksums_of_parts_make_that_of_the_whole(
+def test_checksums_of_parts_combine_to_that_of_the_whole(
     parts: list[bytes], algorithm: ChecksumAlgorithm
 ) -> None:
     combined, running = RunningChecksum(algorithm), RunningChecksum(algorithm)
@@ -131,7 +131,7 @@ def test_checksums_of_parts_make_that_of_the_whole(
     assert combined.result() == running.result() == checksum_of_bytes(b"".join(parts), algorithm)
 
 
-def test_known_checksums() -> None:
+def test_checksums_match_known_values() -> None:
     assert checksum_of_bytes(b"123456789", ChecksumAlgorithm.CRC32C).value.hex() == "e3069283"
     crc64 = checksum_of_bytes(b"123456789", ChecksumAlgorithm.CRC64NVME)
     assert crc64.value.hex() == "ae8b14860a799888"

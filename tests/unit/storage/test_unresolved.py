@@ -1,4 +1,4 @@
-"""Which recorded gaps and quarantines are unresolved."""
+"""Recorded gaps and quarantines that are unresolved."""
 
 import pytest
 
@@ -33,18 +33,18 @@ def gap_of(tp: TopicPartition, start: int, end: int) -> str:
     return LAYOUT.gap_key(tp, Offset(start), Offset(end))
 
 
-def test_what_nobody_has_acknowledged_is_unresolved(store: FakeStorage) -> None:
-    """What a takeover has moved aside was never part of the archive."""
+def test_gaps_and_quarantines_without_acknowledgement_are_unresolved(store: FakeStorage) -> None:
+    """Objects quarantined by a takeover never belonged to the archive."""
     assert read_unresolved(store, LAYOUT) == Unresolved({ORDERS: 25, PAY: 7}, {ORDERS: 2})
 
 
-def test_an_acknowledgement_resolves_one_gap_and_leaves_its_record(store: FakeStorage) -> None:
+def test_acknowledgement_resolves_one_gap_and_keeps_its_record(store: FakeStorage) -> None:
     put(store, "_sidetier/c/acknowledged/gaps/orders-3/" + gap_of(ORDERS, 10, 30)[-46:])
     put(store, LAYOUT.acknowledgement_key(gap_of(PAY, 0, 7)))
     assert read_unresolved(store, LAYOUT).gap_records == {ORDERS: 5}
 
 
-def test_a_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeStorage) -> None:
+def test_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeStorage) -> None:
     put(store, "_sidetier/c/acknowledged/quarantine/orders-3/one.json")
     assert read_unresolved(store, LAYOUT).quarantines == {ORDERS: 1}
     for row in list(store.list_objects(f"{LAYOUT.quarantine_prefix(ORDERS)}two/")):
@@ -52,7 +52,7 @@ def test_a_quarantine_is_resolved_by_its_acknowledgement_or_its_end(store: FakeS
     assert read_unresolved(store, LAYOUT).quarantines == {}
 
 
-def test_other_clusters_and_strange_keys_do_not_count(store: FakeStorage) -> None:
+def test_other_clusters_and_unknown_keys_do_not_count(store: FakeStorage) -> None:
     other = ArchiveLayout("other", 5)
     put(store, other.gap_key(ORDERS, Offset(0), Offset(100)))
     put(store, "_sidetier/c/gaps/readme.txt")

@@ -1,4 +1,4 @@
-"""Logs can be searched only when event names are constants of one form."""
+"""Logs are searchable only if event names are constants of one form."""
 
 import ast
 import re
@@ -37,6 +37,6 @@ def test_event_names_are_constants_of_one_form(path: Path) -> None:
             assert EVENT.fullmatch(str(choice.value)), f"{where}: {choice.value!r} is no name"
 
 
-def test_the_rule_finds_calls() -> None:
+def test_scan_finds_log_calls() -> None:
     found = [call for path in modules() for call in log_calls(path)]
     assert len(found) > 5

@@ -87,7 +87,7 @@ def ask_json(server: HttpServer, path: str) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
-def test_metrics_are_in_the_format_of_prometheus(server: HttpServer) -> None:
+def test_metrics_have_prometheus_format(server: HttpServer) -> None:
     status, body, headers = ask(server, "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain; version=")
@@ -95,14 +95,14 @@ def test_metrics_are_in_the_format_of_prometheus(server: HttpServer) -> None:
     assert {"sidetier_leader_partitions", "process_resident_memory_bytes"} <= names
 
 
-def test_healthy_while_every_thread_lives(server: HttpServer, source: ChangingStatus) -> None:
+def test_healthz_is_ok_while_every_thread_lives(server: HttpServer, source: ChangingStatus) -> None:
     assert ask_json(server, "/healthz") == (200, {"alive": True, "reason": None})
     source.now = StatusSnapshot("prod-a", alive=False, death="watcher: died")
     assert ask_json(server, "/healthz") == (503, {"alive": False, "reason": "watcher: died"})
 
 
-def test_probes_do_not_ask_for_partitions(server: HttpServer, source: ChangingStatus) -> None:
-    """With 10,000 of them, probes would take most of the sidecar's processor time."""
+def test_probes_do_not_collect_partitions(server: HttpServer, source: ChangingStatus) -> None:
+    """With 10,000 partitions, probes would use most of the sidecar's CPU time."""
     for path in ("/healthz", "/readyz"):
         assert ask_json(server, path)[0] == 200
     assert source.asked_for_partitions == [False, False]
@@ -110,7 +110,9 @@ def test_probes_do_not_ask_for_partitions(server: HttpServer, source: ChangingSt
     assert source.asked_for_partitions[-1]
 
 
-def test_ready_when_every_condition_holds(server: HttpServer, source: ChangingStatus) -> None:
+def test_readyz_is_ok_when_every_condition_holds(
+    server: HttpServer, source: ChangingStatus
+) -> None:
     status, body = ask_json(server, "/readyz")
     assert (status, body["ready"]) == (200, True)
     lost = Condition("store", holds=False, reason="403 for s3://bucket")
@@ -123,12 +125,12 @@ def test_ready_when_every_condition_holds(server: HttpServer, source: ChangingSt
     ]
 
 
-def test_not_ready_before_anything_is_known(server: HttpServer, source: ChangingStatus) -> None:
+def test_readyz_fails_before_the_first_status(server: HttpServer, source: ChangingStatus) -> None:
     source.now = StatusSnapshot("prod-a")
     assert ask_json(server, "/readyz")[0] == 503
 
 
-def test_partitions_in_full_and_by_topic(server: HttpServer) -> None:
+def test_partitions_are_listed_in_full_and_by_topic(server: HttpServer) -> None:
     status, body = ask_json(server, "/api/partitions")
     assert status == 200
     assert (body["cluster"], body["broker_id"], body["ready"]) == ("prod-a", 3, True)
@@ -146,7 +148,7 @@ def test_head_has_no_body_and_unknown_paths_and_methods_are_refused(server: Http
     assert ask(server, "/")[0] == 200
 
 
-def test_an_error_inside_is_an_answer_and_not_the_end(
+def test_internal_error_is_answered_and_does_not_stop_the_server(
     server: HttpServer, source: ChangingStatus, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.error = RuntimeError("broken")
@@ -156,13 +158,13 @@ def test_an_error_inside_is_an_answer_and_not_the_end(
     assert "broken" in caplog.text
 
 
-def test_a_client_that_stalls_holds_up_nobody(server: HttpServer) -> None:
+def test_stalled_client_does_not_delay_others(server: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as stalled:
         stalled.sendall(b"GET /metrics")
         assert ask(server, "/healthz")[0] == 200
 
 
-def test_many_at_once(server: HttpServer) -> None:
+def test_many_requests_at_once_are_answered(server: HttpServer) -> None:
     answers: list[int] = []
     threads = [
         threading.Thread(target=lambda: answers.append(ask(server, "/api/partitions")[0]))
@@ -175,7 +177,7 @@ def test_many_at_once(server: HttpServer) -> None:
     assert answers == [200] * 20
 
 
-def test_ipv6(source: ChangingStatus) -> None:
+def test_server_listens_on_ipv6(source: ChangingStatus) -> None:
     server = HttpServer("::1", 0, Application(create_registry(), source))
     try:
         server.start()
@@ -190,20 +192,20 @@ def test_ipv6(source: ChangingStatus) -> None:
         server.stop()
 
 
-def test_a_taken_port_is_a_clear_error(server: HttpServer, source: ChangingStatus) -> None:
+def test_port_in_use_is_a_clear_error(server: HttpServer, source: ChangingStatus) -> None:
     second = HttpServer("127.0.0.1", server.port, Application(create_registry(), source))
     with pytest.raises(ConfigurationError, match=f"port {server.port}: Address already in use"):
         second.start()
     second.stop()
 
 
-def test_a_host_of_another_machine_is_a_clear_error(source: ChangingStatus) -> None:
+def test_host_of_another_machine_is_a_clear_error(source: ChangingStatus) -> None:
     server = HttpServer("203.0.113.1", 0, Application(create_registry(), source))
     with pytest.raises(ConfigurationError, match=r"http\.host, http\.port: cannot listen"):
         server.start()
 
 
-def test_it_stops_twice_and_before_it_started_and_starts_again(source: ChangingStatus) -> None:
+def test_server_can_stop_twice_stop_unstarted_and_start_again(source: ChangingStatus) -> None:
     server = HttpServer("127.0.0.1", 0, Application(create_registry(), source))
     server.stop()
     for _ in range(2):
@@ -218,7 +220,7 @@ def test_it_stops_twice_and_before_it_started_and_starts_again(source: ChangingS
             socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
-def test_the_url_is_one_that_a_client_can_use(source: ChangingStatus) -> None:
+def test_url_is_usable_by_a_client(source: ChangingStatus) -> None:
     everywhere = "0.0.0.0"  # noqa: S104 -- never bound here
     assert (
         HttpServer(everywhere, 9108, Application(create_registry(), source)).url
@@ -253,7 +255,7 @@ def many_partitions(number: int) -> StatusSnapshot:
     return StatusSnapshot(cluster="prod-a", partitions=(row,) * number)
 
 
-def test_half_open_connections_cost_neither_threads_nor_files(server: HttpServer) -> None:
+def test_half_open_connections_use_few_threads_and_files(server: HttpServer) -> None:
     threads, files = threading.active_count(), open_files()
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server)) for _ in range(600)]
@@ -264,7 +266,7 @@ def test_half_open_connections_cost_neither_threads_nor_files(server: HttpServer
         wait_until(lambda: open_files() - files - len(clients) <= MAX_CONNECTIONS, 10, "few files")
 
 
-def test_a_request_byte_by_byte_ends_at_the_deadline(source: ChangingStatus) -> None:
+def test_slow_request_ends_at_the_deadline(source: ChangingStatus) -> None:
     with serving(source, connection_seconds=0.3) as server, connect(server) as client:
         sent = []
 
@@ -281,8 +283,8 @@ def test_a_request_byte_by_byte_ends_at_the_deadline(source: ChangingStatus) -> 
         assert ask(server, "/healthz")[0] == 200
 
 
-def test_a_client_that_does_not_read_its_answer_is_closed(source: ChangingStatus) -> None:
-    source.now = many_partitions(10_000)  # more than the buffers of two sockets take
+def test_client_that_does_not_read_its_answer_is_closed(source: ChangingStatus) -> None:
+    source.now = many_partitions(10_000)  # more than the buffers of two sockets hold
     with serving(source, connection_seconds=0.5) as server, ExitStack() as stack:
         files = open_files()
         clients = [stack.enter_context(connect(server)) for _ in range(WORKER_THREADS + 1)]
@@ -309,7 +311,7 @@ def test_headers_and_bodies_are_bounded(server: HttpServer) -> None:
     assert ask(server, "/healthz", "POST", headers={"Content-Length": "100000"})[0] == 413
 
 
-def test_it_serves_beside_more_than_1024_open_files(source: ChangingStatus) -> None:
+def test_server_works_with_more_than_1024_open_files(source: ChangingStatus) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack:
@@ -329,7 +331,7 @@ def test_metrics_are_compressed_on_request(server: HttpServer) -> None:
     connection.close()
 
 
-def test_a_bearer_token_guards_all_but_what_probes_ask(source: ChangingStatus) -> None:
+def test_bearer_token_protects_everything_except_probes(source: ChangingStatus) -> None:
     tokens = ["first"]
     application = Application(create_registry(), source, lambda: tokens[-1])
     server = HttpServer("127.0.0.1", 0, application)

@@ -10,7 +10,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_one_json_object_a_line_with_bound_values() -> None:
+def test_log_line_is_one_json_object_with_bound_values() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
     bound = logger(topic="orders", partition=2, base_offset=520)
@@ -36,7 +36,7 @@ def test_less_severe_levels_are_left_out() -> None:
     assert [line["event"] for line in lines(stream)] == ["yes"]
 
 
-def test_libraries_end_in_the_same_stream_and_form() -> None:
+def test_libraries_log_to_the_same_stream_in_the_same_format() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
     logging.getLogger("kazoo.client").warning("Connection %s, attempts %d", "dropped", 3)
@@ -48,7 +48,7 @@ def test_libraries_end_in_the_same_stream_and_form() -> None:
     assert line["level"] == "warning"
 
 
-def test_rooms_may_use_the_standard_logging_too() -> None:
+def test_standard_logging_of_our_packages_has_the_same_format() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
     logging.getLogger("sidetier.storage.s3").warning("multipart_abort_failed", extra={"key": "k"})
@@ -57,14 +57,14 @@ def test_rooms_may_use_the_standard_logging_too() -> None:
     assert "library" not in line
 
 
-def test_debug_hears_the_libraries_too() -> None:
+def test_debug_level_includes_the_libraries() -> None:
     stream = io.StringIO()
     configure_logs("json", "debug", stream)
     logging.getLogger("kazoo.client").debug("chatter")
     assert lines(stream)[0]["message"] == "chatter"
 
 
-def test_an_error_carries_its_traceback_as_one_value() -> None:
+def test_error_contains_its_traceback_as_one_value() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
     logger().error("upload.failed", exc_info=OSError("disk full"))
@@ -72,14 +72,14 @@ def test_an_error_carries_its_traceback_as_one_value() -> None:
     assert "OSError: disk full" in line["exception"]
 
 
-def test_values_that_json_does_not_know_are_shown_as_text() -> None:
+def test_values_without_a_json_form_are_logged_as_text() -> None:
     stream = io.StringIO()
     configure_logs("json", "info", stream)
     logger().info("x", reason=ValueError("no"))
     assert "no" in lines(stream)[0]["reason"]
 
 
-def test_console_lines_are_for_people() -> None:
+def test_console_lines_are_readable() -> None:
     stream = io.StringIO()
     configure_logs("console", "info", stream)
     logger(topic="orders").info("segment.uploaded", size=7)
@@ -91,7 +91,7 @@ def test_console_lines_are_for_people() -> None:
     assert "went wrong" in second
 
 
-def test_the_last_configuration_counts_for_loggers_made_before() -> None:
+def test_last_configuration_applies_to_existing_loggers() -> None:
     before = logger(topic="t")
     first, second = io.StringIO(), io.StringIO()
     configure_logs("json", "info", first)

@@ -126,7 +126,7 @@ def labels(tp: TopicPartition) -> Labels:
         (lambda m: m.watcher_overflowed(), "watcher_overflows_total", {}, 1),
     ],
 )
-def test_what_happened_is_counted(
+def test_events_are_counted(
     happen: Callable[[Metrics], None],
     name: str,
     with_labels: Labels,
@@ -186,7 +186,7 @@ def test_gauges_are_read_from_the_status(
 
 
 @pytest.mark.parametrize("name", ["queue_bytes", "pinned_bytes"])
-def test_a_number_that_is_not_known_is_not_exported_as_zero(
+def test_unknown_number_is_not_exported_as_zero(
     name: str, registry: CollectorRegistry, metrics: Metrics
 ) -> None:
     metrics.observe_status(FixedStatus(StatusSnapshot(cluster="prod-a")))
@@ -210,7 +210,7 @@ def test_a_number_that_is_not_known_is_not_exported_as_zero(
         ("leader_partitions", 3),
     ],
 )
-def test_above_the_cap_labels_are_dropped(
+def test_labels_are_dropped_above_the_cap(
     name: str, value: float | None, registry: CollectorRegistry
 ) -> None:
     Metrics(registry, max_partition_series=2).observe_status(FixedStatus(SNAPSHOT))
@@ -218,7 +218,9 @@ def test_above_the_cap_labels_are_dropped(
     assert registry.get_sample_value(PREFIX + name, labels(ORDERS)) is None
 
 
-def test_above_the_cap_counters_become_one_that_never_falls(registry: CollectorRegistry) -> None:
+def test_counters_above_the_cap_merge_into_one_that_never_decreases(
+    registry: CollectorRegistry,
+) -> None:
     metrics = Metrics(registry, max_partition_series=1)
     for number in range(3):
         metrics.segment_uploaded(TopicPartition("t", number), 10, 1.0)
@@ -238,7 +240,7 @@ def test_series_end_with_the_lead(registry: CollectorRegistry, metrics: Metrics)
     metrics.forget(PAY)
 
 
-def test_nothing_is_lost_between_threads(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_concurrent_updates_are_all_counted(registry: CollectorRegistry, metrics: Metrics) -> None:
     def work() -> None:
         for _ in range(500):
             metrics.segment_uploaded(PAY, 2, 0.1)
@@ -253,7 +255,7 @@ def test_nothing_is_lost_between_threads(registry: CollectorRegistry, metrics: M
     assert registry.get_sample_value("sidetier_gap_records_total", labels(ORDERS)) == 2000
 
 
-def test_prometheus_parses_what_is_written(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_prometheus_can_parse_the_output(registry: CollectorRegistry, metrics: Metrics) -> None:
     odd = TopicPartition('quote"back\\slash', 0)
     metrics.segment_uploaded(odd, 1, 1.0)
     metrics.observe_status(FixedStatus(SNAPSHOT))
@@ -265,7 +267,7 @@ def test_prometheus_parses_what_is_written(registry: CollectorRegistry, metrics:
     assert sample.value == 1
 
 
-def test_exactly_the_catalogue_is_exported_with_its_types_and_labels(
+def test_exported_metrics_equal_the_catalogue_in_types_and_labels(
     registry: CollectorRegistry, metrics: Metrics
 ) -> None:
     metrics.observe_status(FixedStatus(SNAPSHOT))
@@ -289,7 +291,7 @@ def test_exactly_the_catalogue_is_exported_with_its_types_and_labels(
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_follow_the_conventions(metric: Metric) -> None:
+def test_names_follow_prometheus_conventions(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
     assert (metric.above is not None) == (metric.labels[:2] == ("topic", "partition"))
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)

@@ -26,25 +26,25 @@ def log_dir(tmp_path: Path) -> LogDir:
 
 @pytest.fixture
 def log(log_dir: LogDir) -> PartitionLog:
-    """The partition t-0 of it, empty."""
+    """Partition t-0 in the log dir, without records."""
     return log_dir.create()
 
 
 @pytest.fixture
 def site(log_dir: LogDir, store: FakeStorage) -> Site:
-    """A daemon's surroundings, over that log dir and that store."""
+    """A test site: a daemon's configuration and fakes over the log dir and the store."""
     return Site([log_dir], store)
 
 
 @pytest.fixture
 def quick_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gap is looked at again at once, not after two seconds."""
+    """Check a gap again at once instead of after two seconds."""
     for module in (partition, decisions):
         monkeypatch.setattr(module, "GAP_CONFIRM_SECONDS", 0.001)
 
 
 @pytest.fixture
 def quick_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork is looked at again at once, not after two seconds."""
+    """Check a divergence again at once instead of after two seconds."""
     monkeypatch.setattr(history, "CONFIRM_SECONDS", 0.001)
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.002)

@@ -1,4 +1,4 @@
-"""Which of the segments that are stored above the watermark follow on it."""
+"""Selection of the stored segments above the watermark that continue the archive without a gap."""
 
 import pytest
 
@@ -25,13 +25,13 @@ def stored(base: int, end: int) -> StoredSegment:
     ],
     ids=str,
 )
-def test_an_overlap_that_adds_nothing_does_not_take_the_end_back(
+def test_a_contained_segment_does_not_lower_the_archive_end_offset(
     ranges: list[tuple[int, int]], chosen: list[tuple[int, int]]
 ) -> None:
     found = contiguous([stored(*limits) for limits in ranges], Offset(0))
     assert found == [stored(*limits) for limits in chosen]
 
 
-def test_what_ends_at_the_start_or_before_it_is_left_out() -> None:
+def test_segments_that_end_at_or_below_the_archive_end_offset_are_left_out() -> None:
     found = contiguous([stored(0, 5), stored(0, 10), stored(10, 20)], Offset(10))
     assert found == [stored(10, 20)]

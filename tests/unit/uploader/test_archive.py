@@ -1,4 +1,4 @@
-"""Reading an archive and moving its watermark, while others do the same."""
+"""Reading an archive and moving its watermark while other writers do the same."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def archive_writer_of(store: RemoteStorage, cache_bytes: int = 1 << 20) -> Archi
 def put_segment(
     store: FakeStorage, base: int, end: int | None, epochs: tuple[int, int, int] = (1, 1, 1)
 ) -> None:
-    """The three objects of a segment; `epochs` are those of their writers."""
+    """Store the three objects of a segment; `epochs` are the leader epochs of their writers."""
     kinds = (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG)
     for kind, epoch in zip(kinds, epochs, strict=True):
         notes = {WRITER_EPOCH_KEY: str(epoch)}
@@ -77,14 +77,14 @@ def put_watermark(store: FakeStorage, watermark: Watermark) -> None:
     store.put_object(KEY, BytesBody(encode_watermark(watermark)))
 
 
-def test_the_metadata_is_written_before_the_watermark(store: FakeStorage) -> None:
+def test_metadata_is_written_before_the_watermark(store: FakeStorage) -> None:
     archive = archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert [r.key for r in store.requests if r.operation == "put"] == [METADATA, KEY]
     assert archive.next_offset == 10
     assert watermark_of(store, TP) == archive.watermark
 
 
-def test_one_commit_moves_over_many_segments(store: FakeStorage) -> None:
+def test_one_commit_covers_several_segments(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10), segment(10, 25)], leader())
     assert archive.watermark is not None
@@ -93,7 +93,7 @@ def test_one_commit_moves_over_many_segments(store: FakeStorage) -> None:
     assert store.count("put") == 2
 
 
-def test_what_was_written_is_read_back(store: FakeStorage) -> None:
+def test_load_returns_the_committed_state(store: FakeStorage) -> None:
     written = archive_writer_of(store).commit(
         TP, ArchiveState(), [segment(0, 10)], leader(3, 7, "T" * 22)
     )
@@ -110,7 +110,7 @@ def test_a_partition_without_a_watermark_is_empty(store: FakeStorage) -> None:
 @pytest.mark.parametrize(
     ("theirs", "ours", "refused"), [(2, 1, True), (1, 1, False), (1, 2, False)]
 )
-def test_a_later_leaders_watermark_is_stood_down_before(
+def test_load_stands_down_for_the_watermark_of_a_later_leader(
     store: FakeStorage, theirs: int, ours: int, *, refused: bool
 ) -> None:
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(theirs), nonce="n"))
@@ -122,25 +122,25 @@ def test_a_later_leaders_watermark_is_stood_down_before(
         assert archive_writer.load(TP, leader(ours)).next_offset == 10
 
 
-def test_another_topic_of_the_same_name_is_refused(store: FakeStorage) -> None:
+def test_load_refuses_a_watermark_of_another_topic_id(store: FakeStorage) -> None:
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), topic_id="A" * 22, nonce="n"))
     with pytest.raises(ArchiveConflictError, match="deleted and created again"):
         archive_writer_of(store).load(TP, leader(topic_id="B" * 22))
 
 
-def test_a_malformed_watermark_names_its_key(store: FakeStorage) -> None:
+def test_error_for_a_malformed_watermark_names_the_key(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"nonsense"))
     with pytest.raises(MalformedObjectError, match=KEY):
         archive_writer_of(store).load(TP, leader())
 
 
-def test_a_watermark_that_names_a_segment_that_is_not_stored_is_refused(store: FakeStorage) -> None:
+def test_load_refuses_a_watermark_whose_segment_is_not_stored(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"%020d" % 30))
     with pytest.raises(MalformedObjectError, match="is not stored"):
         archive_writer_of(store).load(TP, leader())
 
 
-def test_of_two_that_move_it_from_the_same_place_one_is_refused(store: FakeStorage) -> None:
+def test_second_of_two_concurrent_commits_is_refused(store: FakeStorage) -> None:
     first, second = archive_writer_of(store), archive_writer_of(store)
     archives = [archive_writer.load(TP, leader()) for archive_writer in (first, second)]
     first.commit(TP, archives[0], [segment(0, 10)], leader(1, 1))
@@ -149,7 +149,7 @@ def test_of_two_that_move_it_from_the_same_place_one_is_refused(store: FakeStora
     assert stored_next(store, TP) == 10
 
 
-def test_the_loser_of_a_later_epoch_reads_and_goes_on(store: FakeStorage) -> None:
+def test_refused_writer_of_a_later_epoch_reloads_and_commits(store: FakeStorage) -> None:
     old, new = archive_writer_of(store), archive_writer_of(store)
     start = old.load(TP, leader(1))
     moved = new.commit(TP, new.load(TP, leader(2)), [segment(0, 10)], leader(2))
@@ -160,8 +160,10 @@ def test_the_loser_of_a_later_epoch_reads_and_goes_on(store: FakeStorage) -> Non
     assert watermark_of(store, TP) == moved.watermark
 
 
-def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
-    """A nonce makes each write another object: an etag by content would fence nothing."""
+def test_equal_commits_have_different_nonces(store: FakeStorage) -> None:
+    """Without a nonce, equal bytes would have equal etags, and a conditional write would not
+    protect.
+    """
     one = archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     two = archive_writer_of(FakeStorage()).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert one.watermark is not None
@@ -169,8 +171,8 @@ def test_equal_bytes_are_no_excuse(store: FakeStorage) -> None:
     assert one.watermark.nonce != two.watermark.nonce
 
 
-def test_a_refusal_of_ones_own_success_is_recognised_by_the_nonce(store: FakeStorage) -> None:
-    """The layer that retries lost the first answer, and its second try was refused."""
+def test_writer_recognises_its_own_retried_commit_by_the_nonce(store: FakeStorage) -> None:
+    """The first answer is lost, and the store refuses the retry because the first try succeeded."""
     archive_writer = ArchiveWriter(_SendsPutsTwice(store), LAYOUT, MetadataCache(1 << 20))
     archive = archive_writer.load(TP, leader())
     for base in (0, 10):
@@ -179,7 +181,7 @@ def test_a_refusal_of_ones_own_success_is_recognised_by_the_nonce(store: FakeSto
     assert named(store) == [0, 10]
 
 
-def test_a_failed_write_moves_nothing(store: FakeStorage) -> None:
+def test_failed_commit_does_not_move_the_watermark(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     store.fail("put", StoreUnavailableError("away"), key=KEY)
     with pytest.raises(StoreUnavailableError):
@@ -188,7 +190,7 @@ def test_a_failed_write_moves_nothing(store: FakeStorage) -> None:
     assert archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader()).next_offset == 10
 
 
-def test_a_lost_answer_is_a_conflict_with_oneself_that_reading_again_solves(
+def test_lost_answer_to_a_commit_is_resolved_by_reloading(
     store: FakeStorage,
 ) -> None:
     archive_writer = archive_writer_of(store)
@@ -203,7 +205,7 @@ def test_a_lost_answer_is_a_conflict_with_oneself_that_reading_again_solves(
 # -- _metadata ------------------------------------------------------------------------------------
 
 
-def test_a_metadata_that_somebody_else_changed_keeps_his_entries(store: FakeStorage) -> None:
+def test_commit_keeps_metadata_entries_of_another_writer(store: FakeStorage) -> None:
     one, other = archive_writer_of(store), archive_writer_of(store)
     archive = one.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     other.prepare(TP, archive, leader())
@@ -212,7 +214,7 @@ def test_a_metadata_that_somebody_else_changed_keeps_his_entries(store: FakeStor
     assert named(store) == [0, 10, 20]
 
 
-def test_where_it_is_missing_it_begins_with_all_that_is_stored(store: FakeStorage) -> None:
+def test_missing_metadata_is_rebuilt_from_all_stored_segments(store: FakeStorage) -> None:
     put_segment(store, 0, 10)
     put_segment(store, 10, 20)
     store.put_object(key_of(TP, 20), BytesBody(b"x"))  # above the watermark, and not whole
@@ -224,7 +226,7 @@ def test_where_it_is_missing_it_begins_with_all_that_is_stored(store: FakeStorag
     assert named(store) == [0, 10, 20]
 
 
-def test_it_begins_so_also_when_memory_was_needed_for_others_meanwhile(store: FakeStorage) -> None:
+def test_missing_metadata_is_rebuilt_after_the_cache_evicted_it(store: FakeStorage) -> None:
     put_segment(store, 0, 10)
     put_watermark(store, Watermark(BaseOffset(0), Offset(10), LeaderEpoch(1), nonce="n"))
     archive_writer = archive_writer_of(store, cache_bytes=1)
@@ -234,7 +236,7 @@ def test_it_begins_so_also_when_memory_was_needed_for_others_meanwhile(store: Fa
     assert named(store) == [0, 10]
 
 
-def test_a_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
+def test_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
     store.put_object(METADATA, BytesBody(b"{}"))
     archive_writer = archive_writer_of(store)
     with pytest.raises(MalformedObjectError, match="_metadata"):
@@ -244,17 +246,17 @@ def test_a_malformed_metadata_is_not_overwritten(store: FakeStorage) -> None:
     assert store.contents() == {METADATA: b"{}"}
 
 
-def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
+def test_commit_gives_up_with_a_conflict_after_five_lost_races() -> None:
     changed = _AlwaysChanged(FakeStorage())
     with pytest.raises(ArchiveConflictError, match="5 times"):
         archive_writer_of(changed).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     assert stored_next(changed.store, TP) is None
 
 
-# -- what is above the watermark ------------------------------------------------------------------
+# -- objects above the watermark ------------------------------------------------------------------
 
 
-def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) -> None:
+def test_prepare_returns_only_keys_above_the_watermark(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     for base in (0, 10):
         put_segment(store, base, base + 10)
@@ -264,7 +266,7 @@ def test_prepare_names_what_lies_above_the_watermark_only(store: FakeStorage) ->
     assert {key for key in present if key.endswith(".log")} == {key_of(TP, 20)}
 
 
-def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
+def test_gap_is_recorded_once_and_skipped(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     gap = OffsetRange(Offset(10), Offset(40))
@@ -281,7 +283,7 @@ def test_a_gap_is_recorded_once_and_stepped_over(store: FakeStorage) -> None:
     assert (record["start_offset"], record["end_offset"]) == (10, 40)
 
 
-def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
+def test_gap_before_the_first_watermark_moves_the_start_in_memory_only(
     store: FakeStorage,
 ) -> None:
     archive = ArchiveState(next_offset=Offset(5), present=frozenset())
@@ -303,7 +305,7 @@ def test_a_gap_before_the_first_watermark_moves_the_start_in_memory_alone(
         pytest.param([(5, 10), (50, 60)], 0, 40, [(10, 40)], id="only others"),
     ],
 )
-def test_what_is_stored_above_the_watermark_is_adopted(
+def test_recording_a_gap_adopts_segments_stored_above_the_watermark(
     store: FakeStorage,
     stored: list[tuple[int, int]],
     base: int,
@@ -324,10 +326,10 @@ def test_what_is_stored_above_the_watermark_is_adopted(
 
 
 @pytest.mark.parametrize("epochs", [(2, 1, 1), (1, 2, 1), (2, 2, 1)])
-def test_a_log_whose_indexes_another_leader_emptied_is_adopted(
+def test_log_whose_indexes_a_later_leader_emptied_is_adopted(
     store: FakeStorage, epochs: tuple[int, int, int]
 ) -> None:
-    """Whoever wrote the log saw to it that its indexes belong to it."""
+    """The sidecar that stored the log made sure that the indexes belong to it."""
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20, epochs)
@@ -337,10 +339,10 @@ def test_a_log_whose_indexes_another_leader_emptied_is_adopted(
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
-def test_a_log_of_the_peers_beside_an_index_of_ours_is_not_adopted(
+def test_pinterest_log_beside_a_sidecar_index_is_not_adopted(
     store: FakeStorage, kind: FileKind
 ) -> None:
-    """He sends the three in any order, and looks at none."""
+    """Pinterest's uploader sends the three files in any order and compares none of them."""
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, None)
@@ -352,7 +354,7 @@ def test_a_log_of_the_peers_beside_an_index_of_ours_is_not_adopted(
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
-def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
+def test_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKind) -> None:
     archive_writer = archive_writer_of(store)
     archive = archive_writer.commit(TP, ArchiveState(), [segment(0, 10)], leader())
     put_segment(store, 10, 20)
@@ -368,12 +370,14 @@ def test_a_log_without_an_index_is_not_adopted(store: FakeStorage, kind: FileKin
 # -- offset_reset: latest -------------------------------------------------------------------------
 
 
-def test_where_an_archive_starts_is_recorded_once(store: FakeStorage) -> None:
+def test_start_of_an_archive_is_recorded_once(store: FakeStorage) -> None:
     assert archive_writer_of(store).start_of(TP, Offset(30), leader()) == 30
     assert archive_writer_of(store).start_of(TP, Offset(90), leader()) == 30
 
 
-def test_a_start_of_a_deleted_topic_is_none_of_the_next_one(store: FakeStorage) -> None:
+def test_start_record_of_a_deleted_topic_does_not_apply_to_its_successor(
+    store: FakeStorage,
+) -> None:
     ours, other = leader(topic_id="ours"), leader(topic_id="another")
     assert archive_writer_of(store).start_of(TP, Offset(30), ours) == 30
     assert archive_writer_of(store).start_of(TP, Offset(90), leader()) == 30, "of either"
@@ -381,14 +385,14 @@ def test_a_start_of_a_deleted_topic_is_none_of_the_next_one(store: FakeStorage) 
     assert archive_writer_of(store).start_of(TP, Offset(20), other) == 10
 
 
-def test_a_start_without_a_topic_id_holds(store: FakeStorage) -> None:
-    """As an earlier version has recorded it."""
+def test_start_record_without_a_topic_id_applies(store: FakeStorage) -> None:
+    """An earlier version wrote such records."""
     body = BytesBody(b'{"version": 1, "start_offset": 30}')
     store.put_object(LAYOUT.start_key(TP), body)
     assert archive_writer_of(store).start_of(TP, Offset(90), leader(topic_id="ours")) == 30
 
 
-def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeStorage) -> None:
+def test_earliest_start_record_of_the_topic_id_applies(store: FakeStorage) -> None:
     archive_writer, ours, other = (
         archive_writer_of(store),
         leader(topic_id="ours"),
@@ -406,10 +410,10 @@ def test_the_earliest_start_that_was_recorded_holds_for_its_topic(store: FakeSto
     assert archive_writer.load(TP, ours).kept_start is None
 
 
-def test_what_a_deleted_topic_has_left_without_a_watermark_is_named_no_more(
+def test_metadata_of_a_deleted_topic_without_a_watermark_is_discarded(
     store: FakeStorage,
 ) -> None:
-    """Its sidecar was killed between `_metadata` and its first watermark."""
+    """The deleted topic's sidecar was killed between `_metadata` and its first watermark."""
     put_segment(store, 20, 30)
     before = store.get_object(key_of(TP, 20))
     notes = {**before.head.metadata, TOPIC_ID_KEY: "deleted"}
@@ -423,10 +427,10 @@ def test_what_a_deleted_topic_has_left_without_a_watermark_is_named_no_more(
     assert named(store) == [0]
 
 
-def test_the_first_watermark_is_not_written_above_a_start_that_was_recorded(
+def test_first_watermark_above_an_earlier_start_record_is_refused(
     store: FakeStorage,
 ) -> None:
-    """Two sidecars begin the archive; the other one has records from 10 on."""
+    """Two sidecars begin the archive; the other one has records from offset 10 on."""
     archive_writer = archive_writer_of(store)
     ours = archive_writer.keep_start(TP, ArchiveState(), Offset(30), leader())
     archive_writer.keep_start(TP, ArchiveState(), Offset(10), leader())
@@ -439,14 +443,14 @@ def test_the_first_watermark_is_not_written_above_a_start_that_was_recorded(
     assert archive_writer.commit(TP, theirs, [segment(10, 30)], leader()).next_offset == 30
 
 
-def test_a_record_of_latest_is_no_start_for_earliest(store: FakeStorage) -> None:
+def test_start_record_of_latest_is_ignored_with_earliest(store: FakeStorage) -> None:
     archive_writer = archive_writer_of(store)
     archive_writer.start_of(TP, Offset(30), leader())
     assert archive_writer.load(TP, leader()).kept_start is None
     assert archive_writer.keep_start(TP, ArchiveState(), Offset(40), leader()).start_is_kept
 
 
-def test_a_malformed_start_record_is_an_error(store: FakeStorage) -> None:
+def test_malformed_start_record_is_an_error(store: FakeStorage) -> None:
     store.put_object(LAYOUT.start_key(TP), BytesBody(b"[]"))
     with pytest.raises(MalformedObjectError, match="starts/t-0"):
         archive_writer_of(store).load(TP, leader())
@@ -472,7 +476,7 @@ class _AlwaysChanged(InterceptedStore):
         return super().intercept(call)
 
 
-def test_decoding_is_what_a_reader_does(store: FakeStorage) -> None:
+def test_watermark_decodes_to_base_offset_and_next_offset(store: FakeStorage) -> None:
     archive_writer_of(store).commit(TP, ArchiveState(), [segment(0, 10)], leader())
     first_line = store.contents()[KEY].split(b"\n")[0]
     assert first_line == b"00000000000000000000"

@@ -1,4 +1,6 @@
-"""Chapters are written once, of whole thousands of committed segments, and only repeat notes."""
+"""Chapters cover whole thousands of committed segments, are written once and copy object
+metadata.
+"""
 
 from collections.abc import Callable
 
@@ -36,7 +38,7 @@ def stop_after(requests: int) -> Callable[[], bool]:
 def store_logs(
     store: FakeStorage, first: int, count: int, *, is_pinterest: bool = False, body: bytes = b"x"
 ) -> None:
-    """Segments of ten offsets each."""
+    """Store segments of ten offsets each."""
     for base in range(first, first + count * 10, 10):
         notes = {
             NEXT_OFFSET_KEY: str(base + 10),
@@ -62,10 +64,10 @@ def entries(store: FakeStorage) -> list[ChapterEntry]:
     return [entry for chapter in found for entry in read_chapter(store, chapter)]
 
 
-def test_each_thousand_of_committed_segments_is_a_chapter() -> None:
+def test_each_thousand_committed_segments_become_a_chapter() -> None:
     store = FakeStorage()
     store_logs(store, 0, 2 * SEGMENTS + 5)
-    # The last thousand is not whole: one of its segments is above the watermark.
+    # The last thousand is incomplete: one of its segments is above the watermark.
     assert write_chapters(archive(store, 2 * SEGMENTS - 1), go_on) == SEGMENTS - 1
     assert chapters(store) == [(0, 10_000)]
     assert write_chapters(archive(store, 2 * SEGMENTS + 5), go_on) == 5
@@ -76,14 +78,14 @@ def test_each_thousand_of_committed_segments_is_a_chapter() -> None:
     assert found[0] == ChapterEntry(BaseOffset(0), Offset(10), 1, row.etag, 7, 10)
 
 
-def test_what_was_deleted_at_the_start_is_left_out() -> None:
+def test_segments_deleted_at_the_start_are_left_out_of_the_chapter() -> None:
     store = FakeStorage()
     store_logs(store, 500, SEGMENTS)
     assert write_chapters(archive(store, SEGMENTS, first=500), go_on) == 0
     assert chapters(store) == [(500, 10_500)]
 
 
-def test_nothing_is_written_twice() -> None:
+def test_written_chapters_are_not_written_again() -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
     write_chapters(archive(store, SEGMENTS), go_on)
@@ -92,14 +94,14 @@ def test_nothing_is_written_twice() -> None:
     assert {row.key: row.etag for row in store.list_objects("_sidetier/")} == before
 
 
-def test_of_the_peers_segments_there_is_nothing_to_repeat() -> None:
+def test_segments_of_pinterest_make_no_chapter() -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS, is_pinterest=True)
     write_chapters(archive(store, SEGMENTS), go_on)
     assert chapters(store) == []
 
 
-def test_some_of_the_peers_are_left_out_of_a_chapter() -> None:
+def test_chapter_leaves_out_segments_of_pinterest() -> None:
     store = FakeStorage()
     store_logs(store, 0, 3, is_pinterest=True)
     store_logs(store, 30, SEGMENTS - 3)
@@ -108,21 +110,21 @@ def test_some_of_the_peers_are_left_out_of_a_chapter() -> None:
 
 
 @pytest.mark.parametrize("requests", [0, 1, 500, SEGMENTS])
-def test_who_is_stopped_leaves_nothing(requests: int) -> None:
+def test_stopped_writer_leaves_no_chapter(requests: int) -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
     write_chapters(archive(store, SEGMENTS), stop_after(requests))
     assert chapters(store) == []
 
 
-def test_another_topic_of_the_name_has_chapters_of_its_own() -> None:
+def test_chapters_of_another_topic_id_are_not_found() -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
     write_chapters(archive(store, SEGMENTS), go_on)
     assert stored_chapters(store, LAYOUT, TP, "another") == []
 
 
-def test_only_archives_with_enough_segments_are_told_of() -> None:
+def test_only_archives_with_enough_segments_are_queued_for_chapters() -> None:
     store, told = FakeStorage(), LongArchives()
     told.put(archive(store, SEGMENTS - 1))
     assert told.take() is None
@@ -132,7 +134,7 @@ def test_only_archives_with_enough_segments_are_told_of() -> None:
     assert told.take() is None
 
 
-def test_entries_survive_being_stored() -> None:
+def test_chapter_entries_round_trip_through_the_encoding() -> None:
     some = [
         ChapterEntry(BaseOffset(0), Offset(10), 5, "e1", 7, 10),
         ChapterEntry(BaseOffset(10), Offset(12), 6, "e2", None, None),
@@ -153,17 +155,17 @@ def test_entries_survive_being_stored() -> None:
         b'{"segments": [[true, 2, 3, "e", 5, 6]]}',
     ],
 )
-def test_what_is_no_chapter_is_named(data: bytes) -> None:
+def test_error_for_a_malformed_chapter_names_the_key(data: bytes) -> None:
     with pytest.raises(MalformedObjectError, match="some/key"):
         decode_chapter(data, "some/key")
 
 
-def test_a_field_that_a_later_version_adds_is_left_out() -> None:
+def test_unknown_field_of_a_later_version_is_ignored() -> None:
     data = b'{"version": 1, "segments": [[0, 10, 5, "e", 7, 10, "later"]]}'
     assert decode_chapter(data, "k") == [ChapterEntry(BaseOffset(0), Offset(10), 5, "e", 7, 10)]
 
 
-def test_a_failure_of_the_store_leaves_nothing() -> None:
+def test_failed_put_leaves_no_chapter() -> None:
     store = FakeStorage()
     store_logs(store, 0, SEGMENTS)
     store.fail("put", StoreUnavailableError("away"), times=None)

@@ -1,4 +1,4 @@
-"""One sidecar stores the cluster's state, once for each change; the others stand by."""
+"""One sidecar stores each change of the cluster state; the other sidecars stand by."""
 
 import json
 
@@ -40,7 +40,7 @@ INDEX = LAYOUT.cluster_index_key()
 
 
 class Sidecar:
-    """A writer with a clock by hand: 1,000 s ago the machine started."""
+    """A snapshot writer with a manual clock; the machine started 1,000 s ago."""
 
     def __init__(self, store: FakeStorage, broker_id: int = 1, **settings: object) -> None:
         self.now = 1000.0
@@ -55,7 +55,7 @@ class Sidecar:
         )
 
     def turn(self, seconds: float = 60.0) -> TurnResult:
-        """The next turn, so many seconds after the last one."""
+        """Take the next turn, the given number of seconds after the last one."""
         self.now += seconds
         self.source.asked.clear()
         return self.writer.take_turn()
@@ -68,7 +68,7 @@ def keys_of(store: FakeStorage, kind: SnapshotKind) -> list[str]:
     return list(snapshot_times(store, LAYOUT, kind))
 
 
-def test_the_first_turn_stores_every_kind(store: FakeStorage) -> None:
+def test_first_turn_stores_every_kind(store: FakeStorage) -> None:
     sidecar = Sidecar(store)
     result = sidecar.turn()
     assert result.is_writer
@@ -84,7 +84,7 @@ def test_the_first_turn_stores_every_kind(store: FakeStorage) -> None:
     assert state.group_offsets == STATE[GROUPS]
 
 
-def test_what_has_not_changed_is_not_stored_again_but_confirmed(store: FakeStorage) -> None:
+def test_unchanged_state_is_confirmed_without_a_new_snapshot(store: FakeStorage) -> None:
     sidecar = Sidecar(store)
     first = sidecar.turn().index
     puts = store.count("put")
@@ -109,7 +109,7 @@ def test_definitions_are_read_less_often_than_offsets(store: FakeStorage) -> Non
     assert set(sidecar.source.asked) == set(SnapshotKind)
 
 
-def test_a_source_is_told_what_is_stored_also_after_a_restart(store: FakeStorage) -> None:
+def test_source_receives_the_stored_state_even_after_a_restart(store: FakeStorage) -> None:
     sidecar = Sidecar(store)
     sidecar.turn()
     assert sidecar.source.before[GROUPS] is None
@@ -122,7 +122,7 @@ def test_a_source_is_told_what_is_stored_also_after_a_restart(store: FakeStorage
     assert again.source.before[SnapshotKind.ACLS] == STATE[SnapshotKind.ACLS]
 
 
-def test_the_others_ask_no_broker(store: FakeStorage) -> None:
+def test_standby_sidecars_send_no_broker_request(store: FakeStorage) -> None:
     first, second = Sidecar(store, 1), Sidecar(store, 2)
     first.turn()
     for _ in range(10):
@@ -134,7 +134,7 @@ def test_the_others_ask_no_broker(store: FakeStorage) -> None:
         assert second.source.asked == []
 
 
-def test_another_takes_over_after_three_intervals(store: FakeStorage) -> None:
+def test_another_sidecar_takes_over_after_three_intervals(store: FakeStorage) -> None:
     first, second = Sidecar(store, 1), Sidecar(store, 2)
     first.turn()
     assert [second.turn().is_writer for _ in range(4)] == [False, False, False, True]
@@ -145,14 +145,14 @@ def test_another_takes_over_after_three_intervals(store: FakeStorage) -> None:
     assert read_cluster_state(store, LAYOUT).group_offsets == offsets(20)
 
 
-def test_a_restarted_writer_goes_on_at_once(store: FakeStorage) -> None:
+def test_restarted_writer_continues_at_once(store: FakeStorage) -> None:
     Sidecar(store, 1).turn()
     assert not Sidecar(store, 2).turn().is_writer
     assert Sidecar(store, 1).turn().is_writer
 
 
-def test_of_two_that_begin_one_asks_the_brokers(store: FakeStorage) -> None:
-    """The second one's claim fails, since the first one's index is there by then."""
+def test_only_one_of_two_starting_sidecars_queries_the_brokers(store: FakeStorage) -> None:
+    """The claim of the second sidecar fails because the index of the first one exists by then."""
     first, second = Sidecar(store, 1), Sidecar(store, 2)
     store.fail("put", StoreTimeoutError("for the test"), key=INDEX)
     with pytest.raises(StoreTimeoutError):
@@ -163,7 +163,7 @@ def test_of_two_that_begin_one_asks_the_brokers(store: FakeStorage) -> None:
     assert second.source.asked == []
 
 
-def test_a_claim_that_is_refused_asks_no_broker(store: FakeStorage) -> None:
+def test_sidecar_with_a_refused_claim_sends_no_broker_request(store: FakeStorage) -> None:
     """Another sidecar was faster."""
     sidecar = Sidecar(store)
     store.fail("put", PreconditionFailedError("412"), key=INDEX)
@@ -172,7 +172,7 @@ def test_a_claim_that_is_refused_asks_no_broker(store: FakeStorage) -> None:
     assert sidecar.turn().is_writer
 
 
-def test_a_writer_that_was_overtaken_in_its_turn_stands_by(store: FakeStorage) -> None:
+def test_writer_that_lost_its_claim_during_a_turn_stands_by(store: FakeStorage) -> None:
     first, second = Sidecar(store, 1), Sidecar(store, 2)
     first.turn()
     for _ in range(3):
@@ -185,16 +185,16 @@ def test_a_writer_that_was_overtaken_in_its_turn_stands_by(store: FakeStorage) -
     assert not first.turn().is_writer
 
 
-def test_an_answer_that_is_lost_is_no_conflict(store: FakeStorage) -> None:
+def test_lost_answer_to_the_index_write_is_no_conflict(store: FakeStorage) -> None:
     sidecar = Sidecar(store)
     sidecar.turn()
-    # The retry layer tries again, and is refused by its own earlier success.
+    # The retry layer tries again, and the store refuses because the first try succeeded.
     store.fail("put", PreconditionFailedError("412"), key=INDEX, after=True)
     assert sidecar.turn().is_writer
     assert sidecar.turn().is_writer
 
 
-def test_a_missing_permission_is_told_and_stops_no_other_kind(store: FakeStorage) -> None:
+def test_missing_permission_is_reported_and_does_not_stop_other_kinds(store: FakeStorage) -> None:
     sidecar = Sidecar(store)
     sidecar.source.refused[SnapshotKind.ACLS] = "needs DESCRIBE on the cluster"
     sidecar.source.incomplete[GROUPS] = "a group is missing"
@@ -212,7 +212,7 @@ def test_a_missing_permission_is_told_and_stops_no_other_kind(store: FakeStorage
     assert sidecar.turn(600).problems == {}
 
 
-def test_a_sidecar_whose_broker_does_not_answer_leaves_the_turn_to_another(
+def test_sidecar_whose_broker_is_away_leaves_the_turn_to_another(
     store: FakeStorage,
 ) -> None:
     first, second = Sidecar(store, 1), Sidecar(store, 2)
@@ -226,14 +226,14 @@ def test_a_sidecar_whose_broker_does_not_answer_leaves_the_turn_to_another(
     assert second.turn().is_writer
 
 
-def test_excluded_kinds_are_not_asked_for(store: FakeStorage) -> None:
+def test_excluded_kinds_are_not_read(store: FakeStorage) -> None:
     sidecar = Sidecar(store, exclude=("acls", "scram-users"))
     sidecar.turn()
     left_out = {SnapshotKind.ACLS, SnapshotKind.SCRAM_USERS}
     assert set(sidecar.source.asked) == set(SnapshotKind) - left_out
 
 
-def test_the_history_is_bounded(store: FakeStorage) -> None:
+def test_snapshot_history_is_bounded(store: FakeStorage) -> None:
     sidecar = Sidecar(store, history=3)
     for offset in range(6):
         sidecar.commit(offset)
@@ -244,7 +244,7 @@ def test_the_history_is_bounded(store: FakeStorage) -> None:
     assert read_cluster_state(store, LAYOUT).group_offsets == offsets(5)
 
 
-def test_without_the_right_to_delete_snapshots_go_on(store: FakeStorage) -> None:
+def test_snapshots_continue_without_delete_permission(store: FakeStorage) -> None:
     sidecar = Sidecar(store, history=1)
     store.fail("delete", AccessDeniedError("403"), times=None)
     with capture_logs() as logs:
@@ -256,7 +256,7 @@ def test_without_the_right_to_delete_snapshots_go_on(store: FakeStorage) -> None
     assert len(told) == 1
 
 
-def test_a_clock_that_was_set_back_keeps_the_newest_snapshot_last(store: FakeStorage) -> None:
+def test_snapshot_after_a_clock_set_back_still_sorts_last(store: FakeStorage) -> None:
     sidecar = Sidecar(store, history=1)
     sidecar.turn()
     sidecar.commit(8)
@@ -266,10 +266,10 @@ def test_a_clock_that_was_set_back_keeps_the_newest_snapshot_last(store: FakeSto
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
-def test_a_kill_after_any_write_leaves_what_the_next_start_goes_on_from(
+def test_kill_after_any_write_leaves_a_state_the_next_start_continues(
     store: FakeStorage, nth: int
 ) -> None:
-    """One claim, six snapshots, the index."""
+    """Eight writes: one claim, six snapshots, the index."""
     sidecar = Sidecar(store)
     store.fail("put", KeyboardInterrupt(), nth=nth, after=True)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
@@ -285,7 +285,7 @@ def test_a_kill_after_any_write_leaves_what_the_next_start_goes_on_from(
     assert result.index.snapshots[GROUPS].key == keys_of(store, GROUPS)[-1]
 
 
-def test_a_damaged_snapshot_does_not_stop_the_next_one(store: FakeStorage) -> None:
+def test_damaged_snapshot_does_not_stop_the_next_one(store: FakeStorage) -> None:
     Sidecar(store).turn()
     key = keys_of(store, GROUPS)[0]
     store.put_object(key, BytesBody(b"{"))
@@ -295,7 +295,7 @@ def test_a_damaged_snapshot_does_not_stop_the_next_one(store: FakeStorage) -> No
     assert read_cluster_state(store, LAYOUT).group_offsets == offsets(8)
 
 
-def test_an_index_of_a_later_version_is_not_overwritten(store: FakeStorage) -> None:
+def test_index_of_a_later_version_is_not_overwritten(store: FakeStorage) -> None:
     theirs = json.dumps({"version": 2}).encode()
     store.put_object(INDEX, BytesBody(theirs))
     with pytest.raises(MalformedObjectError, match="version 2"):
@@ -303,7 +303,7 @@ def test_an_index_of_a_later_version_is_not_overwritten(store: FakeStorage) -> N
     assert store.contents() == {INDEX: theirs}
 
 
-def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) -> None:
+def test_no_write_to_a_store_of_another_cluster(store: FakeStorage) -> None:
     def refuse() -> None:
         raise ConfigurationError("another cluster's archive")
 
@@ -323,7 +323,7 @@ def test_nothing_is_written_to_a_store_of_another_cluster(store: FakeStorage) ->
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn whenever the pool is free, not once per minute."""
+    """Take a turn whenever the pool is free instead of once per minute."""
     monkeypatch.setattr(cluster_snapshots, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
 
@@ -334,7 +334,7 @@ def shown(running: RunningDaemon, kind: SnapshotKind) -> ClusterSnapshotStatus:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_daemon_takes_snapshots_and_tells_of_them(site: Site, store: FakeStorage) -> None:
+def test_daemon_takes_snapshots_and_reports_their_state(site: Site, store: FakeStorage) -> None:
     source = site.cluster_state = StateByHand()
     source.refused[SnapshotKind.ACLS] = "needs DESCRIBE on the cluster"
     with capture_logs() as logs, site.running(cluster_snapshots={"interval": 1.0}) as running:
@@ -361,7 +361,7 @@ def test_the_daemon_takes_snapshots_and_tells_of_them(site: Site, store: FakeSto
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_store_that_is_away_and_an_unexpected_error_hold_snapshots_alone(
+def test_store_outage_and_unexpected_error_delay_only_snapshots(
     site: Site, store: FakeStorage
 ) -> None:
     source = site.cluster_state = StateByHand()
@@ -375,18 +375,18 @@ def test_a_store_that_is_away_and_an_unexpected_error_hold_snapshots_alone(
         running.wait(lambda: not running.daemon.status.snapshot().held_errors, "the next turn")
 
 
-def test_without_a_source_nothing_is_shown(site: Site) -> None:
+def test_status_has_no_snapshots_without_a_source(site: Site) -> None:
     with site.running() as running:
         assert running.daemon.status.snapshot().cluster_snapshots == ()
 
 
-def test_a_setting_can_exclude_each_kind() -> None:
+def test_configuration_can_exclude_each_kind() -> None:
     every = [kind.value for kind in SnapshotKind]
     config = ClusterSnapshotsConfig.model_validate({"exclude": every})
     assert list(config.exclude) == every
 
 
-def test_kinds_that_the_source_cannot_read_are_neither_asked_for_nor_shown(
+def test_kinds_the_source_cannot_read_are_neither_read_nor_shown(
     site: Site, store: FakeStorage
 ) -> None:
     sidecar = Sidecar(store)

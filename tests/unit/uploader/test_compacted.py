@@ -1,4 +1,4 @@
-"""Topics that Kafka's cleaner rewrites while they are archived, segment by segment."""
+"""Compacted topics: Kafka's log cleaner rewrites segments while they are archived."""
 
 from typing import Literal
 
@@ -27,8 +27,8 @@ def compacted(site: Site, log: PartitionLog) -> Site:
 
 
 def merge(log: PartitionLog, *bases: int, first: int = 0) -> set[int]:
-    """The cleaner: of these segments every second batch is left, under the name of the first;
-    returns the base offsets of the batches.
+    """Act as the log cleaner: keep every second batch of the segments, under the name of the first;
+    return the base offsets of the kept batches.
     """
     data = b"".join(log.written[base] for base in bases)
     headers = list(walk_headers(pread_of(data), len(data)))[first::2]
@@ -49,10 +49,10 @@ def stored_batches(store: FakeStorage, log: PartitionLog) -> set[int]:
     }
 
 
-def test_segments_that_are_merged_before_they_are_sent_lose_nothing(
+def test_segments_merged_before_their_upload_lose_no_records(
     compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The file that was pinned ends where the second of them began."""
+    """The pinned file ends where the second of the merged segments began."""
     log.closed_segments(3, 20)
     log_dir.checkpoint_high_watermarks()
     running = compacted.running(rescan_interval=0.05)
@@ -71,7 +71,7 @@ def test_segments_that_are_merged_before_they_are_sent_lose_nothing(
     assert noted_records(head) is None, "its bytes end below 40"
 
 
-def test_what_is_closed_is_stored_as_it_is_also_once_it_is_compacted(
+def test_segment_pinned_before_compaction_is_stored_as_it_was(
     compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2, 20)
@@ -88,10 +88,10 @@ def test_what_is_closed_is_stored_as_it_is_also_once_it_is_compacted(
     assert stored_logs(store, log.tp)[0] == before[0]
 
 
-def test_what_follows_in_a_merged_file_is_stored_from_where_the_archive_ends(
+def test_merged_file_is_stored_from_the_archive_end_offset_on(
     compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Its first batch was compacted away: nobody who reads the archive may take it for lost."""
+    """The first batch there was compacted away: a reader must not report its offsets as lost."""
     log.closed_segment(20)
     log_dir.checkpoint_high_watermarks()
     compacted.settle()
@@ -106,17 +106,17 @@ def test_what_follows_in_a_merged_file_is_stored_from_where_the_archive_ends(
 
 
 def empty(log: PartitionLog, base: int) -> None:
-    """The cleaner has left nothing of a segment but its name."""
+    """Act as the log cleaner: leave a segment file without any record."""
     for kind in (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX):
         log.file(base, kind).write_bytes(b"")
     log.written[base] = b""
 
 
 @pytest.mark.parametrize("bases", [(0,), (20,), (0, 20), (20, 40), (40,), (0, 20, 40)])
-def test_a_segment_without_a_record_is_passed(
+def test_segment_without_records_is_skipped(
     compacted: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, bases: tuple[int, ...]
 ) -> None:
-    """Its offsets are stored with the segment behind it, once that has closed: not a gap."""
+    """The next closed segment covers its offsets, so there is no gap."""
     log.closed_segments(3, 20)
     for base in bases:
         empty(log, base)
@@ -134,7 +134,7 @@ def test_a_segment_without_a_record_is_passed(
     assert told.offsets == [offset for offset in range(80) if offset not in gone]
 
 
-def test_a_segment_without_a_record_of_a_plain_topic_is_damaged(
+def test_segment_without_records_of_a_plain_topic_is_damaged(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2, 20)
@@ -147,23 +147,23 @@ def test_a_segment_without_a_record_of_a_plain_topic_is_damaged(
     assert stored_next(store, log.tp) == 20
 
 
-# -- what the cleaner has left, though nobody says that the topic is compacted ---------------------
+# -- compacted segments of a topic that no broker reports as compacted -----------------------------
 
 
 def note_cleaned(log_dir: LogDir, log: PartitionLog, first_dirty: int) -> None:
-    """What the broker writes after each run of its cleaner."""
+    """Write the cleaner offset checkpoint, as the broker does after each run of its cleaner."""
     rows = f"{log.tp.topic} {log.tp.partition} {first_dirty}\n"
     (log_dir.path / CLEANER_CHECKPOINT_NAME).write_text(f"0\n1\n{rows}")
 
 
 def clean(log_dir: LogDir, log: PartitionLog) -> None:
-    """Three segments, of which the last batch of the first has been compacted away."""
+    """Write three segments; the last batch of the first one has been compacted away."""
     log.closed_segments(3, 20)
     assert merge(log, 0) == {0, 10}
     log_dir.checkpoint_high_watermarks()
 
 
-def test_what_was_compacted_before_its_topic_was_changed_to_delete_is_stored(
+def test_segments_compacted_before_cleanup_policy_delete_are_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     clean(log_dir, log)
@@ -175,7 +175,7 @@ def test_what_was_compacted_before_its_topic_was_changed_to_delete_is_stored(
 
 
 @pytest.mark.parametrize("first_dirty", [None, 0])
-def test_where_the_cleaner_has_not_been_records_are_missing(
+def test_missing_records_beyond_the_cleaner_checkpoint_are_an_error(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, first_dirty: int | None
 ) -> None:
     clean(log_dir, log)
@@ -189,7 +189,7 @@ def test_where_the_cleaner_has_not_been_records_are_missing(
 
 
 @pytest.mark.parametrize(("setting", "stored"), [("as_closed", 60), ("refuse", None)])
-def test_without_a_broker_the_cleaners_checkpoint_tells_what_is_compacted(
+def test_cleaner_checkpoint_shows_compacted_segments_without_a_broker(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -207,7 +207,7 @@ def test_without_a_broker_the_cleaners_checkpoint_tells_what_is_compacted(
         assert "topics.compacted: as_closed" in (status.last_error or "")
 
 
-def test_a_cleaners_checkpoint_counts_while_a_cleaned_segment_is_there(
+def test_cleaner_checkpoint_is_read_again_after_a_second(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     now = [0.0]

@@ -1,4 +1,4 @@
-"""Two sidecars that both believe they lead, at the objects of one segment."""
+"""Two sidecars that both believe they lead write the objects of one segment."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def send(store: RemoteStorage, what: FileToStore) -> int:
     return store_file(store, what, may_exist=False)
 
 
-def test_what_is_not_there_is_written_with_its_notes(store: FakeStorage) -> None:
+def test_missing_object_is_written_with_its_metadata(store: FakeStorage) -> None:
     assert send(store, file(b"abc", 4)) == 3
     head = store.head_object(KEY)
     assert head.metadata == {
@@ -62,14 +62,16 @@ def test_what_is_not_there_is_written_with_its_notes(store: FakeStorage) -> None
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_the_same_bytes_are_not_replaced_whoever_wrote_them(store: FakeStorage, epoch: int) -> None:
+def test_equal_bytes_are_not_replaced_regardless_of_the_writer(
+    store: FakeStorage, epoch: int
+) -> None:
     send(store, file(b"abc", 2))
     etag = store.head_object(KEY).etag
     assert send(store, file(b"abc", epoch)) == 0
     assert store.head_object(KEY).etag == etag
 
 
-def test_what_is_known_to_be_there_is_looked_at_before_it_is_sent(store: FakeStorage) -> None:
+def test_object_that_may_exist_is_compared_before_the_upload(store: FakeStorage) -> None:
     send(store, file(b"abc"))
     puts = store.count("put")
     assert store_file(store, file(b"abc"), may_exist=True) == 0
@@ -84,7 +86,7 @@ def test_what_is_known_to_be_there_is_looked_at_before_it_is_sent(store: FakeSto
         (3, 2, ArchiveConflictError),
     ],
 )
-def test_another_sidecars_log_is_never_replaced(
+def test_log_of_another_sidecar_is_never_replaced(
     store: FakeStorage, theirs: int, ours: int, error: type[ArchiveConflictError]
 ) -> None:
     send(store, file(b"theirs", theirs))
@@ -96,8 +98,10 @@ def test_another_sidecars_log_is_never_replaced(
 
 @pytest.mark.parametrize("theirs", [1, 2])
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
-def test_another_sidecars_index_is_emptied(store: FakeStorage, kind: FileKind, theirs: int) -> None:
-    """Empty, it belongs to his log as well as to ours, whichever will be there."""
+def test_index_of_another_sidecar_is_replaced_by_an_empty_one(
+    store: FakeStorage, kind: FileKind, theirs: int
+) -> None:
+    """An empty index is valid for either log, whichever of the two is stored."""
     key = key_of(TP, 10, kind)
     send(store, file(b"theirs", theirs, key))
     assert send(store, file(b"ours", 2, key)) == 0
@@ -106,7 +110,7 @@ def test_another_sidecars_index_is_emptied(store: FakeStorage, kind: FileKind, t
     assert store.contents()[key] == b""
 
 
-def test_a_later_leaders_index_is_left_alone(store: FakeStorage) -> None:
+def test_index_of_a_later_leader_is_left_alone(store: FakeStorage) -> None:
     send(store, file(b"theirs", 3, INDEX))
     with pytest.raises(ArchiveConflictError, match="another broker leads now"):
         send(store, file(b"ours", 2, INDEX))
@@ -114,10 +118,10 @@ def test_a_later_leaders_index_is_left_alone(store: FakeStorage) -> None:
 
 
 @pytest.mark.parametrize(("kind", "left"), [(FileKind.INDEX, b""), (FileKind.SNAPSHOT, b"ours")])
-def test_what_a_deleted_topics_sidecar_wrote_late_is_no_later_leaders(
+def test_object_of_a_deleted_topic_is_not_taken_for_a_later_leaders(
     store: FakeStorage, kind: FileKind, left: bytes
 ) -> None:
-    """Each topic of the name has leader epochs of its own."""
+    """Each topic ID has its own leader epochs."""
     key = key_of(TP, 10, kind)
     old, new = ({TOPIC_ID_KEY: topic_id} for topic_id in ("old", "new"))
     send(store, replace(file(b"theirs", 3, key), metadata=old))
@@ -125,7 +129,7 @@ def test_what_a_deleted_topics_sidecar_wrote_late_is_no_later_leaders(
     assert store.contents()[key] == left
 
 
-def test_the_log_of_a_deleted_topic_stays_for_whoever_sets_it_aside(store: FakeStorage) -> None:
+def test_log_of_a_deleted_topic_stays_until_quarantined(store: FakeStorage) -> None:
     send(store, replace(file(b"theirs", 3), metadata={TOPIC_ID_KEY: "old"}))
     with pytest.raises(StoredByAnotherError, match=KEY):
         send(store, replace(file(b"ours", 0), metadata={TOPIC_ID_KEY: "new"}))
@@ -133,9 +137,11 @@ def test_the_log_of_a_deleted_topic_stays_for_whoever_sets_it_aside(store: FakeS
 
 
 @pytest.mark.parametrize("kind", [FileKind.TXNINDEX, FileKind.SNAPSHOT])
-def test_no_other_file_is_emptied_or_holds_a_segment(store: FakeStorage, kind: FileKind) -> None:
-    """An empty list of aborted transactions would say that there are none; the `.log` notes the
-    checksum of the right one.
+def test_other_file_kinds_are_replaced_and_do_not_block_a_segment(
+    store: FakeStorage, kind: FileKind
+) -> None:
+    """An empty transaction index would say that no transaction was aborted. The metadata of the
+    `.log` holds the checksum of the right file.
     """
     key = key_of(TP, 10, kind)
     send(store, file(b"theirs", 1, key))
@@ -147,10 +153,10 @@ def test_no_other_file_is_emptied_or_holds_a_segment(store: FakeStorage, kind: F
     "kind", [FileKind.INDEX, FileKind.TIMEINDEX, FileKind.TXNINDEX, FileKind.SNAPSHOT]
 )
 @pytest.mark.parametrize("theirs", [1, 2])
-def test_nothing_changes_beside_another_sidecars_log(
+def test_no_file_is_changed_beside_the_log_of_another_sidecar(
     store: FakeStorage, kind: FileKind, theirs: int
 ) -> None:
-    """It may be committed by now, and lie below the watermark."""
+    """That log may be committed by now and lie below the watermark."""
     key = key_of(TP, 10, kind)
     send(store, file(b"theirs", theirs, key))
     send(store, file(b"a log", theirs))
@@ -160,8 +166,10 @@ def test_nothing_changes_beside_another_sidecars_log(
 
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
-def test_a_log_of_the_peers_decides_nothing(store: FakeStorage, kind: FileKind) -> None:
-    """Its `.log` is replaced: what lies beside it belongs to nobody's segment yet."""
+def test_pinterest_log_does_not_protect_the_index_beside_it(
+    store: FakeStorage, kind: FileKind
+) -> None:
+    """The `.log` will be replaced, so the files beside it do not belong to a stored segment yet."""
     key = key_of(TP, 10, kind)
     send(store, file(b"theirs", 1, key))
     store.put_object(KEY, BytesBody(b"the peer's"))
@@ -170,7 +178,7 @@ def test_a_log_of_the_peers_decides_nothing(store: FakeStorage, kind: FileKind) 
 
 
 @pytest.mark.parametrize("key", [KEY, INDEX])
-def test_what_has_been_set_aside_is_replaced(store: FakeStorage, key: str) -> None:
+def test_quarantined_object_may_be_replaced(store: FakeStorage, key: str) -> None:
     send(store, file(b"theirs", 1, key))
     ours = file(b"ours", 2, key)
     assert store_file(store, ours, may_exist=True, may_replace=True) == 4
@@ -180,32 +188,34 @@ def test_what_has_been_set_aside_is_replaced(store: FakeStorage, key: str) -> No
 
 
 @pytest.mark.parametrize("key", [KEY, INDEX])
-def test_what_no_sidecar_wrote_is_replaced(store: FakeStorage, key: str) -> None:
-    """Pinterest's, from before the partition was taken over."""
+def test_object_without_sidecar_metadata_is_replaced(store: FakeStorage, key: str) -> None:
+    """Pinterest's uploader stored it before the sidecar took the partition over."""
     store.put_object(key, BytesBody(b"the peer's"))
     assert send(store, file(b"ours", 2, key)) == 4
     assert store.contents()[key] == b"ours"
 
 
-def test_an_object_without_notes_is_compared_by_the_stores_checksum(store: FakeStorage) -> None:
+def test_object_without_metadata_is_compared_by_the_stores_checksum(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"abc"))
     assert send(store, file(b"abc")) == 0
 
 
 @pytest.mark.parametrize("noted", ["", "zz", "-"])
-def test_notes_that_do_not_parse_prove_nothing(noted: str) -> None:
+def test_malformed_metadata_does_not_prove_equality(noted: str) -> None:
     head = ObjectHead(KEY, 3, "e", 0, {CHECKSUM_KEY: noted, WRITER_EPOCH_KEY: noted})
     assert compare(head, file(b"abc")) is Existing.TO_FOLLOW
 
 
-def test_another_length_with_the_same_checksum_is_not_the_same() -> None:
+def test_equal_checksum_with_another_length_is_not_equal() -> None:
     ours = file(b"abc")
     head = ObjectHead(KEY, 4, "e", 0, ours.all_metadata())
     assert compare(head, ours) is Existing.TO_FOLLOW
 
 
-def test_a_sidecar_that_writes_between_our_head_and_our_put_wins(store: FakeStorage) -> None:
-    """It has replaced an object of Pinterest's uploader; a sidecar's object is never replaced."""
+def test_write_between_head_and_put_wins(store: FakeStorage) -> None:
+    """The write replaces an object of Pinterest's uploader; an object of a sidecar is never
+    replaced.
+    """
     store.put_object(KEY, BytesBody(b"Pinterest's"))
 
     class WrittenAfterFirstHead(InterceptedStore):
@@ -223,7 +233,7 @@ def test_a_sidecar_that_writes_between_our_head_and_our_put_wins(store: FakeStor
     assert store.contents()[KEY] == b"another"
 
 
-def test_an_object_that_changes_after_every_head_is_a_conflict(store: FakeStorage) -> None:
+def test_object_that_changes_after_every_head_is_a_conflict(store: FakeStorage) -> None:
     store.put_object(KEY, BytesBody(b"Pinterest's"))
 
     class WrittenAfterEachHead(InterceptedStore):
@@ -237,7 +247,7 @@ def test_an_object_that_changes_after_every_head_is_a_conflict(store: FakeStorag
         send(WrittenAfterEachHead(store), file(b"ours", 2))
 
 
-def test_other_bytes_than_those_that_were_verified_are_refused_by_the_store(
+def test_store_refuses_bytes_that_differ_from_the_verified_ones(
     store: FakeStorage,
 ) -> None:
     changed = FileToStore(KEY, BytesBody(b"changed"), crc64nvme(b"verified"), {}, LeaderEpoch(1))
@@ -246,13 +256,13 @@ def test_other_bytes_than_those_that_were_verified_are_refused_by_the_store(
     assert store.contents() == {}
 
 
-def test_a_transient_error_is_handed_on(store: FakeStorage) -> None:
+def test_transient_error_is_passed_on(store: FakeStorage) -> None:
     store.fail("put", StoreUnavailableError("away"), key=KEY)
     with pytest.raises(StoreUnavailableError):
         send(store, file(b"abc"))
 
 
-def test_a_store_without_conditional_writes_is_looked_at_all_the_same() -> None:
+def test_store_without_conditional_writes_is_checked_by_head_requests() -> None:
     store = FakeStorage(capabilities=StorageCapabilities(conditional_writes=False, checksum=None))
     send(store, file(b"theirs", 9))
     with pytest.raises(ArchiveConflictError, match="leader epoch 9"):
@@ -261,12 +271,12 @@ def test_a_store_without_conditional_writes_is_looked_at_all_the_same() -> None:
     assert store.contents()[KEY] == b"theirs"
 
 
-# -- replacing, and the watermark ----------------------------------------------------------------
+# -- archives with segments of an earlier leader -------------------------------------------------
 
 
 @pytest.fixture
 def base(store: FakeStorage) -> ArchiveState:
-    """An archive up to 10, by the leader of epoch 1."""
+    """An archive up to offset 10, written by the leader of epoch 1."""
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         send(store, file(b"0 to 10", 1, key_of(TP, 0, kind)))
     return archive_writer(store).commit(TP, ArchiveState(), [stored(0, 10)], led(1))
@@ -285,7 +295,7 @@ def stored(first: int, end: int) -> StoredSegment:
 
 
 def sidecar_stores(store: FakeStorage, first: int, end: int, epoch: int) -> None:
-    """Index, time index and log, with the notes of a log."""
+    """Store index, time index and log with the metadata of a log."""
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         data = b"%d to %d" % (first, end)
         notes = {NEXT_OFFSET_KEY: str(end), LEADER_EPOCH_KEY: str(epoch)}
@@ -295,10 +305,10 @@ def sidecar_stores(store: FakeStorage, first: int, end: int, epoch: int) -> None
         send(store, what)
 
 
-def test_what_an_earlier_leader_has_stored_is_followed(
-    store: FakeStorage, base: ArchiveState
-) -> None:
-    """He has stored 10 to 30 as one segment, ours ends at 20: his stays, and we go on at 30."""
+def test_segment_of_an_earlier_leader_is_adopted(store: FakeStorage, base: ArchiveState) -> None:
+    """The earlier leader stored [10, 30), our segment ends at 20: the stored one stays and we go on
+    at 30.
+    """
     sidecar_stores(store, 10, 30, 1)
     ours = archive_writer(store)
     archive = ours.prepare(TP, ours.load(TP, led(2)), led(2))
@@ -309,7 +319,7 @@ def test_what_an_earlier_leader_has_stored_is_followed(
     assert stored_logs(store, TP)[10] == b"10 to 30"
 
 
-def test_what_he_stores_after_our_look_is_followed_at_the_next(
+def test_segment_stored_after_the_first_prepare_is_adopted_by_the_next(
     store: FakeStorage, base: ArchiveState
 ) -> None:
     assert base.next_offset == 10
@@ -322,17 +332,15 @@ def test_what_he_stores_after_our_look_is_followed_at_the_next(
     assert ours.prepare(TP, ours.load(TP, led(2)), led(2)).next_offset == 30
 
 
-def test_what_a_later_leader_has_stored_is_left_to_him(
-    store: FakeStorage, base: ArchiveState
-) -> None:
+def test_segment_of_a_later_leader_is_not_adopted(store: FakeStorage, base: ArchiveState) -> None:
     sidecar_stores(store, 10, 30, 2)
     archive = archive_writer(store).prepare(TP, base, led(1))
     assert archive.next_offset == 10
     assert stored_next(store, TP) == 10
 
 
-def test_what_the_log_has_lost_is_not_followed(store: FakeStorage, base: ArchiveState) -> None:
-    """The leader of epoch 1 stored it; after an unclean election epoch 2 began at 20."""
+def test_segment_of_a_lost_epoch_is_not_adopted(store: FakeStorage, base: ArchiveState) -> None:
+    """The leader of epoch 1 stored it; after an unclean election epoch 2 began at offset 20."""
     sidecar_stores(store, 10, 30, 1)
     epoch_history = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(2), Offset(20))))
     with pytest.raises(DivergedError, match=r"00010\.log"):
@@ -340,7 +348,7 @@ def test_what_the_log_has_lost_is_not_followed(store: FakeStorage, base: Archive
     assert stored_next(store, TP) == 10
 
 
-def test_a_gap_ends_what_is_followed(store: FakeStorage, base: ArchiveState) -> None:
+def test_adoption_stops_at_a_gap(store: FakeStorage, base: ArchiveState) -> None:
     sidecar_stores(store, 10, 20, 1)
     sidecar_stores(store, 30, 40, 1)
     archive = archive_writer(store).prepare(TP, base, led(2))
@@ -348,18 +356,22 @@ def test_a_gap_ends_what_is_followed(store: FakeStorage, base: ArchiveState) -> 
     assert key_of(TP, 30) in (archive.present or ())
 
 
-def test_a_look_that_finds_nothing_costs_no_write(store: FakeStorage, base: ArchiveState) -> None:
+def test_prepare_without_new_segments_writes_nothing(
+    store: FakeStorage, base: ArchiveState
+) -> None:
     assert base.watermark is not None
     puts = store.count("put")
     archive_writer(store).prepare(TP, archive_writer(store).load(TP, led(2)), led(2))
     assert store.count("put") == puts
 
 
-# -- where an archive begins ----------------------------------------------------------------------
+# -- the start of an archive ----------------------------------------------------------------------
 
 
-def test_an_archive_begins_with_what_an_earlier_leader_has_stored(store: FakeStorage) -> None:
-    """He stored 0 to 20 and was gone before the first watermark; our log begins at 20 by now."""
+def test_archive_starts_with_the_segments_of_an_earlier_leader(store: FakeStorage) -> None:
+    """The earlier leader stored [0, 20) and lost the lead before its first watermark; our log
+    begins at 20.
+    """
     sidecar_stores(store, 0, 20, 1)
     archive = archive_writer(store).prepare(TP, ArchiveState().beginning_at(Offset(20)), led(2))
     assert archive.next_offset == 20
@@ -368,15 +380,15 @@ def test_an_archive_begins_with_what_an_earlier_leader_has_stored(store: FakeSto
     assert (watermark.base_offset, watermark.next_offset, watermark.start_offset) == (0, 20, 0)
 
 
-def test_what_lies_between_it_and_our_log_shows_as_a_gap(store: FakeStorage) -> None:
+def test_offsets_between_adopted_segments_and_the_log_are_a_gap(store: FakeStorage) -> None:
     sidecar_stores(store, 0, 10, 1)
     archive = archive_writer(store).prepare(TP, ArchiveState().beginning_at(Offset(20)), led(2))
     assert archive.next_offset == 10
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_start_that_is_recorded_stands(store: FakeStorage, *, recorded: bool) -> None:
-    """`offset_reset: latest` leaves out what comes before, whatever lies there."""
+def test_recorded_start_leaves_out_earlier_segments(store: FakeStorage, *, recorded: bool) -> None:
+    """`offset_reset: latest` excludes earlier offsets, even if segments of them are stored."""
     sidecar_stores(store, 0, 20, 1)
     archive = ArchiveState().beginning_at(Offset(20), recorded=recorded)
     archive = archive_writer(store).prepare(TP, archive, led(2))
@@ -384,8 +396,10 @@ def test_a_start_that_is_recorded_stands(store: FakeStorage, *, recorded: bool) 
     assert archive.next_offset == 20
 
 
-def test_the_peers_segments_are_no_beginning(store: FakeStorage) -> None:
-    """They are taken over before; what then is left of them is none of ours."""
+def test_archive_does_not_start_with_segments_of_pinterest(store: FakeStorage) -> None:
+    """The takeover of the partition ran before; the Pinterest segments it left are not part of the
+    archive.
+    """
     for kind in (FileKind.INDEX, FileKind.TIMEINDEX, FileKind.LOG):
         store.put_object(key_of(TP, 0, kind), BytesBody(b"x"))
     begun = ArchiveState().beginning_at(Offset(20))
@@ -396,7 +410,7 @@ def test_the_peers_segments_are_no_beginning(store: FakeStorage) -> None:
     assert archive.next_offset == 20
 
 
-def test_the_start_is_kept_by_every_later_watermark(store: FakeStorage) -> None:
+def test_later_watermarks_keep_the_start_offset(store: FakeStorage) -> None:
     ours = archive_writer(store)
     archive = ours.commit(TP, ArchiveState().beginning_at(Offset(5)), [stored(5, 9)], led(1))
     archive = ours.commit(TP, ours.load(TP, led(1)), [stored(9, 12)], led(1))

@@ -1,4 +1,6 @@
-"""The daemon on its way: it finds what closes, stores it once, and follows the leadership."""
+"""The daemon in normal operation: it finds closed segments, stores each once, follows
+leadership.
+"""
 
 from collections import Counter
 
@@ -35,7 +37,7 @@ def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog)
     )
 
 
-def test_every_closed_segment_is_stored_as_it_is(
+def test_every_closed_segment_is_stored_unchanged(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
     logs = [log_dir.create(topic, number) for topic in ("a", "b") for number in (0, 1)]
@@ -50,7 +52,7 @@ def test_every_closed_segment_is_stored_as_it_is(
         check_archive(store, log.tp)
 
 
-def test_the_watermark_says_in_whose_name(
+def test_watermark_names_broker_leader_epoch_and_topic_id(
     site: Site, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.lead(4)
@@ -66,7 +68,7 @@ def test_the_watermark_says_in_whose_name(
     assert watermark.nonce
 
 
-def test_how_many_records_a_segment_has_is_noted_with_it(
+def test_record_count_of_a_segment_is_stored_in_its_metadata(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -75,7 +77,7 @@ def test_how_many_records_a_segment_has_is_noted_with_it(
     assert noted_records(store.head_object(key_of(log.tp, 10))) == 10
 
 
-def test_a_restart_sends_nothing_twice(
+def test_restart_uploads_nothing_again(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -87,7 +89,7 @@ def test_a_restart_sends_nothing_twice(
     assert len(store.requests) == requests + 1, "one look at the watermark is all it takes"
 
 
-def test_a_partition_without_a_closed_segment_costs_no_request(
+def test_partition_without_a_closed_segment_sends_no_request(
     site: Site, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.append(50)
@@ -96,7 +98,7 @@ def test_a_partition_without_a_closed_segment_costs_no_request(
     assert store.requests == []
 
 
-def test_six_requests_at_most_for_a_segment_of_three_files(
+def test_segment_of_three_files_takes_at_most_six_requests(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
     for number in range(4):
@@ -106,7 +108,7 @@ def test_six_requests_at_most_for_a_segment_of_three_files(
     assert len(store.requests) <= 6 * 4 * 5
 
 
-def test_what_closes_while_it_runs_is_stored(
+def test_segments_that_close_while_the_daemon_runs_are_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     with site.running() as running:
@@ -118,7 +120,7 @@ def test_what_closes_while_it_runs_is_stored(
 
 
 @pytest.mark.parametrize("mode", ["inotify", "polling"])
-def test_a_partition_that_is_created_while_it_runs_is_found(
+def test_partition_created_while_the_daemon_runs_is_found(
     site: Site, log_dir: LogDir, store: FakeStorage, mode: str
 ) -> None:
     leadership = site.leadership = LeadershipByHand()
@@ -131,7 +133,7 @@ def test_a_partition_that_is_created_while_it_runs_is_found(
         wait_for_next(running, store, log)
 
 
-def test_what_is_not_led_is_left_alone(
+def test_partition_without_the_lead_is_not_uploaded(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     other = log_dir.create("other")
@@ -144,13 +146,15 @@ def test_what_is_not_led_is_left_alone(
     assert stored_next(store, log.tp) == 20
 
 
-# -- the gate -------------------------------------------------------------------------------------
+# -- the high watermark gate ----------------------------------------------------------------------
 
 
-def test_closed_is_not_committed(
+def test_closed_segment_waits_for_the_high_watermark(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The high watermark stands at 15: of 0-9, 10-19, 20-29 only the first may go."""
+    """The high watermark is 15: of [0, 10), [10, 20) and [20, 30) only the first may be
+    uploaded.
+    """
     log.closed_segments(3)
     log_dir.checkpoint_high_watermarks({log.tp: 15})
     with site.running() as running:
@@ -169,11 +173,11 @@ def test_closed_is_not_committed(
     assert stored_logs(store, log.tp).keys() == {0, 10}
 
 
-def test_what_was_truncated_above_the_high_watermark_never_goes_up(
+def test_segments_truncated_above_the_high_watermark_are_never_uploaded(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """As measured on a broker: segments above the high watermark close, are dropped, and one base
-    offset gets other content under a later leader.
+    """Observed on a broker: segments above the high watermark close and are truncated, and the same
+    base offset gets other records under a later leader.
     """
     log.closed_segments(3)
     log.append(3)
@@ -194,7 +198,7 @@ def test_what_was_truncated_above_the_high_watermark_never_goes_up(
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_a_broker_is_asked_where_the_checkpoint_is_old(
+def test_broker_is_asked_for_the_high_watermark_when_the_checkpoint_is_old(
     site: Site, log: PartitionLog, store: FakeStorage
 ) -> None:
     site.log_dirs[0].checkpoint_high_watermarks({log.tp: 0})
@@ -207,7 +211,7 @@ def test_a_broker_is_asked_where_the_checkpoint_is_old(
     assert asked.closed
 
 
-def test_an_answer_of_another_leader_opens_no_gate(
+def test_high_watermark_of_another_leader_epoch_is_ignored(
     site: Site, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -220,7 +224,7 @@ def test_an_answer_of_another_leader_opens_no_gate(
         wait_for_next(running, store, log)
 
 
-def test_nobody_is_asked_while_nothing_waits(
+def test_no_broker_is_asked_while_no_segment_waits(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(1)
@@ -254,7 +258,7 @@ def test_nothing_is_committed_after_the_lead_is_lost(
     assert stored_next(store, log.tp) == 10
 
 
-def test_a_lead_that_comes_back_in_a_new_epoch_goes_on(
+def test_partition_continues_when_its_lead_returns_in_a_new_epoch(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -275,7 +279,7 @@ def test_a_lead_that_comes_back_in_a_new_epoch_goes_on(
     assert all(sent[key_of(log.tp, base)] == 1 for base in (0, 10, 20))
 
 
-def test_it_stands_down_before_a_later_leader(
+def test_daemon_stands_down_for_a_later_leader(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     theirs = Watermark(log.active, Offset(5), leader_epoch=LeaderEpoch(9), nonce="theirs")
@@ -295,7 +299,7 @@ def test_it_stands_down_before_a_later_leader(
 
 
 @pytest.mark.parametrize("text", [b"", b"12\n", b"not a watermark", b"0" * 20 + b"\n{}\n"])
-def test_a_malformed_watermark_is_an_error_and_is_left_as_it_is(
+def test_malformed_watermark_is_an_error_and_stays_unchanged(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, text: bytes
 ) -> None:
     key = LAYOUT.watermark_key(log.tp)
@@ -310,7 +314,7 @@ def test_a_malformed_watermark_is_an_error_and_is_left_as_it_is(
     assert store.contents() == {key: text}
 
 
-def test_a_watermark_ahead_of_the_disk_sends_and_records_nothing(
+def test_watermark_beyond_the_log_end_stops_uploads_and_gap_records(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     ahead = Watermark(log.active, Offset(1000), nonce="n")
@@ -326,10 +330,10 @@ def test_a_watermark_ahead_of_the_disk_sends_and_records_nothing(
     assert watermark_of(store, log.tp) == ahead
 
 
-def test_a_watermark_of_the_peer_is_gone_on_from(
+def test_daemon_continues_from_a_pinterest_watermark(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """One line, objects without notes: the next offset is read from the segment itself."""
+    """One line, objects without metadata: the next offset is read from the segment itself."""
     log.closed_segments(3)
     log_dir.checkpoint_high_watermarks()
     for path in (log.file(0), log.file(0).with_suffix(".index")):
@@ -341,10 +345,10 @@ def test_a_watermark_of_the_peer_is_gone_on_from(
     assert store.count("put", key_of(log.tp, 0)) == 1
 
 
-def test_a_store_may_be_shared_by_two_daemons_that_both_believe_they_lead(
+def test_two_daemons_that_both_believe_they_lead_can_share_a_store(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Equal replicas, the same epoch: whoever loses a race finds the same bytes there."""
+    """Equal replicas in the same epoch: the loser of a race finds the same bytes in the store."""
     log.closed_segments(20)
     log_dir.checkpoint_high_watermarks()
     other = Site([log_dir], store, broker_id=2)
@@ -355,7 +359,7 @@ def test_a_store_may_be_shared_by_two_daemons_that_both_believe_they_lead(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 200, 10)}
 
 
-def test_the_status_tells_how_far_it_is(
+def test_status_reports_the_upload_progress(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -375,10 +379,10 @@ def test_the_status_tells_how_far_it_is(
         )
 
 
-def test_a_segment_that_retention_by_size_lets_go_is_due_at_once(
+def test_segment_beyond_retention_bytes_is_due_at_once(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """Kafka deletes from the start on while what remains has retention.bytes or more."""
+    """Kafka deletes from the log start while at least retention.bytes remain."""
     log = log_dir.create("t")
     log.closed_segments(3)
     for base in (0, 10, 20):
@@ -398,7 +402,7 @@ def test_a_segment_that_retention_by_size_lets_go_is_due_at_once(
         running.wait(due, "the deletion by size")
 
 
-def test_what_the_active_segment_holds_is_told_as_not_archived(
+def test_records_of_the_active_segment_are_reported_as_not_archived(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
     archived, never_rolled = log_dir.create("archived"), log_dir.create("never-rolled")
@@ -424,10 +428,10 @@ def test_what_the_active_segment_holds_is_told_as_not_archived(
         running.wait(lambda: told(never_rolled, 0, 5), "those of a log without a closed segment")
 
 
-def test_unresolved_gaps_and_quarantines_are_told_until_they_are_acknowledged(
+def test_gaps_and_quarantines_are_reported_until_they_are_acknowledged(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """Also after a restart: the store knows of them, and not the process."""
+    """Also after a restart: the status comes from the store, not from memory."""
     log = log_dir.create("t")
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
@@ -454,7 +458,7 @@ def test_unresolved_gaps_and_quarantines_are_told_until_they_are_acknowledged(
         running.wait(lambda: told() == (0, 0), "the acknowledgements")
 
 
-def test_the_last_drill_is_told_as_the_store_records_it(
+def test_last_drill_is_reported_as_recorded_in_the_store(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
     log = log_dir.create("t")

@@ -1,4 +1,4 @@
-"""The daemon while the store, the disk, the broker or a thread of its own fails it."""
+"""The daemon while the store, the disk, the broker or one of its own threads fails."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ from tests.harness.waiting import holds_for
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another try after 20 ms, not after a second."""
+    """Retry after 20 ms instead of one second."""
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
     monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
@@ -55,10 +55,10 @@ def wait_for_next(running: RunningDaemon, store: FakeStorage, log: PartitionLog)
 # -- the store ------------------------------------------------------------------------------------
 
 
-def test_one_refused_object_holds_the_watermark_and_nothing_else(
+def test_one_refused_object_blocks_only_the_watermark(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """All others go up, more of them than fit into the queue at once."""
+    """All other segments are uploaded, more of them than fit into the queue at once."""
     other = log_dir.create("other")
     log.closed_segments(12)
     other.closed_segments(3)
@@ -78,10 +78,10 @@ def test_one_refused_object_holds_the_watermark_and_nothing_else(
     check_archive(store, log.tp)
 
 
-def test_a_store_that_is_away_for_a_while_is_caught_up_with(
+def test_daemon_catches_up_after_a_store_outage(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Meanwhile the broker deletes what it has, and we hold it."""
+    """The broker deletes segments during the outage; the sidecar keeps their files open."""
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     with site.running() as running:
@@ -115,7 +115,7 @@ def test_a_store_that_is_away_for_a_while_is_caught_up_with(
         "c/t-0/offset.wm",
     ],
 )
-def test_a_lost_answer_of_a_write_that_succeeded_does_no_harm(
+def test_lost_answer_to_a_successful_write_is_harmless(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, key: str
 ) -> None:
     log.closed_segments(3)
@@ -127,7 +127,7 @@ def test_a_lost_answer_of_a_write_that_succeeded_does_no_harm(
     check_archive(store, log.tp)
 
 
-def test_a_metadata_that_others_change_meanwhile_is_repaired(
+def test_metadata_changed_by_another_writer_is_repaired(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -136,17 +136,19 @@ def test_a_metadata_that_others_change_meanwhile_is_repaired(
         wait_for_next(running, store, log)
         key = LAYOUT.metadata_key(log.tp)
         copy = store.get_object(key)
-        store.put_object(key, BytesBody(copy.data))  # another etag, as after somebody's repair
+        store.put_object(key, BytesBody(copy.data))  # The etag changes, as after a manual repair.
         log.closed_segments(2)
         log_dir.checkpoint_high_watermarks()
         wait_for_next(running, store, log)
     check_archive(store, log.tp)
 
 
-def test_a_watermark_that_is_deleted_under_a_running_sidecar_is_written_anew(
+def test_deleted_watermark_is_written_again_by_a_running_sidecar(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """By a lifecycle rule, say: what is stored is found by its listing, also below the log."""
+    """For example a lifecycle rule deletes it. A listing finds the stored segments, also below the
+    log start.
+    """
     log.closed_segments(3)
     log_dir.checkpoint_high_watermarks()
     with site.running() as running:
@@ -162,10 +164,10 @@ def test_a_watermark_that_is_deleted_under_a_running_sidecar_is_written_anew(
     check_archive(store, log.tp)
 
 
-# -- what the broker deletes ----------------------------------------------------------------------
+# -- deletions by the broker ----------------------------------------------------------------------
 
 
-def test_what_was_staged_before_the_start_is_taken(
+def test_segments_marked_for_deletion_before_the_start_are_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -176,7 +178,7 @@ def test_what_was_staged_before_the_start_is_taken(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10, 20, 30)}
 
 
-def test_a_whole_active_segment_that_expires_is_taken(
+def test_active_segment_that_expires_as_a_whole_is_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     with site.running() as running:
@@ -190,7 +192,7 @@ def test_a_whole_active_segment_that_expires_is_taken(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_what_is_gone_before_it_was_stored_is_a_gap_that_is_recorded_and_stepped_over(
+def test_segments_deleted_before_their_upload_become_a_recorded_gap(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -213,7 +215,7 @@ def test_what_is_gone_before_it_was_stored_is_a_gap_that_is_recorded_and_stepped
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_gap_halts_the_partition_where_that_is_configured(
+def test_on_gap_halt_halts_the_partition(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(1)
@@ -233,7 +235,7 @@ def test_a_gap_halts_the_partition_where_that_is_configured(
 
 
 @pytest.mark.parametrize("on_gap", ["halt", "step_over"])
-def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, PLR0917 - fixtures
+def test_gap_before_the_first_watermark_survives_a_restart(  # noqa: PLR0913, PLR0917 - fixtures
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -242,8 +244,8 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """A segment is gone before it could be archived, and the sidecar is stopped before it has
-    recorded the gap. The log begins later by then.
+    """A segment is deleted before it is archived, and the sidecar stops before it records the gap.
+    The log begins later by then.
     """
     log.closed_segments(2)
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
@@ -267,11 +269,11 @@ def test_a_gap_before_the_first_watermark_outlives_a_restart(  # noqa: PLR0913, 
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_what_another_sidecar_has_stored_behind_a_gap_before_the_first_watermark_is_followed(
+def test_segment_of_another_sidecar_beyond_an_initial_gap_is_adopted(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
-    """The sidecar of an earlier leader stored a segment from other borders, and was gone before its
-    first watermark; the records before that segment are gone, too.
+    """The sidecar of an earlier leader stored a segment with other boundaries and stopped before
+    its first watermark; the records before that segment are deleted, too.
     """
     log.closed_segments(3)
     theirs = LogDir(tmp_path / "theirs")
@@ -299,10 +301,10 @@ def test_what_another_sidecar_has_stored_behind_a_gap_before_the_first_watermark
 
 
 @pytest.mark.parametrize("rolls", [{20}, {0, 10, 20, 30}])
-def test_a_move_to_a_copy_that_rolls_elsewhere_needs_no_end_of_the_old_directory(
+def test_log_dir_move_with_other_segment_boundaries_does_not_wait_for_the_old_directory(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path, rolls: set[int]
 ) -> None:
-    """The broker deletes the directory that was moved a minute later."""
+    """The broker deletes the old directory a minute after the move."""
     target = LogDir(tmp_path / "target")
     site = Site([log_dir, target], store)
     log.closed_segments(3)
@@ -320,7 +322,7 @@ def test_a_move_to_a_copy_that_rolls_elsewhere_needs_no_end_of_the_old_directory
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
+def test_halt_ends_when_another_sidecar_stores_the_missing_segments(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -328,7 +330,7 @@ def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A replica that still has the records stores them in the leader's place."""
+    """A replica that still has the records stores them instead of the leader."""
     monkeypatch.setattr(decisions, "READ_PAST_HALT_SECONDS", 0.01)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
@@ -355,10 +357,10 @@ def test_a_halt_ends_when_another_sidecar_has_stored_what_is_missing(
     check_archive(store, log.tp)
 
 
-def test_a_gap_must_be_seen_twice(
+def test_gap_is_recorded_only_after_a_second_listing(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
-    """A listing that misses a file for a moment records nothing."""
+    """A listing that misses a file for a moment does not record a gap."""
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -384,10 +386,12 @@ def test_a_gap_must_be_seen_twice(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_what_is_stored_above_the_watermark_is_no_gap_when_the_broker_has_deleted_it(
+def test_segment_stored_above_the_watermark_and_then_deleted_locally_is_no_gap(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Killed between the `.log` and the watermark; the broker deletes before the next start."""
+    """The sidecar is killed between the `.log` and the watermark; the broker deletes before the
+    next start.
+    """
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -406,10 +410,10 @@ def test_what_is_stored_above_the_watermark_is_no_gap_when_the_broker_has_delete
     check_archive(store, log.tp)
 
 
-def test_a_closed_segment_that_waits_is_held_when_the_broker_deletes_it(
+def test_closed_segment_that_waits_stays_open_when_the_broker_deletes_it(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Deleted while it still waits for the high watermark."""
+    """The broker deletes it while it still waits for the high watermark."""
     log_dir.checkpoint_high_watermarks()
     bases = log.closed_segments(2)
     with site.running() as running:
@@ -424,7 +428,7 @@ def test_a_closed_segment_that_waits_is_held_when_the_broker_deletes_it(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in bases}
 
 
-def test_a_new_epoch_does_not_cost_what_only_a_pin_holds(
+def test_new_leader_epoch_keeps_segments_that_only_a_pin_holds(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log_dir.checkpoint_high_watermarks()
@@ -450,7 +454,7 @@ def test_a_new_epoch_does_not_cost_what_only_a_pin_holds(
 # -- where a partition without a watermark begins ------------------------------------------------
 
 
-def test_latest_leaves_out_what_is_there_and_takes_what_closes_from_now_on(
+def test_latest_skips_existing_segments_and_stores_those_that_close_later(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -468,10 +472,10 @@ def test_latest_leaves_out_what_is_there_and_takes_what_closes_from_now_on(
     assert stored_logs(store, log.tp).keys() == {30, 40, 50}
 
 
-def test_latest_takes_the_first_segment_that_closes_under_its_eyes(
+def test_latest_stores_the_first_segment_that_closes_while_the_daemon_runs(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """A young partition has no closed segment when the daemon starts."""
+    """A new partition has no closed segment when the daemon starts."""
     log.append(7)
     log_dir.checkpoint_high_watermarks()
     with site.running(offset_reset="latest") as running:
@@ -486,14 +490,14 @@ def test_latest_takes_the_first_segment_that_closes_under_its_eyes(
 # -- bounds ---------------------------------------------------------------------------------------
 
 
-def test_the_bandwidth_cap_holds(
+def test_bandwidth_limit_applies_to_uploads(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     for _ in range(4):
         log.closed_segment(50, batch=10, size=1000)
     log_dir.checkpoint_high_watermarks()
     size = sum(len(data) for data in log.written.values())
-    rate = size  # so that it takes a second, but for the burst at the start
+    rate = size  # takes one second, apart from the initial burst
     now = site.clock.monotonic
     begun = now()
     site.settle(max_bytes_per_second=rate)
@@ -501,7 +505,7 @@ def test_the_bandwidth_cap_holds(
     assert now() - begun > 0.6
 
 
-def test_the_bandwidth_cap_holds_for_what_is_only_verified(
+def test_bandwidth_limit_applies_to_verification(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segment(200, batch=10, size=1000)
@@ -514,9 +518,7 @@ def test_the_bandwidth_cap_holds_for_what_is_only_verified(
     assert now() - begun > 1.1, "three quarters of a second to verify, and as much to send"
 
 
-def test_open_files_stay_within_their_bound(
-    site: Site, log_dir: LogDir, store: FakeStorage
-) -> None:
+def test_open_files_stay_within_max_files(site: Site, log_dir: LogDir, store: FakeStorage) -> None:
     logs = [log_dir.create("t", number) for number in range(5)]
     for log in logs:
         log.closed_segments(20)
@@ -539,10 +541,10 @@ def test_open_files_stay_within_their_bound(
     assert 3 <= max(seen) <= 30 + 2 * 3  # two uploads finish after their place was given away
 
 
-def test_what_cannot_go_up_does_not_keep_others_from_being_opened(
+def test_blocked_segments_do_not_keep_others_from_being_opened(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """The oldest segments of all belong to a partition that waits: they have every pin."""
+    """The oldest segments belong to a partition that waits, and they hold every pin."""
     stuck, other = log_dir.create("stuck"), log_dir.create("other")
     for base in stuck.closed_segments(5):
         stuck.set_age(base, 1000)
@@ -553,18 +555,18 @@ def test_what_cannot_go_up_does_not_keep_others_from_being_opened(
         wait_for_next(running, store, other)
 
 
-def test_a_file_that_is_written_while_it_waits_for_a_thread_goes_back_to_the_gate(
+def test_file_written_while_it_waits_for_a_thread_returns_to_the_gate(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """It is not held open then, for want of room: truncation may have cut it, and new records of
-    another leader been appended, which the high watermark has not reached.
+    """It is not held open, for lack of room: it may have been truncated, and another leader may
+    have appended records beyond the high watermark.
     """
     first, second = log_dir.create("first"), log_dir.create("second")
     for log in (first, second):
         log.closed_segment()
     first.set_age(0, 1000)
     log_dir.checkpoint_high_watermarks()
-    # Else the second takes the thread if its archive is the first to be read.
+    # Otherwise the second partition takes the thread if its archive is read first.
     leadership = site.leadership = LeadershipByHand({first.tp: 0})
     at_work = key_of(first.tp, 0, FileKind.INDEX)
     with site.running(threads=1, pins={"max_files": 3, "min_free_disk": "0"}) as running:
@@ -587,7 +589,7 @@ def test_a_file_that_is_written_while_it_waits_for_a_thread_goes_back_to_the_gat
         wait_for_next(running, store, second)
 
 
-def test_what_the_broker_deletes_first_goes_first(
+def test_segments_the_broker_deletes_first_are_uploaded_first(
     site: Site, log_dir: LogDir, store: FakeStorage
 ) -> None:
     first = log_dir.create("first")
@@ -615,7 +617,7 @@ def test_what_the_broker_deletes_first_goes_first(
     assert order.index("staged-0") < order.index("young-0")
 
 
-def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
+def test_full_disk_releases_the_pins_of_deleted_segments_and_reports_it(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -639,10 +641,10 @@ def test_a_full_disk_lets_go_of_what_is_deleted_and_says_so(
 # -- the files ------------------------------------------------------------------------------------
 
 
-def test_one_file_that_cannot_be_opened_costs_its_own_segment_alone(
+def test_file_that_cannot_be_opened_blocks_only_its_own_segment(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
-    """A symbolic link is nothing a broker makes, and is not followed."""
+    """A broker never creates a symbolic link there, so the sidecar does not follow it."""
     other = log_dir.create("other")
     log.closed_segments(3)
     other.closed_segments(2)
@@ -665,7 +667,7 @@ def test_one_file_that_cannot_be_opened_costs_its_own_segment_alone(
         wait_for_next(running, store, log)
 
 
-def test_a_directory_that_cannot_be_listed_is_tried_again(
+def test_directory_that_cannot_be_listed_is_tried_again(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -698,7 +700,7 @@ def test_a_directory_that_cannot_be_listed_is_tried_again(
         wait_for_next(running, store, log)
 
 
-def test_a_partition_behind_a_symbolic_link_is_archived(
+def test_partition_behind_a_symbolic_link_is_archived(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
     log.closed_segments(2)
@@ -709,10 +711,10 @@ def test_a_partition_behind_a_symbolic_link_is_archived(
     assert stored_next(store, log.tp) == 20
 
 
-def test_a_link_that_is_not_followed_shows_in_the_status(
+def test_link_that_is_not_followed_is_reported_in_the_status(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
-    """And the partition goes on once its directory is back."""
+    """The partition continues once its directory is back."""
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
     log.path.rename(tmp_path / "big")
@@ -732,7 +734,9 @@ def test_a_link_that_is_not_followed_shows_in_the_status(
 
 @pytest.fixture
 def two(tmp_path: Path, store: FakeStorage) -> tuple[Site, PartitionLog, PartitionLog]:
-    """Two log dirs with two committed segments each; nobody stores the second's."""
+    """Two log dirs with two committed segments each; no sidecar stores the segments of the
+    second.
+    """
     logs = []
     for name in ("first", "second"):
         log_dir = LogDir(tmp_path / name)
@@ -744,7 +748,7 @@ def two(tmp_path: Path, store: FakeStorage) -> tuple[Site, PartitionLog, Partiti
     return site, logs[0], logs[1]
 
 
-def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
+def test_log_dir_that_is_unreadable_at_the_start_is_archived_once_it_is_back(
     two: tuple[Site, PartitionLog, PartitionLog],
     store: FakeStorage,
     tmp_path: Path,
@@ -761,10 +765,10 @@ def test_a_log_dir_that_cannot_be_read_at_the_start_is_archived_once_it_is_back(
         wait_for_next(running, store, second)
 
 
-def test_what_a_follower_holds_stays_while_its_log_dir_cannot_be_read(
+def test_follower_keeps_its_pins_while_the_log_dir_is_unreadable(
     two: tuple[Site, PartitionLog, PartitionLog], tmp_path: Path
 ) -> None:
-    """Names in the spool included; as after a scandir(2) that fails for want of descriptors."""
+    """Including names in the spool; as after a scandir(2) that fails for lack of descriptors."""
     site, first, second = two
     site.leadership = LeadershipByHand({first.tp: 0})
     site.topic_configs = ConfigsByHand({name: TopicConfig() for name in ("first", "second")})
@@ -788,7 +792,7 @@ def test_what_a_follower_holds_stays_while_its_log_dir_cannot_be_read(
         holds_for(lambda: seen().pinned_files == 6 and names() == 2, 0.3, "all of its pins")
 
 
-def test_a_damaged_segment_holds_the_watermark_and_names_itself(
+def test_damaged_segment_blocks_the_watermark_and_is_named_in_the_status(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -814,7 +818,7 @@ def test_a_damaged_segment_holds_the_watermark_and_names_itself(
         wait_for_next(running, store, log)
 
 
-def test_a_topic_that_is_deleted_ends_quietly(
+def test_deleted_topic_ends_without_an_error(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     other = log_dir.create("other")
@@ -834,7 +838,7 @@ def test_a_topic_that_is_deleted_ends_quietly(
 # -- endings --------------------------------------------------------------------------------------
 
 
-def test_stop_lets_what_is_under_way_finish_and_commits_it(
+def test_stop_finishes_and_commits_uploads_under_way(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -853,7 +857,7 @@ def test_stop_lets_what_is_under_way_finish_and_commits_it(
     assert stored_logs(store, log.tp).keys() == {0}
 
 
-def test_what_does_not_finish_within_the_grace_period_is_abandoned(
+def test_upload_beyond_the_grace_period_is_abandoned(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(1)
@@ -880,7 +884,7 @@ def test_stop_before_run_ends_at_once(site: Site, log: PartitionLog, store: Fake
     assert store.requests == []
 
 
-def test_the_death_of_a_worker_ends_the_daemon_with_its_reason(
+def test_death_of_a_worker_ends_the_daemon_with_its_reason(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -896,7 +900,7 @@ def test_the_death_of_a_worker_ends_the_daemon_with_its_reason(
     assert snapshot.death == str(running.error)
 
 
-def test_the_death_of_the_leadership_source_ends_the_daemon(site: Site, log: PartitionLog) -> None:
+def test_death_of_the_leadership_source_ends_the_daemon(site: Site, log: PartitionLog) -> None:
     leadership = site.leadership = LeadershipByHand({log.tp: 0})
     running = site.running()
     running.start()
@@ -907,7 +911,7 @@ def test_the_death_of_the_leadership_source_ends_the_daemon(site: Site, log: Par
     assert "the log is gone" in str(running.error)
 
 
-def test_all_files_are_let_go_in_the_end(
+def test_all_files_are_closed_at_the_end(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(5)

@@ -1,4 +1,4 @@
-"""An archive and a log that tell different histories are not mixed."""
+"""An archive and a log with different epoch histories are not mixed."""
 
 import pytest
 
@@ -45,19 +45,19 @@ def epoch_history(*rows: tuple[int, int]) -> EpochHistory:
     ],
     ids=["same", "own epoch", "later leader", "replaced", "replaced after ours", "retention"],
 )
-def test_a_later_epoch_below_the_stored_next_offset_is_a_divergence(
+def test_later_epoch_below_the_stored_next_offset_is_a_divergence(
     rows: list[tuple[int, int]], divergence: int | None
 ) -> None:
     assert divergence_offset(watermark(100, 3), Offset(100), epoch_history(*rows)) == divergence
 
 
-def test_the_peers_watermark_tells_no_epoch() -> None:
+def test_pinterest_watermark_has_no_epoch_to_compare() -> None:
     assert (
         divergence_offset(watermark(100, -1), Offset(100), epoch_history((0, 0), (4, 50))) is None
     )
 
 
-def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
+def test_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
     log.append(10)
     assert log_end_offset(str(log.path), log.active) == 10
     with log.file(log.active).open("ab") as file:
@@ -65,7 +65,7 @@ def test_the_log_end_is_after_the_last_whole_batch(log: PartitionLog) -> None:
     assert log_end_offset(str(log.path), log.active) == 10
 
 
-def test_an_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None:
+def test_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> None:
     log.append(10)
     whole = read_history(str(log.path), log.active, Offset(10), RememberedEpochs())
     assert latest_divergence(watermark(10, 0), Offset(10), whole) is None
@@ -73,7 +73,7 @@ def test_an_archive_beyond_the_end_of_the_log_is_refused(log: PartitionLog) -> N
     assert latest_divergence(watermark(11, 0), Offset(11), short) == 10
 
 
-def test_the_daemon_writes_nothing_beside_another_history(
+def test_daemon_writes_nothing_to_an_archive_of_another_history(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)

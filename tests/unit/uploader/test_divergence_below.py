@@ -1,8 +1,8 @@
-"""A fork below the watermark that the watermark's own epoch does not tell.
+"""A divergence below the archive end that the epoch of the archive end does not show.
 
-A sidecar with a stale view has stored, in the name of a later epoch, what an election had thrown
-away before. Only the stored `leader-epoch-checkpoint` tells; it is compared before anything
-is sent.
+A sidecar with a stale view has stored, in the name of a later epoch, records that an election had
+discarded before. Only the stored `leader-epoch-checkpoint` shows this; it is compared before
+anything is uploaded.
 """
 
 from contextlib import suppress
@@ -68,12 +68,15 @@ T = TypeVar("T")
 
 pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 FORKS = [0, 5, 15, 20, 35]
-"""Before everything, within the first segment, within one, at a border, within the last one."""
+"""Below all segments, within the first segment, within another one, at a segment boundary, within
+the last one.
+"""
 
 
 def part_unseen(log: PartitionLog, store: FakeStorage, divergence: int) -> None:
-    """Four segments of epoch 0 are stored. From `divergence` on the log has others, of epoch 1, and
-    its leader has epoch 2; but the watermark says that a leader of epoch 1 has stored all of it.
+    """Archive four segments of epoch 0. From `divergence` on, the log has other segments of epoch
+    1, and its leader has epoch 2; but the watermark says that a leader of epoch 1 stored
+    everything.
     """
     log.closed_segments(4)
     archive(log, store)
@@ -104,8 +107,8 @@ def _write_epoch_history(store: FakeStorage, log: PartitionLog, *rows: tuple[int
 class Sidecar:
     """The requests of a leader's sidecar up to the point where uploads may begin, on this thread.
 
-    Each look is three seconds after the one before; `named` is how long after each of them a broker
-    names its epoch as the leader's, None where none ever does.
+    Calls of `look` are three seconds apart; `named` is the delay after each of them until a broker
+    names its epoch as the leader's, or None if no broker ever does.
     """
 
     log: PartitionLog
@@ -121,7 +124,7 @@ class Sidecar:
         self.histories = Histories(self.on_divergence, "halt", lambda: self.now, metrics)
 
     def settle(self, store: RemoteStorage) -> ArchiveState:
-        """Look until nothing more is found."""
+        """Call `look` until it finds nothing more."""
         for _ in range(4):
             with suppress(ArchiveConflictError):
                 return self.look(store)
@@ -156,7 +159,7 @@ class Sidecar:
 
 
 @pytest.mark.parametrize("divergence", FORKS)
-def test_the_archive_goes_on_with_the_leaders_history_and_nothing_is_lost(
+def test_archive_continues_with_the_leaders_history_and_quarantines_the_rest(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, divergence: int
 ) -> None:
     part_unseen(log, store, divergence)
@@ -172,7 +175,7 @@ def test_the_archive_goes_on_with_the_leaders_history_and_nothing_is_lost(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("divergence", [0, 15, 20])
-def test_a_kill_at_any_request_is_mended_by_the_next_start(
+def test_kill_at_any_request_is_repaired_by_the_next_start(
     log: PartitionLog, store: FakeStorage, divergence: int, *, after: bool
 ) -> None:
     part_unseen(log, store, divergence)
@@ -187,11 +190,12 @@ def test_a_kill_at_any_request_is_mended_by_the_next_start(
 
 
 @pytest.mark.parametrize("lives", range(2, 60, 3))
-def test_one_that_slept_meanwhile_changes_nothing(
+def test_requests_of_a_paused_sidecar_change_nothing(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, lives: int
 ) -> None:
-    """Two believe that they lead: one is stopped at a request, a later leader's sidecar sets aside
-    what has to be, and goes on; then the first one makes all requests that it had still to make.
+    """Two sidecars believe they lead. One is paused at a request; the sidecar of a later leader
+    quarantines the diverged segments and continues; then the first one sends its remaining
+    requests.
     """
     part_unseen(log, store, 15)
     sleeper = SleepingStore(store, lives, lambda: go_on(log_dir, log, store))
@@ -202,11 +206,11 @@ def test_one_that_slept_meanwhile_changes_nothing(
     check_history(log, store)
 
 
-def test_a_request_that_arrives_when_its_sender_is_dead_spoils_nothing(
+def test_late_request_of_a_killed_sidecar_is_harmless(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Killed before every request in turn; the request itself arrives after the next start has set
-    everything aside, and has stored the leader's history under the very same keys.
+    """The sidecar is killed before every request in turn. The request itself arrives after the next
+    start has quarantined everything and has stored the leader's history under the same keys.
     """
     log.closed_segments(4)
     archive(log, store)
@@ -233,7 +237,7 @@ def test_a_request_that_arrives_when_its_sender_is_dead_spoils_nothing(
 
 
 class LateStore(InterceptedStore):
-    """Kills its user at a request that is on the wire already and arrives later."""
+    """Kill the caller at a request that is already on the wire and arrives later."""
 
     def __init__(self, store: FakeStorage, lives: int) -> None:
         super().__init__(store)
@@ -241,7 +245,7 @@ class LateStore(InterceptedStore):
         self._late: list[StoreCall] = []
 
     def arrive(self) -> None:
-        """Let the request take effect, or be refused; its sender sees no answer."""
+        """Let the request take effect or be refused; the sender sees no answer."""
         self._left = -1
         with suppress(SidetierError):
             self._late[0].effect(self.store)
@@ -258,11 +262,11 @@ def _without_quarantine(store: FakeStorage) -> dict[str, bytes]:
     return {key: data for key, data in store.contents().items() if "/quarantine/" not in key}
 
 
-# -- what must be left alone -----------------------------------------------------------------------
+# -- cases that must be left alone -----------------------------------------------------------------
 
 
 def untouched(store: FakeStorage, sidecar: Sidecar) -> DivergedError:
-    """However often it is looked at, nothing is written; the last error."""
+    """Assert that repeated looks write nothing; return the last error."""
     before, errors = store.contents(), []
     for _ in range(4):
         with pytest.raises(DivergedError) as caught:
@@ -273,7 +277,7 @@ def untouched(store: FakeStorage, sidecar: Sidecar) -> DivergedError:
 
 
 @pytest.mark.parametrize("named", [None, -1000.0], ids=["never", "before it was suspected"])
-def test_nothing_is_moved_before_a_broker_has_named_the_leader_once_more(
+def test_nothing_is_moved_before_a_broker_names_the_leader_again(
     log: PartitionLog, store: FakeStorage, named: float | None
 ) -> None:
     part_unseen(log, store, 15)
@@ -282,11 +286,11 @@ def test_nothing_is_moved_before_a_broker_has_named_the_leader_once_more(
 
 
 @pytest.mark.parametrize("ours", [10, 20])
-def test_a_stale_log_never_sets_aside_what_a_later_leader_has_written(
+def test_stale_log_never_quarantines_segments_of_a_later_leader(
     log: PartitionLog, store: FakeStorage, ours: int
 ) -> None:
-    """Our broker led in epoch 1 from there on, and has not heard that epoch 3 began at 20; the one
-    who stored it believed an even earlier epoch.
+    """Our broker led in epoch 1 from there on and has not heard that epoch 3 began at 20; the
+    writer of the archive believed in an even earlier epoch.
     """
     log.append(20)
     log.roll()
@@ -302,7 +306,7 @@ def test_a_stale_log_never_sets_aside_what_a_later_leader_has_written(
     assert "(epoch 3)" in str(error)
 
 
-def test_a_broker_that_follows_another_leader_by_now_proves_nothing(
+def test_broker_that_follows_another_leader_proves_nothing(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_unseen(log, store, 15)
@@ -310,18 +314,20 @@ def test_a_broker_that_follows_another_leader_by_now_proves_nothing(
     assert "leads in epoch 1, but its leader-epoch-checkpoint ends with 2" in str(error)
 
 
-def test_halt_moves_nothing_and_says_why(log: PartitionLog, store: FakeStorage) -> None:
+def test_on_divergence_halt_moves_nothing_and_reports_the_reason(
+    log: PartitionLog, store: FakeStorage
+) -> None:
     part_unseen(log, store, 15)
     error = untouched(store, Sidecar(log, on_divergence="halt"))
     assert "offset 15 is of leader epoch 0 in the archive and of 1 in the log" in str(error)
     assert "uploader.on_divergence is halt" in str(error)
 
 
-def test_where_the_stored_batches_are_of_the_log_after_all_nothing_is_moved(
+def test_nothing_is_moved_when_the_stored_batches_match_the_log(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The stored checkpoint alone contradicts: it was damaged, not the archive. Where the watermark
-    tells that, it is written anew.
+    """Only the stored checkpoint contradicts the log: the checkpoint is damaged, not the archive.
+    Where the watermark proves that, the checkpoint is written again.
     """
     log.closed_segments(2)
     log.lead(1)
@@ -333,18 +339,19 @@ def test_where_the_stored_batches_are_of_the_log_after_all_nothing_is_moved(
         _write_epoch_history(one, log, (0, 0))
     assert Sidecar(log).look(told).next_offset == 40
     assert told.contents()[key] == b"0\n2\n0 0\n1 20\n"
-    _write_in_epoch(store, log, 1, epoch_history=False)  # as an earlier version of ours did
+    _write_in_epoch(store, log, 1, epoch_history=False)  # as an earlier sidetier version did
     halted = str(untouched(store, Sidecar(log)))
     assert "are of this log's epoch history: nothing is moved" in halted
-    store.delete_object(key)  # as operations.md says: it is written anew
+    store.delete_object(key)  # as operations.md says: the file is written again
     assert Sidecar(log).look(store).next_offset == 40
 
 
-def test_a_divergence_is_seen_behind_which_a_log_that_began_anew_was_stored(
+def test_divergence_below_segments_of_a_restarted_log_is_detected(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Found by random runs. An empty log began at 20, after a truncation below its start, and its
-    leader went on there; that epoch 1 began at 15, and what was thrown away, the next one knows.
+    """Found by random runs. A truncation below its start emptied the log; it began again at 20, and
+    its leader continued there. The next leader knows that epoch 1 began at 15 and which records
+    were truncated.
     """
     log.closed_segments(2)
     archive(log, store)
@@ -363,12 +370,12 @@ def test_a_divergence_is_seen_behind_which_a_log_that_began_anew_was_stored(
 
 
 @pytest.mark.parametrize("divergence", FORKS)
-def test_a_divergence_is_seen_where_the_leader_has_written_his_epoch_history_over_it(
+def test_divergence_is_detected_after_the_leader_overwrote_the_epoch_history(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, divergence: int
 ) -> None:
-    """A follower stood in, and stored in the leader's epoch what was thrown away: his checkpoint
-    did not reach so far back any more. The leader was about to commit as well, and lost; but his
-    epoch history was written last.
+    """A follower archived the truncated records in the leader's epoch, because its own checkpoint
+    no longer reached back that far. The leader's commit lost the race, but its epoch history was
+    written last.
     """
     part_unseen(log, store, divergence)
     _write_in_epoch(store, log, 2)
@@ -380,10 +387,10 @@ def test_a_divergence_is_seen_where_the_leader_has_written_his_epoch_history_ove
     assert any(name.endswith(".log") for name in quarantined(store, log.tp))
 
 
-def test_a_segment_that_was_cut_at_a_divergence_tells_its_epochs_and_records(
+def test_segment_cut_at_a_divergence_keeps_its_epochs_and_record_count(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Or nothing shows that another's epoch history was written over the true one."""
+    """Otherwise nothing shows that the epoch history of another writer replaced the true one."""
     part_unseen(log, store, 15)
     assert Sidecar(log).settle(store).next_offset == 15
     cut = LAYOUT.object_key(log.tp, BaseOffset(10), FileKind.LOG)
@@ -394,11 +401,11 @@ def test_a_segment_that_was_cut_at_a_divergence_tells_its_epochs_and_records(
 @pytest.mark.parametrize(
     ("compacted", "rows"), [(False, "0 0\n1 23\n2 50\n"), (True, "0 0\n2 50\n")]
 )
-def test_what_compaction_has_done_is_no_election(
+def test_compaction_is_not_taken_for_an_election(
     log: PartitionLog, store: FakeStorage, rows: str, *, compacted: bool
 ) -> None:
-    """The first records of epoch 1 are gone from the log, before the topic's settings were changed;
-    or all of them are gone from the one that this replica was made from.
+    """Compaction removed the first records of epoch 1 from the log before the topic's settings
+    changed; or it removed all of them from the replica this one was copied from.
     """
     log.closed_segments(2)
     log.lead(1)
@@ -411,8 +418,12 @@ def test_what_compaction_has_done_is_no_election(
     assert not quarantined(store, log.tp)
 
 
-def test_what_no_stored_batch_shows_is_left_alone(log: PartitionLog, store: FakeStorage) -> None:
-    """Behind the last segment lies a gap whose record is gone; epoch 1 began within it."""
+def test_divergence_that_no_stored_batch_shows_is_left_alone(
+    log: PartitionLog, store: FakeStorage
+) -> None:
+    """The last segment is followed by a gap whose record is missing; epoch 1 began within the
+    gap.
+    """
     log.closed_segments(4)
     archive(log, store)
     watermark = watermark_of(store, log.tp)
@@ -426,7 +437,7 @@ def test_what_no_stored_batch_shows_is_left_alone(log: PartitionLog, store: Fake
     assert "no stored record batch is of another history" in str(untouched(store, Sidecar(log)))
 
 
-def test_a_gap_in_which_another_epoch_began_is_no_divergence(
+def test_epoch_that_began_in_a_gap_is_no_divergence(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segment()
@@ -450,10 +461,10 @@ def test_a_gap_in_which_another_epoch_began_is_no_divergence(
     check_archive(store, log.tp)
 
 
-def test_epochs_of_a_commit_that_never_came_through_do_not_outlive_a_gap(
+def test_epochs_of_an_abandoned_commit_do_not_survive_a_gap(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """They were noted where the gap is now, of another history than that of its leader."""
+    """They were noted where the gap is now, and belong to another history than the leader's."""
     log.closed_segment()
     archive(log, store)
     key = LAYOUT.epoch_checkpoint_key(log.tp)
@@ -469,8 +480,8 @@ def test_epochs_of_a_commit_that_never_came_through_do_not_outlive_a_gap(
     assert store.contents()[key] == b"0\n2\n0 0\n4 10\n"
 
 
-def test_a_suspicion_that_has_passed_is_forgotten(log: PartitionLog, store: FakeStorage) -> None:
-    """The same look a day later is a first look."""
+def test_suspicion_that_did_not_persist_is_forgotten(log: PartitionLog, store: FakeStorage) -> None:
+    """The same finding a day later counts as the first one."""
     part_unseen(log, store, 15)
     sidecar = Sidecar(log)
     with pytest.raises(DivergedError, match="a second look will tell"):
@@ -487,7 +498,7 @@ def test_a_suspicion_that_has_passed_is_forgotten(log: PartitionLog, store: Fake
 # -- the whole daemon ------------------------------------------------------------------------------
 
 
-def test_it_goes_on_by_itself_once_a_broker_has_named_the_leader(
+def test_daemon_continues_once_a_broker_names_the_leader(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     part_unseen(log, store, 15)
@@ -509,10 +520,10 @@ def test_it_goes_on_by_itself_once_a_broker_has_named_the_leader(
     check_history(log, store)
 
 
-def test_a_divergence_that_comes_while_segments_go_up_is_seen_at_their_commit(
+def test_divergence_during_uploads_is_detected_at_the_commit(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The sidecar has not heard of the election: it moves nothing. Once it has, it does."""
+    """The sidecar moves nothing until it hears of the election."""
     log.closed_segments(4)
     log_dir.checkpoint_high_watermarks()
     leadership = LeadershipByHand({log.tp: 0})
@@ -533,10 +544,10 @@ def test_a_divergence_that_comes_while_segments_go_up_is_seen_at_their_commit(
     check_history(log, store)
 
 
-def test_what_a_segment_has_told_of_the_divergence_counts_though_the_checkpoint_has_dropped_it(
+def test_divergence_noted_by_a_segment_counts_after_the_checkpoint_dropped_it(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The records of both histories around the fork were deleted on the broker; a segment that
+    """The broker has deleted the records of both histories around the divergence; a segment that
     begins there was stored before that.
     """
     part_unseen(log, store, 15)

@@ -1,4 +1,6 @@
-"""The stored `leader-epoch-checkpoint`: the epoch of every stored record, in few requests."""
+"""The stored `leader-epoch-checkpoint` has the epoch of every stored record and needs few
+requests.
+"""
 
 from dataclasses import replace
 from itertools import count
@@ -55,7 +57,7 @@ def text(store: FakeStorage) -> str:
 FULL = epoch_history((0, 0), (3, 15), (5, 40))
 
 
-def test_it_is_kafkas_own_text_up_to_what_is_stored(store: FakeStorage) -> None:
+def test_file_is_kafkas_checkpoint_text_up_to_the_stored_offset(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL), segment(20, 40, FULL)])
     assert text(store) == "0\n2\n0 0\n3 15\n"
@@ -63,7 +65,7 @@ def test_it_is_kafkas_own_text_up_to_what_is_stored(store: FakeStorage) -> None:
     assert [r.operation for r in store.requests] == ["put"]
 
 
-def test_what_does_not_change_it_costs_nothing(store: FakeStorage) -> None:
+def test_unchanged_epochs_send_no_request(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     again = file.cover(TP, known, Offset(20), [segment(20, 40, FULL)])
@@ -74,7 +76,7 @@ def test_what_does_not_change_it_costs_nothing(store: FakeStorage) -> None:
     assert [r.operation for r in store.requests] == ["put", "put"]
 
 
-def test_of_an_archive_that_exists_it_is_read_once(store: FakeStorage) -> None:
+def test_file_of_an_existing_archive_is_read_once(store: FakeStorage) -> None:
     EpochHistoryFile(store, LAYOUT).cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, None, Offset(20), [segment(20, 30, FULL)])
@@ -82,7 +84,7 @@ def test_of_an_archive_that_exists_it_is_read_once(store: FakeStorage) -> None:
     assert [r.operation for r in store.requests] == ["put", "get"]
 
 
-def test_retention_on_the_broker_never_shortens_it(store: FakeStorage) -> None:
+def test_broker_retention_never_shortens_the_file(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     retained = epoch_history((3, 30), (5, 40))
@@ -90,8 +92,10 @@ def test_retention_on_the_broker_never_shortens_it(store: FakeStorage) -> None:
     assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
 
 
-def test_what_retention_took_between_two_segments_is_not_lost(store: FakeStorage) -> None:
-    """The first was verified before the broker's file was cut, the second after it."""
+def test_epochs_that_retention_drops_between_two_segments_are_kept(store: FakeStorage) -> None:
+    """The first segment was verified before the broker shortened its checkpoint, the second after
+    that.
+    """
     file = EpochHistoryFile(store, LAYOUT)
     stored = [
         segment(0, 20, epoch_history((0, 0), (3, 15))),
@@ -101,7 +105,7 @@ def test_what_retention_took_between_two_segments_is_not_lost(store: FakeStorage
     assert text(store) == "0\n3\n0 0\n3 15\n5 45\n"
 
 
-def test_a_lost_race_is_merged(store: FakeStorage) -> None:
+def test_lost_race_is_merged(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     EpochHistoryFile(store, LAYOUT).cover(TP, known, Offset(20), [segment(20, 45, FULL)])
@@ -110,7 +114,7 @@ def test_a_lost_race_is_merged(store: FakeStorage) -> None:
     assert text(store) == "0\n4\n0 0\n3 15\n5 40\n7 50\n"
 
 
-def test_a_lost_answer_is_no_race(store: FakeStorage) -> None:
+def test_lost_answer_is_no_lost_race(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     store.fail("put", StoreTimeoutError("no answer"), key=KEY, after=True)
     with pytest.raises(StoreTimeoutError):
@@ -119,14 +123,14 @@ def test_a_lost_answer_is_no_race(store: FakeStorage) -> None:
     assert known == StoredEpochHistory(epoch_history((0, 0), (3, 15)), store.head_object(KEY).etag)
 
 
-def test_one_who_always_loses_gives_up_with_a_conflict() -> None:
+def test_writer_gives_up_with_a_conflict_after_five_lost_races() -> None:
     store = _AlwaysChanged(FakeStorage())
     with pytest.raises(ArchiveConflictError, match="5 times"):
         EpochHistoryFile(store, LAYOUT).cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
 
 
-def test_a_commit_that_never_came_through_is_not_believed(store: FakeStorage) -> None:
-    """Killed before the watermark; then an unclean election took what was to be stored."""
+def test_epochs_of_an_abandoned_commit_are_replaced(store: FakeStorage) -> None:
+    """The sidecar was killed before the watermark; then an unclean election removed the records."""
     file = EpochHistoryFile(store, LAYOUT)
     file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
     other = epoch_history((0, 0), (3, 15), (8, 35))
@@ -134,17 +138,17 @@ def test_a_commit_that_never_came_through_is_not_believed(store: FakeStorage) ->
     assert text(store) == "0\n3\n0 0\n3 15\n8 35\n"
 
 
-def test_one_who_loses_his_commit_does_not_shorten_what_the_winner_has_written(
+def test_loser_of_a_commit_does_not_shorten_the_winners_file(
     store: FakeStorage,
 ) -> None:
-    """A follower that stands in began from the same watermark, and is slower."""
+    """A follower that stands in began from the same watermark and is slower."""
     file = EpochHistoryFile(store, LAYOUT)
     file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
     file.cover(TP, None, Offset(0), [segment(0, 15, FULL)])
     assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
 
 
-def test_a_divergence_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
+def test_divergence_below_the_watermark_is_a_conflict(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
     with pytest.raises(ArchiveConflictError, match=f"{KEY}: archive and log have forked"):
@@ -154,8 +158,8 @@ def test_a_divergence_below_the_watermark_is_a_conflict(store: FakeStorage) -> N
     assert text(store) == "0\n3\n0 0\n3 15\n5 40\n"
 
 
-def test_an_epoch_that_starts_where_a_stored_one_did_has_replaced_it(store: FakeStorage) -> None:
-    """A commit of what an election has thrown away meanwhile, and then one of what came instead."""
+def test_epoch_that_starts_at_a_stored_epochs_start_replaces_it(store: FakeStorage) -> None:
+    """A commit of records that an election truncated, followed by a commit of their replacement."""
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 6, epoch_history((0, 0)))])
     for after in (epoch_history((1, 0)), epoch_history((0, 0), (1, 0))):
@@ -165,8 +169,8 @@ def test_an_epoch_that_starts_where_a_stored_one_did_has_replaced_it(store: Fake
     assert text(store) == "0\n2\n0 0\n1 6\n"
 
 
-def test_in_a_gap_nothing_is_stored_and_nothing_compared(store: FakeStorage) -> None:
-    """Another epoch began within it; or else what is stored behind it tells."""
+def test_epochs_within_a_gap_are_not_compared(store: FakeStorage) -> None:
+    """Another epoch began within the gap; otherwise the segments stored after it show the epoch."""
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
     key = LAYOUT.gap_key(TP, Offset(14), Offset(20))
@@ -185,12 +189,12 @@ def test_in_a_gap_nothing_is_stored_and_nothing_compared(store: FakeStorage) -> 
     assert text(store) == "0\n2\n0 0\n4 14\n"
 
 
-def test_an_epoch_that_began_in_a_gap_has_the_start_that_another_replica_still_knows(
+def test_epoch_that_began_in_a_gap_gets_the_start_another_replica_knows(
     store: FakeStorage,
 ) -> None:
-    """Retention took the gap, and moved the epoch's start behind it, in the log of who recorded it.
-    The next leader's log begins earlier. Where not all between the two starts is in a gap, it is a
-    fork.
+    """On the replica that recorded the gap, retention deleted it and moved the epoch's start after
+    it. The next leader's log begins earlier. It is a divergence unless gaps cover everything
+    between the two starts.
     """
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
@@ -209,7 +213,7 @@ def test_an_epoch_that_began_in_a_gap_has_the_start_that_another_replica_still_k
     assert text(store) == "0\n3\n0 0\n2 16\n3 26\n"
 
 
-def test_a_divergence_behind_an_epoch_that_began_in_a_gap_is_seen(store: FakeStorage) -> None:
+def test_divergence_after_an_epoch_that_began_in_a_gap_is_detected(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 14, epoch_history((0, 0)))])
     store.put_object(LAYOUT.gap_key(TP, Offset(14), Offset(20)), BytesBody(b"{}"))
@@ -220,7 +224,7 @@ def test_a_divergence_behind_an_epoch_that_began_in_a_gap_is_seen(store: FakeSto
         file.compare(TP, Offset(26), epoch_history((0, 0), (2, 16), (3, 24)))
 
 
-def test_a_compacted_log_may_know_a_higher_start(store: FakeStorage) -> None:
+def test_compacted_log_may_have_a_higher_epoch_start(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, FULL)])
     compacted = epoch_history((0, 3), (3, 18), (5, 44), (6, 55))
@@ -231,14 +235,14 @@ def test_a_compacted_log_may_know_a_higher_start(store: FakeStorage) -> None:
 
 
 @pytest.mark.parametrize("data", [b"nonsense", b"1\n0\n", b"0\n2\n3 10\n2 20\n", b"\xff"])
-def test_a_malformed_one_is_not_overwritten(store: FakeStorage, data: bytes) -> None:
+def test_malformed_file_is_not_overwritten(store: FakeStorage, data: bytes) -> None:
     store.put_object(KEY, BytesBody(data))
     with pytest.raises(MalformedObjectError, match=f"{KEY}: not a leader epoch checkpoint"):
         EpochHistoryFile(store, LAYOUT).cover(TP, None, Offset(20), [segment(20, 30, FULL)])
     assert store.contents()[KEY] == data
 
 
-# -- of two who commit at once --------------------------------------------------------------------
+# -- two concurrent commits -----------------------------------------------------------------------
 
 
 def _stored(
@@ -258,24 +262,24 @@ def _moved(store: FakeStorage, known: StoredEpochHistory, base: int, end: int) -
     return moved.watermark
 
 
-def test_the_epoch_history_of_one_who_lost_the_watermark_is_written_anew(
+def test_epoch_history_of_a_lost_commit_is_rewritten(
     store: FakeStorage,
 ) -> None:
-    """A follower has stored, of epoch 2, what the leader's log has of epoch 3; the leader wrote his
-    epoch history over that of the follower, and then the follower moved the watermark.
+    """A follower stored records of epoch 2 where the leader's log has epoch 3; the leader overwrote
+    the follower's epoch history, and then the follower moved the watermark.
     """
     file, leaders = EpochHistoryFile(store, LAYOUT), epoch_history((2, 0), (3, 20), (5, 40))
     _stored(store, end=30, epochs="2@0")
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 30, epoch_history((2, 0)))])
     file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, leaders)])
     assert text(store) == "0\n3\n2 0\n3 20\n5 40\n"
-    assert file.compare(TP, Offset(30), leaders).epoch_history == leaders  # nothing tells
+    assert file.compare(TP, Offset(30), leaders).epoch_history == leaders  # no visible divergence
     below = file.below(_moved(store, known, 0, 30))
     with pytest.raises(
         DivergenceBelowError, match="offset 20 is of leader epoch 2 in the archive and"
     ):
         below.compare(TP, Offset(30), leaders)
-    assert text(store) == "0\n2\n2 0\n5 40\n"  # whoever goes on at 30 keeps what he wrote
+    assert text(store) == "0\n2\n2 0\n5 40\n"  # entries above 30 are kept for their writer
     with pytest.raises(
         DivergenceBelowError, match="offset 20 is of leader epoch 2 in the archive and"
     ):
@@ -283,7 +287,7 @@ def test_the_epoch_history_of_one_who_lost_the_watermark_is_written_anew(
 
 
 class _ParallelHeads(InterceptedStore):
-    """Answers HEADs only when `HELPERS` of them are under way at the same time."""
+    """Answer HEAD requests only when `HELPERS` of them are under way at the same time."""
 
     def __init__(self) -> None:
         super().__init__(FakeStorage())
@@ -295,8 +299,8 @@ class _ParallelHeads(InterceptedStore):
         return super().intercept(call)
 
 
-def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:
-    """One after the other, 10,000 of them would hold up the partition for minutes."""
+def test_segments_of_a_long_archive_are_read_in_parallel() -> None:
+    """Sequential requests for 10,000 segments would hold up the partition for minutes."""
     heads = _ParallelHeads()
     store = heads.store
     file, count = EpochHistoryFile(heads, LAYOUT), 3 * HELPERS
@@ -310,8 +314,8 @@ def test_the_segments_of_a_long_archive_are_asked_side_by_side() -> None:
     assert file.below(watermark).read(TP).epoch_history == truth
 
 
-def test_the_watermarks_own_epoch_history_costs_nothing(store: FakeStorage) -> None:
-    """Also with what a later commit, still under way, has written behind it."""
+def test_epoch_history_that_the_watermark_names_needs_no_check(store: FakeStorage) -> None:
+    """Also when a later commit under way has appended epochs to it."""
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     watermark = _moved(store, known, 0, 20)
@@ -323,9 +327,9 @@ def test_the_watermarks_own_epoch_history_costs_nothing(store: FakeStorage) -> N
     assert file.below(watermark).compare(TP, Offset(20), FULL) == NOT_STORED
 
 
-def test_segments_tell_the_epoch_history_as_far_as_they_note_it(store: FakeStorage) -> None:
-    """What was taken over notes nothing; an overlap tells what it adds; a segment below the start
-    of the archive, or above the watermark, is none of it.
+def test_epoch_history_is_rebuilt_from_the_segments_notes(store: FakeStorage) -> None:
+    """A segment that was taken over has no notes. An overlapping segment adds epochs only beyond
+    the overlap. Segments below the archive start or above the watermark do not count.
     """
     file = EpochHistoryFile(store, LAYOUT)
     truth = epoch_history((1, 10), (4, 35), (6, 60))
@@ -351,8 +355,10 @@ def test_segments_tell_the_epoch_history_as_far_as_they_note_it(store: FakeStora
     assert file.below(watermark).read(TP).epoch_history == others
 
 
-def test_what_metadata_does_not_name_tells_nothing_of_the_epoch_history(store: FakeStorage) -> None:
-    """A former leader's upload came late, and reaches over two segments of a later one."""
+def test_segments_missing_in_metadata_do_not_count_for_the_epoch_history(
+    store: FakeStorage,
+) -> None:
+    """A late upload of a former leader overlaps two segments of a later leader."""
     file = EpochHistoryFile(store, LAYOUT)
     truth = epoch_history((2, 0), (3, 22), (4, 32))
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 40, truth)])
@@ -367,9 +373,9 @@ def test_what_metadata_does_not_name_tells_nothing_of_the_epoch_history(store: F
     assert file.below(watermark).read(TP).epoch_history == truth
 
 
-def test_what_no_segment_contradicts_is_not_written_over(store: FakeStorage) -> None:
-    """The next leader's log begins earlier: he wrote where epoch 2 began, and was killed before the
-    watermark. Epoch 4 began in a gap, of which no segment tells.
+def test_epochs_that_no_segment_contradicts_are_not_overwritten(store: FakeStorage) -> None:
+    """The next leader's log begins earlier: it wrote the start of epoch 2 and was killed before the
+    watermark. Epoch 4 began in a gap, so no segment notes its start.
     """
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(
@@ -403,10 +409,10 @@ def test_what_no_segment_contradicts_is_not_written_over(store: FakeStorage) -> 
     ],
     ids=["it ends as the segment does", "it does not"],
 )
-def test_a_segment_that_notes_its_last_epoch_alone_hides_nothing(
+def test_segment_with_only_its_last_epoch_noted_hides_no_epoch(
     store: FakeStorage, others: EpochHistory, told: EpochHistory
 ) -> None:
-    """It has too many, or an earlier version of ours has cut it at a fork."""
+    """It has too many epochs for the notes, or an earlier version cut it at a divergence."""
     file = EpochHistoryFile(store, LAYOUT)
     truth = epoch_history((1, 0), (2, 12), (3, 20))
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 50, truth)])
@@ -418,7 +424,7 @@ def test_a_segment_that_notes_its_last_epoch_alone_hides_nothing(
     assert file.below(watermark).read(TP).epoch_history == told
 
 
-def test_what_another_wrote_meanwhile_is_not_written_over(store: FakeStorage) -> None:
+def test_concurrent_write_of_another_sidecar_is_not_overwritten(store: FakeStorage) -> None:
     file = EpochHistoryFile(store, LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, FULL)])
     watermark = replace(_moved(store, known, 0, 20), epoch_history="00000000")
@@ -429,11 +435,11 @@ def test_what_another_wrote_meanwhile_is_not_written_over(store: FakeStorage) ->
     assert file.below(watermark).read(TP).epoch_history == epoch_history((0, 0), (2, 15))
 
 
-# -- the whole way --------------------------------------------------------------------------------
+# -- end to end -----------------------------------------------------------------------------------
 
 
 def _rising(log: PartitionLog, epochs: int, first: int = 0) -> None:
-    """Two closed segments in each epoch, the last one reaching into the next."""
+    """Write two closed segments in each epoch; the last one reaches into the next epoch."""
     for epoch in range(first, first + epochs):
         if epoch:
             log.lead(epoch)
@@ -445,7 +451,7 @@ def _rising(log: PartitionLog, epochs: int, first: int = 0) -> None:
 
 
 def _check(store: FakeStorage, tp: TopicPartition) -> None:
-    """Every stored batch's epoch is the one that the stored checkpoint tells for its offset."""
+    """Assert that the stored checkpoint gives the epoch of every stored batch."""
     stored = EpochHistoryFile(store, LAYOUT).read(tp).epoch_history
     seen = set()
     for base, data in stored_logs(store, tp).items():
@@ -455,10 +461,12 @@ def _check(store: FakeStorage, tp: TopicPartition) -> None:
     assert seen == {epoch for epoch, _ in stored.entries}
 
 
-def test_where_retention_has_moved_the_first_start_the_batches_tell(
+def test_batches_give_the_epoch_where_retention_moved_the_first_start(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
-    """Another replica, whose retention is behind, knows the true starts: that is no riddle."""
+    """Another replica with lagging retention knows the true epoch starts, which is no
+    divergence.
+    """
     _rising(log, 2)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -479,11 +487,11 @@ def test_where_retention_has_moved_the_first_start_the_batches_tell(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_leader_goes_on_behind_a_gap_in_which_an_epoch_began(
+def test_leader_continues_after_a_gap_in_which_an_epoch_began(
     tmp_path: Path, store: FakeStorage
 ) -> None:
-    """Offsets 10 to 19, and the start of epoch 1 at 15, are gone from the log of the first leader
-    before they could be stored; the next leader has them still.
+    """The first leader's log loses offsets [10, 20), with the start of epoch 1 at 15, before they
+    are stored; the next leader still has them.
     """
     log_dirs = [LogDir(tmp_path / name) for name in ("first", "next")]
     first, following = (log_dir.create() for log_dir in log_dirs)
@@ -513,7 +521,7 @@ def test_a_leader_goes_on_behind_a_gap_in_which_an_epoch_began(
     assert text(store) == "0\n3\n0 0\n1 15\n2 30\n"
 
 
-def test_every_stored_record_finds_its_epoch(
+def test_every_stored_record_has_its_epoch_in_the_file(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
     _rising(log, 4)
@@ -531,7 +539,7 @@ def test_every_stored_record_finds_its_epoch(
     assert [epoch for epoch, _ in stored.entries] == [0, 1, 2, 3, 4, 5]
 
 
-def test_five_segments_of_a_new_partition_cost_one_write_of_it(
+def test_five_segments_of_a_new_partition_need_one_write(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
     log.closed_segments(5)
@@ -545,7 +553,7 @@ def test_five_segments_of_a_new_partition_cost_one_write_of_it(
     assert [r.operation for r in store.requests if r.key == KEY] == ["put", "get"]
 
 
-def test_it_stands_before_the_watermark_moves(
+def test_file_is_written_before_the_watermark_moves(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
     log.closed_segments(2)
@@ -559,10 +567,12 @@ def test_it_stands_before_the_watermark_moves(
     assert stored_next(store, log.tp) == 20
 
 
-def test_what_a_killed_leader_left_is_named_with_its_epochs(
+def test_segments_of_a_killed_leader_get_their_epochs_in_the_file(
     tmp_path: Path, store: FakeStorage
 ) -> None:
-    """Two epochs lie above the watermark, and the broker that goes on has deleted them."""
+    """Segments of two epochs lie above the watermark, and the new leader has deleted them
+    locally.
+    """
     log_dir = LogDir(tmp_path / "one")
     log = log_dir.create()
     log.closed_segment()
@@ -588,7 +598,7 @@ def test_what_a_killed_leader_left_is_named_with_its_epochs(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_kill_at_any_request_leaves_a_true_epoch_history(tmp_path: Path, *, after: bool) -> None:
+def test_kill_at_any_request_leaves_a_correct_epoch_history(tmp_path: Path, *, after: bool) -> None:
     kills = 0
     for lives in count():
         store = FakeStorage()
@@ -611,7 +621,7 @@ def test_a_kill_at_any_request_leaves_a_true_epoch_history(tmp_path: Path, *, af
 
 
 class _AlwaysChanged(InterceptedStore):
-    """Another writer changes the checkpoint after each GET, and creates it before each create."""
+    """Let another writer change the checkpoint after each GET, and create it before each create."""
 
     def intercept(self, call: StoreCall) -> object:
         if call.operation == "put" and call.condition == IfAbsent():
@@ -624,9 +634,9 @@ class _AlwaysChanged(InterceptedStore):
         return answer
 
 
-def test_one_who_slept_does_not_take_away_what_a_later_leader_has_written() -> None:
-    """The leader of epoch 5 is about to record a gap from 20 on; that of epoch 6 has done so, and
-    has gone on behind it.
+def test_paused_leader_does_not_remove_epochs_of_a_later_leader() -> None:
+    """The leader of epoch 5 is about to record a gap from 20 on; the leader of epoch 6 has recorded
+    it already and has continued after it.
     """
     file = EpochHistoryFile(FakeStorage(), LAYOUT)
     known = file.cover(TP, NOT_STORED, Offset(0), [segment(0, 20, epoch_history((4, 0)))])

@@ -1,4 +1,4 @@
-"""What looks like a fork and is one history; what looks like our history and is a fork."""
+"""False divergences: one history that looks like two, and two histories that look like one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +25,12 @@ from tests.harness.daemons import (
 from tests.harness.log_dir import LogDir
 
 
-def test_what_a_sidecar_stored_that_had_not_heard_of_the_new_leader_is_no_divergence(
+def test_segments_stored_in_an_outdated_epoch_are_no_divergence(
     tmp_path: Path,
 ) -> None:
-    """Its broker follows already, and has the new leader's records; it names its own old epoch."""
+    """The broker follows the new leader and has its records; the sidecar still names its old
+    epoch.
+    """
     log_dir, store = LogDir(tmp_path), FakeStorage()
     log = log_dir.create()
     log.closed_segments(2)
@@ -48,8 +50,10 @@ def test_what_a_sidecar_stored_that_had_not_heard_of_the_new_leader_is_no_diverg
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_what_was_thrown_away_is_not_adopted_within_a_gap(tmp_path: Path) -> None:
-    """Nobody committed it; it does not continue the archive, and begins where records are gone."""
+def test_truncated_segments_are_not_adopted_within_a_gap(tmp_path: Path) -> None:
+    """They were never committed, do not continue the archive and begin where records are
+    missing.
+    """
     elsewhere, store = LogDir(tmp_path / "elsewhere"), FakeStorage()
     theirs = elsewhere.create()
     theirs.append(10)
@@ -77,7 +81,9 @@ def test_what_was_thrown_away_is_not_adopted_within_a_gap(tmp_path: Path) -> Non
 
 
 def _take_back(store: FakeStorage, tp: TopicPartition, end: Offset, forget: int) -> None:
-    """As if the sidecar had been killed before it moved the watermark, and a file had not come."""
+    """Restore the state of a sidecar that was killed before it moved the watermark, without one
+    file.
+    """
     watermark = watermark_of(store, tp)
     assert watermark is not None
     earlier = replace(watermark, base_offset=BaseOffset(0), next_offset=end)

@@ -1,4 +1,4 @@
-"""Who has not heard of the new leader gives nothing up that the new leader may have."""
+"""Only a sidecar whose broker is confirmed as leader records a gap."""
 
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from tests.harness.log_dir import LogDir, PartitionLog
 
 
 def _with_a_gap(log_dir: LogDir, store: FakeStorage) -> PartitionLog:
-    """Segment 0 is stored; 10 is gone; 20 is closed, and all of it is committed."""
+    """Prepare a partition: segment 0 is stored, 10 is deleted, 20 is closed, all records
+    committed.
+    """
     log = log_dir.create(epoch=1)
     log.closed_segment()
     log_dir.checkpoint_high_watermarks()
@@ -27,7 +29,7 @@ def _with_a_gap(log_dir: LogDir, store: FakeStorage) -> PartitionLog:
 
 @pytest.mark.usefixtures("quick_gaps")
 @pytest.mark.parametrize(("epoch", "gaps"), [(2, []), (1, [(10, 20)])])
-def test_a_gap_is_recorded_by_whom_the_brokers_name_as_leader(
+def test_gap_is_recorded_only_after_a_broker_names_this_leader_epoch(
     tmp_path: Path, epoch: int, gaps: list[tuple[int, int]]
 ) -> None:
     log_dir, store = LogDir(tmp_path), FakeStorage()

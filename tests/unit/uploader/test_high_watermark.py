@@ -1,4 +1,4 @@
-"""The gate: closed is not committed."""
+"""The high watermark gate: a closed segment is not necessarily committed."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,9 @@ WRITTEN_NS = 1_000_000_000
 
 
 class Ticking:
-    """A clock that moves on a second each time it is read: the file is looked at each time."""
+    """A clock that advances a second per reading, so that the checkpoint file is checked each
+    time.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,7 +45,7 @@ def segment(
 @pytest.mark.parametrize(
     ("high_watermark", "committed"), [(19, False), (20, True), (21, True), (0, False)]
 )
-def test_the_checkpoint_must_have_reached_the_next_offset(
+def test_checkpoint_must_reach_the_segments_next_offset(
     tmp_path: Path, high_watermark: int, *, committed: bool
 ) -> None:
     write(tmp_path, f"0\n1\nt 0 {high_watermark}\n")
@@ -54,16 +56,16 @@ def test_the_checkpoint_must_have_reached_the_next_offset(
     ("modified_ns", "committed"),
     [(WRITTEN_NS - 1, True), (WRITTEN_NS, False), (WRITTEN_NS + 1, False)],
 )
-def test_a_checkpoint_older_than_the_last_append_proves_nothing(
+def test_checkpoint_older_than_the_last_append_does_not_count(
     tmp_path: Path, modified_ns: int, *, committed: bool
 ) -> None:
-    """It may speak of an epoch history that was truncated since."""
+    """It may refer to an epoch history that was truncated since."""
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking())
     assert gate.is_committed(segment(tmp_path, modified_ns=modified_ns)) is committed
 
 
-def test_another_partitions_row_proves_nothing(tmp_path: Path) -> None:
+def test_checkpoint_row_of_another_partition_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, "0\n2\nt 1 99\nu 0 99\n")
     assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
 
@@ -71,7 +73,7 @@ def test_another_partitions_row_proves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["1\n0\n", "0\n2\nt 0 99\n", "0\n1\nt zero 99\n", "0\n1\nt 0 20\n\udcff"]
 )
-def test_a_checkpoint_that_does_not_parse_proves_nothing_and_is_told(
+def test_malformed_checkpoint_does_not_count_and_is_reported_once(
     tmp_path: Path, text: str
 ) -> None:
     write(tmp_path, text)
@@ -87,11 +89,11 @@ def test_a_checkpoint_that_does_not_parse_proves_nothing_and_is_told(
     assert errors.held() == ()
 
 
-def test_a_missing_checkpoint_proves_nothing(tmp_path: Path) -> None:
+def test_missing_checkpoint_does_not_count(tmp_path: Path) -> None:
     assert not CommittedGate(Ticking()).is_committed(segment(tmp_path))
 
 
-def test_a_newer_checkpoint_replaces_what_was_known(tmp_path: Path) -> None:
+def test_newer_checkpoint_replaces_the_known_high_watermark(tmp_path: Path) -> None:
     gate = CommittedGate(Ticking())
     write(tmp_path, "0\n1\nt 0 20\n")
     assert gate.is_committed(segment(tmp_path))
@@ -99,7 +101,7 @@ def test_a_newer_checkpoint_replaces_what_was_known(tmp_path: Path) -> None:
     assert not gate.is_committed(segment(tmp_path))
 
 
-def test_each_log_dir_has_its_own(tmp_path: Path) -> None:
+def test_each_log_dir_has_its_own_checkpoint(tmp_path: Path) -> None:
     one, two = tmp_path / "1", tmp_path / "2"
     for path in (one, two):
         path.mkdir()
@@ -109,7 +111,7 @@ def test_each_log_dir_has_its_own(tmp_path: Path) -> None:
     assert not gate.is_committed(segment(two))
 
 
-def test_the_file_is_not_read_for_each_of_many_segments(tmp_path: Path) -> None:
+def test_checkpoint_is_not_read_for_each_segment(tmp_path: Path) -> None:
     write(tmp_path, "0\n1\nt 0 20\n")
     now = [0.0]
     gate = CommittedGate(lambda: now[0])
@@ -132,7 +134,7 @@ def test_the_file_is_not_read_for_each_of_many_segments(tmp_path: Path) -> None:
         pytest.param(99, 3, -1, False, id="our own epoch is unknown"),
     ],
 )
-def test_an_answer_counts_in_our_own_epoch_alone(
+def test_answer_of_a_broker_counts_only_in_the_same_epoch(
     tmp_path: Path, offset: int, answered: int, led: int, *, committed: bool
 ) -> None:
     assert UNKNOWN_EPOCH == -1
@@ -141,7 +143,7 @@ def test_an_answer_counts_in_our_own_epoch_alone(
     assert gate.is_committed(segment(tmp_path, epoch=led)) is committed
 
 
-def test_an_answer_is_forgotten_with_the_lead(tmp_path: Path) -> None:
+def test_answer_of_a_broker_is_forgotten_with_the_lead(tmp_path: Path) -> None:
     gate = CommittedGate(Ticking())
     gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=0.0)
     gate.forget(TP)
@@ -149,8 +151,8 @@ def test_an_answer_is_forgotten_with_the_lead(tmp_path: Path) -> None:
     assert not gate.is_committed(segment(tmp_path))
 
 
-def test_an_answer_confirms_nothing_after_its_question() -> None:
-    """It may have been on its way for long, and another broker may have been elected meanwhile."""
+def test_answer_confirms_the_lead_only_up_to_the_time_of_the_request() -> None:
+    """The answer may have taken long, and another broker may have been elected since."""
     now = 10.0
     gate = CommittedGate(lambda: now, brokers_tell=True)
     now = 99.0
@@ -160,7 +162,7 @@ def test_an_answer_confirms_nothing_after_its_question() -> None:
     assert not gate.confirms_lead(TP, LeaderEpoch(3), since=20.1)
 
 
-def test_without_the_checkpoint_only_answers_count(tmp_path: Path) -> None:
+def test_only_answers_of_brokers_count_without_the_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, "0\n1\nt 0 99\n")
     gate = CommittedGate(Ticking(), use_checkpoint=False)
     assert not gate.is_committed(segment(tmp_path))

@@ -1,4 +1,4 @@
-"""A store whose requests hang, as those to a `file://` store on NFS do when its server is gone."""
+"""A store whose requests hang, like those to a `file://` store on NFS whose server is gone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ SOON = 0.3
 
 @dataclass
 class Hanging:
-    """A daemon over a store of which some requests hang."""
+    """A daemon over a store in which some requests hang."""
 
     running: RunningDaemon
     store: FakeStorage
@@ -58,7 +58,7 @@ def events() -> Iterator[LogCapture]:
     structlog.configure(processors=before)
 
 
-def test_a_request_that_hangs_shows_and_is_made_once(
+def test_hung_request_is_reported_and_not_repeated(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, events: LogCapture
 ) -> None:
     log.closed_segments(2)
@@ -93,7 +93,7 @@ def test_a_request_that_hangs_shows_and_is_made_once(
     ]
 
 
-def test_no_second_upload_of_a_partition_begins_while_one_hangs(
+def test_no_second_upload_of_a_partition_starts_while_one_hangs(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(1)
@@ -136,7 +136,7 @@ def test_few_requests_hang_once_the_store_is_known_to_hang(
         here.waits("all archives", lambda: all(stored_next(store, one.tp) == 20 for one in logs))
 
 
-def test_a_backfill_does_not_wait_for_a_request_that_hangs(
+def test_backfill_does_not_wait_for_a_hung_request(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(1)
@@ -150,7 +150,7 @@ def test_a_backfill_does_not_wait_for_a_request_that_hangs(
     assert daemon.status.snapshot().hung_requests == 1
 
 
-def test_a_gate_that_hangs_is_closed_even_for_a_store_alone() -> None:
+def test_gate_closes_for_a_hanging_store_even_without_another_store() -> None:
     gate = StoreGate()
     gate.leave(None, began=0.0, now=0.0, probe=gate.enter())
     assert gate.lets_in(1.0, alone=True)
@@ -164,7 +164,7 @@ def test_a_gate_that_hangs_is_closed_even_for_a_store_alone() -> None:
 
 
 class TestStoreCalls:
-    def test_a_body_adds_to_the_time_of_an_attempt(self) -> None:
+    def test_request_body_extends_the_time_limit_of_an_attempt(self) -> None:
         now = 0.0
         calls = StoreCalls(10, min_bytes_per_second=100, clock=lambda: now)
         with calls.begun("put", "k", "file:///a", size=500) as call, calls.begun("get", "k", ""):

@@ -1,6 +1,6 @@
 """Two sidecars that both believe they lead a partition, in every order of their requests.
 
-Nothing is stored at first, so nobody has a watermark to hold on to (invariants 3 and 5).
+Nothing is stored at first, so neither sidecar has a watermark to rely on (invariants 3 and 5).
 """
 
 from collections.abc import Iterator
@@ -35,21 +35,24 @@ END = 20
 _MOST_ROUNDS = 6
 _BATCH = 5
 SWITCHES = 2
-"""One is frozen at any request, another works up to any request of his, the first goes on, and
-wherever it stands the other one ends: two turns after the first. Three take ten times as long.
+"""Maximum number of switches between the writers: one is paused before any request, another
+continues up to any of its requests, the first continues, and wherever it pauses the other one
+finishes. Three switches take ten times as long.
 """
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """One that leads in `epoch`, beside a log with these segment bases; the last one is active."""
+    """A sidecar that leads in `epoch`, with a log of these base offsets; the last segment is
+    active.
+    """
 
     broker: int
     epoch: int
     bases: tuple[int, ...]
 
     def __call__(self, store: RemoteStorage) -> None:
-        """Store what is closed, as the daemon does, one request after the other."""
+        """Store the closed segments as the daemon does, one request after the other."""
         numbers = count()
         with patch("uuid.uuid4", lambda: self._nonce(next(numbers))):
             for _ in range(_MOST_ROUNDS):
@@ -95,7 +98,7 @@ class Sidecar:
     def _upload(
         self, store: RemoteStorage, archive: ArchiveState, planned: PlannedSegment
     ) -> StoredSegment:
-        """A slice is named by the batch that holds its first offset."""
+        """Upload a segment; a slice is named by the batch that holds its first offset."""
         base, end = planned.segment.base_offset, planned.segment.next_base
         assert end is not None
         if planned.is_slice:
@@ -115,8 +118,8 @@ def _files(base: int, end: int, epoch: int) -> Iterator[FileToStore]:
 
 
 def _bytes(kind: FileKind, base: int, end: int) -> bytes:
-    """Logs of any two lengths differ. Offset indexes are equal where they have as many entries,
-    one for ten offsets; then each belongs to the other's log as well.
+    """Make file contents. Logs of different lengths differ. Offset indexes with the same number of
+    entries (one per ten offsets) are equal, so each also fits the other log.
     """
     if kind is FileKind.INDEX:
         return b"i" * ((end - base) // 10)
@@ -128,8 +131,8 @@ def _end(log: bytes) -> int:
 
 
 def _sound(before: ContentTagged, after: ContentTagged) -> None:
-    """Every `.log` stays as it is, with indexes that belong to it; the watermark never falls, and
-    never passes a gap.
+    """Assert that every `.log` is unchanged and has matching indexes, and that the watermark
+    neither decreases nor passes a gap.
     """
     old, logs = stored_logs(before, TP), stored_logs(after, TP)
     assert {base: logs.get(base) for base in old} == old, "a log was replaced"
@@ -169,11 +172,11 @@ PAIRS = {
 
 @pytest.mark.parametrize("epochs", [(1, 2), (1, 1)], ids=str)
 @pytest.mark.parametrize(("first", "second"), PAIRS.values(), ids=PAIRS)
-def test_no_order_of_two_sidecars_requests_breaks_the_archive(
+def test_no_interleaving_of_two_sidecars_breaks_the_archive(
     first: tuple[int, ...], second: tuple[int, ...], epochs: tuple[int, int]
 ) -> None:
-    """Nor of a third one's that takes over when both are dead, whatever they have left: it comes
-    to the end, and gives up nothing that one of them holds.
+    """A third sidecar takes over after both are dead: it archives everything and records no gap for
+    offsets that one of them stored.
     """
     sidecars: list[Writer] = [Sidecar(1, epochs[0], first), Sidecar(2, epochs[1], second)]
     found = explore(ContentTagged(), sidecars, _sound, switches=SWITCHES)
@@ -188,16 +191,22 @@ def test_no_order_of_two_sidecars_requests_breaks_the_archive(
 
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
 @pytest.mark.parametrize("length", [10, 15, END])
-def test_nor_beside_what_a_dead_one_has_left(kind: FileKind, length: int) -> None:
-    """An index, perhaps with the bytes that one of them would store, which is then kept."""
+def test_leftover_index_of_a_killed_sidecar_does_not_break_the_archive(
+    kind: FileKind, length: int
+) -> None:
+    """The index may have the same bytes as one of the two would store, and is then kept."""
     left = ContentTagged()
     file = next(each for each in _files(0, length, 0) if each.key.endswith(kind))
     store_file(left, file, may_exist=False)
     explore(left, [Sidecar(1, 1, (0, END)), Sidecar(2, 2, (0, 10, END))], _sound, switches=SWITCHES)
 
 
-def test_replacing_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests are for: were an earlier leader's log replaced, as it once was."""
+def test_replacing_the_log_of_an_earlier_leader_would_break_the_archive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Proves that these tests detect the bug: an earlier version replaced an earlier leader's
+    log.
+    """
     monkeypatch.setattr(
         conditional_put,
         "_instead",
@@ -212,7 +221,9 @@ def test_replacing_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_keeping_another_sidecars_index_would_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeping_the_index_of_another_sidecar_would_break_the_archive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         conditional_put,
         "compare",

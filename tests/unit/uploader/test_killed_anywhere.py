@@ -1,7 +1,7 @@
-"""Kill the daemon at every single request, before and after it has taken effect, and start again.
+"""Kill the daemon at every request, before and after the request has taken effect, and restart it.
 
-Whatever was in flight: at every moment the archive is sound, and in the end it is the one that an
-undisturbed run leaves (invariants 3, 5, 7).
+Whichever request was in flight, the archive is consistent at every moment, and at the end it
+equals the archive that an undisturbed run leaves (invariants 3, 5, 7).
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _fresh(log: PartitionLog, _: FakeStorage) -> None:
 
 
 def _goes_on(log: PartitionLog, store: FakeStorage) -> None:
-    """Two segments are stored already, three more have closed since."""
+    """Store two segments and close three more."""
     log.closed_segments(2)
     _archive(log, store)
     log.closed_segments(3)
@@ -41,7 +41,7 @@ def _gap_behind_what_is_stored(log: PartitionLog, store: FakeStorage) -> None:
 
 
 def _slice(log: PartitionLog, store: FakeStorage) -> None:
-    """Another leader stored 0 to 14; this replica's segments have other bases."""
+    """Let another leader store [0, 15); this replica's segments have other base offsets."""
     log.append(15)
     data = log.written[0]
     log.append(5)

@@ -1,4 +1,4 @@
-"""Pins outlive a lead that is lost for a moment, and nothing else does."""
+"""Pins survive a short loss of the lead; no other state does."""
 
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ def view(
 
 
 class Follower:
-    """Leads with a clock by hand."""
+    """A set of led partitions with a manual clock."""
 
     def __init__(self, log_dir: LogDir) -> None:
         self.now = 0.0
@@ -47,16 +47,14 @@ class Follower:
         )
 
     def follow(self, view: LeadershipView) -> "list[Partition]":
-        """Take over the view, and find the directories of what is newly led, as the engine does."""
+        """Apply the view and find the directories of newly led partitions, as the engine does."""
         partitions = self.leads.follow(view)
         for partition in partitions:
             self.leads.locate(partition)
         return partitions
 
 
-def test_a_lead_that_comes_back_finds_its_partition_again(
-    log_dir: LogDir, log: PartitionLog
-) -> None:
+def test_partition_returns_from_parking_with_its_lead(log_dir: LogDir, log: PartitionLog) -> None:
     at = Follower(log_dir)
     (first,) = at.follow(view({log.tp: 1}))
     assert at.follow(view({})) == []
@@ -68,7 +66,7 @@ def test_a_lead_that_comes_back_finds_its_partition_again(
     assert (again.lost, again.leader_epoch, again.archive) == (False, 2, None)
 
 
-def test_a_new_epoch_reads_the_archive_again_and_keeps_the_pins(
+def test_new_epoch_reloads_the_archive_and_keeps_the_pins(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
@@ -79,7 +77,9 @@ def test_a_new_epoch_reads_the_archive_again_and_keeps_the_pins(
     assert at.dropped == []
 
 
-def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog) -> None:
+def test_parked_partition_is_released_after_park_seconds(
+    log_dir: LogDir, log: PartitionLog
+) -> None:
     at = Follower(log_dir)
     (partition,) = at.follow(view({log.tp: 1}))
     at.follow(view({}))
@@ -94,10 +94,10 @@ def test_what_is_parked_is_let_go_in_the_end(log_dir: LogDir, log: PartitionLog)
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["led only", "followed, too"])
-def test_a_deleted_topic_is_let_go_at_once(
+def test_partition_of_a_deleted_topic_is_released_at_once(
     log_dir: LogDir, log: PartitionLog, *, follows: bool
 ) -> None:
-    """The view knows all topics, and this one no more."""
+    """The leadership view lists all topics, and this one is missing."""
     at = Follower(log_dir)
     if follows:
         at.leads.begin_to_follow()
@@ -110,10 +110,10 @@ def test_a_deleted_topic_is_let_go_at_once(
 
 @pytest.mark.parametrize("topic_ids", [{}, {"t": TOPIC_ID}], ids=["no ids", "ids"])
 @pytest.mark.parametrize("follows", [False, True], ids=["led only", "followed, too"])
-def test_a_partition_that_was_moved_away_is_parked(
+def test_partition_that_was_reassigned_is_parked(
     log_dir: LogDir, log: PartitionLog, topic_ids: dict[str, str], *, follows: bool
 ) -> None:
-    """And taken back with its pins, when the reassignment is."""
+    """It returns with its pins if the reassignment is reverted."""
     at = Follower(log_dir)
     if follows:
         at.leads.begin_to_follow()
@@ -128,10 +128,10 @@ def test_a_partition_that_was_moved_away_is_parked(
     assert (again is partition, again.lost, again.released) == (True, False, False)
 
 
-def test_a_followed_partition_that_has_left_a_log_dir_is_parked(
+def test_followed_partition_that_left_a_log_dir_is_parked(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
-    """Between two log dirs it may be in neither, for a moment."""
+    """During a move between log dirs it may briefly be in neither."""
     at = Follower(log_dir)
     at.leads.begin_to_follow()
     at.follow(view({log.tp: 1}))
@@ -156,10 +156,10 @@ def test_a_followed_partition_that_has_left_a_log_dir_is_parked(
     assert partition.released
 
 
-def test_a_followed_partition_of_which_nothing_is_at_risk_is_let_go_with_its_replica(
+def test_followed_partition_without_segments_at_risk_is_released_with_its_replica(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
-    """The leader has it all; a broker that is emptied must not hold so many bytes."""
+    """The leader has every record; a broker that is being emptied must not keep the files open."""
     at = Follower(log_dir)
     at.leads.begin_to_follow()
     at.follow(view({log.tp: 1}))
@@ -171,7 +171,7 @@ def test_a_followed_partition_of_which_nothing_is_at_risk_is_let_go_with_its_rep
     assert partition.released
 
 
-def test_another_topic_of_the_same_name_begins_from_nothing(
+def test_topic_recreated_in_a_new_epoch_starts_with_fresh_state(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
@@ -181,7 +181,7 @@ def test_another_topic_of_the_same_name_begins_from_nothing(
     assert first.released
 
 
-def test_another_topic_of_the_same_name_in_the_same_epoch_is_told_by_its_id(
+def test_topic_recreated_in_the_same_epoch_is_detected_by_its_id(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
     at = Follower(log_dir)
@@ -195,10 +195,8 @@ def test_another_topic_of_the_same_name_in_the_same_epoch_is_told_by_its_id(
     assert second.topic_id == ANOTHER_ID
 
 
-def test_another_topic_of_the_same_name_is_told_by_its_directory(
-    log_dir: LogDir, log: PartitionLog
-) -> None:
-    """Of which the broker writes the topic id later than the directory itself."""
+def test_recreated_topic_is_detected_by_its_directory(log_dir: LogDir, log: PartitionLog) -> None:
+    """The broker writes the topic ID into the directory later than it creates the directory."""
     at = Follower(log_dir)
     (partition,) = at.follow(view({log.tp: 1}))
     assert (partition.topic_id, partition.generation) == (TOPIC_ID, 0)
@@ -222,10 +220,10 @@ def test_another_topic_of_the_same_name_is_told_by_its_directory(
         assert not partition.unsure
 
 
-def test_a_view_of_another_topic_says_nothing_of_the_one_that_is_here(
+def test_view_of_the_deleted_topic_does_not_apply_to_its_successor(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
-    """The directory is the first to tell: the epoch is that of the topic that was deleted."""
+    """The directory changes first: the epoch in the view belongs to the deleted topic."""
     at = Follower(log_dir)
     (partition,) = at.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
     assert (partition.topic_id, partition.unsure) == (TOPIC_ID, False)
@@ -239,10 +237,10 @@ def test_a_view_of_another_topic_says_nothing_of_the_one_that_is_here(
     assert (partition.leader_epoch, partition.unsure) == (0, False)
 
 
-def test_a_directory_that_is_still_that_of_the_topic_before_is_not_written_from(
+def test_directory_of_the_deleted_topic_is_not_uploaded_under_its_successor(
     log_dir: LogDir, log: PartitionLog
 ) -> None:
-    """The view is the first to tell."""
+    """The view changes first."""
     at = Follower(log_dir)
     at.follow(view({log.tp: 7}, {"t": TOPIC_ID}))
     (partition,) = at.follow(view({log.tp: 0}, {"t": ANOTHER_ID}))
@@ -253,9 +251,7 @@ def test_a_directory_that_is_still_that_of_the_topic_before_is_not_written_from(
     assert (partition.topic_id, partition.unsure) == (ANOTHER_ID, False)
 
 
-def test_a_view_that_is_not_known_changes_nothing_but_the_certainty(
-    log_dir: LogDir, log: PartitionLog
-) -> None:
+def test_unknown_view_only_marks_the_leads_as_unsure(log_dir: LogDir, log: PartitionLog) -> None:
     at = Follower(log_dir)
     (partition,) = at.follow(view({log.tp: 1}))
     assert at.follow(LeadershipView()) == []
@@ -266,10 +262,10 @@ def test_a_view_that_is_not_known_changes_nothing_but_the_certainty(
     assert (at.leads.known, partition.unsure) == (True, False)
 
 
-def test_a_segment_unlinked_while_the_lead_was_lost_is_stored_all_the_same(
+def test_segment_deleted_while_the_lead_was_lost_is_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """A session that flaps must not cost what only a pin still holds."""
+    """A flapping session must not lose records that only a pin still holds."""
     log_dir.checkpoint_high_watermarks({log.tp: 0})
     leadership = site.leadership = LeadershipByHand({log.tp: 0})
     with site.running() as running:
@@ -287,10 +283,10 @@ def test_a_segment_unlinked_while_the_lead_was_lost_is_stored_all_the_same(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
 
 
-def test_a_reassignment_costs_nothing_that_only_pins_hold(
+def test_reassignment_during_an_outage_loses_no_pinned_segment(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """While the store is away; the partition comes back."""
+    """The store is away, and the partition comes back."""
     log_dir.checkpoint_high_watermarks({log.tp: 0})
     leadership = site.leadership = LeadershipByHand({log.tp: 0})
     with site.running(rescue={"enabled": True}, rescan_interval=0.05) as running:

@@ -1,4 +1,4 @@
-"""What only the broker has of a partition: when the first record of a segment was appended."""
+"""Append time of a segment's first record, for records that only the broker has."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def log(tmp_path: Path) -> PartitionLog:
 
 
 def appended(log: PartitionLog, base: int, began: float, last: float) -> float:
-    """As of a segment that began and was last appended to so many seconds after STARTED."""
+    """Append time for a segment that began and was last appended to these seconds after STARTED."""
     begin = log.file(base, FileKind.SNAPSHOT)
     if not begin.exists():
         begin = log.path / "partition.metadata"
@@ -30,23 +30,23 @@ def appended(log: PartitionLog, base: int, began: float, last: float) -> float:
     return first_append(str(log.path), BaseOffset(base), STARTED + last) - STARTED
 
 
-def test_the_first_batch_says_it(log: PartitionLog) -> None:
+def test_first_batch_gives_the_append_time(log: PartitionLog) -> None:
     assert appended(log, 10, began=-60, last=60) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(("began", "last", "expected"), [(30, 60, 30), (-60, -30, -30)])
-def test_timestamps_of_the_past_or_future_do_not_count(
+def test_timestamps_outside_the_segments_lifetime_do_not_count(
     log: PartitionLog, began: float, last: float, expected: float
 ) -> None:
-    """Not before the segment began, and not after its last append."""
+    """The result is not before the segment began and not after its last append."""
     assert appended(log, 10, began=began, last=last) == pytest.approx(expected)
 
 
-def test_the_first_segment_begins_with_the_partition(log: PartitionLog) -> None:
+def test_first_segment_begins_with_the_partition(log: PartitionLog) -> None:
     log.file(0, FileKind.SNAPSHOT).unlink()
     assert appended(log, 0, began=5, last=60) == pytest.approx(5)
 
 
-def test_without_a_readable_batch_it_is_the_last_append(log: PartitionLog) -> None:
+def test_last_append_counts_without_a_readable_batch(log: PartitionLog) -> None:
     log.file(10).write_bytes(b"damaged")
     assert appended(log, 10, began=-60, last=60) == pytest.approx(60)

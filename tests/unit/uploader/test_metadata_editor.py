@@ -1,4 +1,4 @@
-"""`_metadata` of long archives: what is added, and what goes."""
+"""`_metadata` of long archives: entries that are added and entries that are removed."""
 
 import json
 from itertools import islice
@@ -23,7 +23,7 @@ KEY = LAYOUT.metadata_key(TP)
 
 
 class Archive:
-    """A partition's `.log` files, empty, and the editor of its `_metadata`."""
+    """A partition's `.log` files, all empty, and the editor of its `_metadata`."""
 
     def __init__(self, store: FakeStorage) -> None:
         self.store = store
@@ -32,7 +32,7 @@ class Archive:
         self.bases: dict[int, None] = {}
 
     def add(self, *bases: int) -> None:
-        """Store these, and name them."""
+        """Store the segments and add them to `_metadata`."""
         self.bases |= dict.fromkeys(bases)
         self.editor.add(TP, [(BaseOffset(base), base + 1) for base in bases], self.stored)
 
@@ -57,7 +57,7 @@ def archive(store: FakeStorage) -> Archive:
     return Archive(store)
 
 
-def test_segments_that_a_lifecycle_rule_has_deleted_lose_their_entries(archive: Archive) -> None:
+def test_segments_deleted_by_a_lifecycle_rule_lose_their_entries(archive: Archive) -> None:
     for base in range(0, 9990, 10):
         archive.add(base)
     assert len(archive.entries()) == 999
@@ -67,8 +67,8 @@ def test_segments_that_a_lifecycle_rule_has_deleted_lose_their_entries(archive: 
     assert archive.entries() == list(range(5000, 10_000, 10))
 
 
-def test_the_archive_is_not_listed_at_each_commit(archive: Archive) -> None:
-    """One that stays as long as it is, because as much is deleted as is added."""
+def test_archive_is_not_listed_at_each_commit(archive: Archive) -> None:
+    """The archive keeps its length, because segments are deleted as fast as they are added."""
     archive.add(*range(999))
     listed = archive.listings
     for base in range(1000, 1200):
@@ -79,7 +79,7 @@ def test_the_archive_is_not_listed_at_each_commit(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize(("live", "most_entries"), [(1_000, 2_000), (10_000, 13_000)])
-def test_a_commit_sends_what_is_stored_however_long_the_archive_has_been_there(
+def test_size_of_metadata_depends_on_live_segments_not_on_the_archives_age(
     archive: Archive, live: int, most_entries: int
 ) -> None:
     """A lifecycle rule keeps `live` segments. Offsets and times are as large as after years."""
@@ -95,8 +95,8 @@ def test_a_commit_sends_what_is_stored_however_long_the_archive_has_been_there(
     assert live * 74 < largest < most_entries * 75
 
 
-def test_what_is_named_above_the_listing_keeps_its_entry(archive: Archive) -> None:
-    """Segments above the watermark: a commit that was killed has named them."""
+def test_entries_above_the_watermark_are_kept(archive: Archive) -> None:
+    """A killed commit added entries of segments above the watermark."""
     archive.add(*range(998))
     above = PartitionMetadata(TP).with_segments(
         [(BaseOffset(base), base + 1) for base in (*range(998), 5000)]
@@ -107,7 +107,7 @@ def test_what_is_named_above_the_listing_keeps_its_entry(archive: Archive) -> No
     assert archive.entries() == [*range(1, 999), 5000]
 
 
-def test_a_document_of_the_peers_is_read_and_written_anew(archive: Archive) -> None:
+def test_metadata_of_pinterest_is_read_and_rewritten(archive: Archive) -> None:
     entries = [{"baseOffset": 0, "relativeOffset": 0, "timestamp": 5}]
     document = {
         "metadata": {"timeindex": {"entries": entries, "size": 1}},

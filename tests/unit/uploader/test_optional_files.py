@@ -1,4 +1,4 @@
-"""`.txnindex` and `.snapshot`: stored where they are sound, and never in the way of a segment."""
+"""`.txnindex` and `.snapshot` are stored if they are valid and never block their segment."""
 
 import os
 import shutil
@@ -33,9 +33,9 @@ from tests.harness.log_dir import LogDir, PartitionLog
 
 TP = TopicPartition("t", 0)
 BASE, END = 8, 130
-"""The genuine segment with aborted transactions, and a snapshot of one producer."""
+"""The real segment with aborted transactions and a snapshot of one producer."""
 GENUINE = [s for s in closed_segments() if s.directory.name != "compacted-0"]
-"""But for those that compaction has merged since: their ends are no longer where they rolled."""
+"""Without the segments that compaction has merged: their ends are no longer where they rolled."""
 
 
 class Shelf:
@@ -64,11 +64,11 @@ class Shelf:
         return stored
 
     def kinds(self) -> list[str]:
-        """What was put, in order."""
+        """File kinds of the PUT requests, in order."""
         return [Path(r.key).suffix for r in self.store.requests if r.operation == "put"]
 
     def notes(self, base: int = BASE) -> list[str]:
-        """What is noted with the `.log` of both kinds."""
+        """Checksums of both kinds in the metadata of the `.log`."""
         metadata = self.store.head_object(key_of(TP, base)).metadata
         return [metadata[NOTE_KEYS[kind]] for kind in OPTIONAL_KINDS]
 
@@ -82,7 +82,7 @@ def shelf(tmp_path: Path, store: FakeStorage) -> Iterator[Shelf]:
         shelf.pinned.close()
 
 
-def test_they_are_stored_between_the_indexes_and_the_log(shelf: Shelf) -> None:
+def test_optional_files_are_stored_between_the_indexes_and_the_log(shelf: Shelf) -> None:
     stored = shelf.store_it()
     assert shelf.kinds() == [".index", ".timeindex", ".txnindex", ".snapshot", ".log"]
     for kind in FileKind:
@@ -93,7 +93,7 @@ def test_they_are_stored_between_the_indexes_and_the_log(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("segment", GENUINE, ids=str)
-def test_every_genuine_segment_is_stored_with_what_there_is(
+def test_every_genuine_segment_is_stored_with_its_optional_files(
     segment: BrokerSegment, store: FakeStorage
 ) -> None:
     base, end = segment.base, segment.next_base
@@ -109,7 +109,7 @@ def test_every_genuine_segment_is_stored_with_what_there_is(
     assert [note != NONE for note in shelf.notes(base)] == [there[kind] for kind in OPTIONAL_KINDS]
 
 
-def test_a_segment_without_them_costs_no_request_for_them(shelf: Shelf) -> None:
+def test_segment_without_optional_files_sends_no_request_for_them(shelf: Shelf) -> None:
     for kind in OPTIONAL_KINDS:
         shelf.file(kind).unlink()
     shelf.store_it()
@@ -121,7 +121,7 @@ def test_a_segment_without_them_costs_no_request_for_them(shelf: Shelf) -> None:
     assert shelf.notes() == [NONE, NONE]
 
 
-def test_a_snapshot_without_a_producer_is_not_kept_open_nor_stored(shelf: Shelf) -> None:
+def test_snapshot_without_a_producer_is_neither_pinned_nor_stored(shelf: Shelf) -> None:
     shelf.file(FileKind.SNAPSHOT).write_bytes(encode_snapshot())
     assert set(shelf.pin().descriptors) == {*PINNED_KINDS, FileKind.TXNINDEX}
     shelf.store_it()
@@ -148,7 +148,7 @@ def test_a_snapshot_without_a_producer_is_not_kept_open_nor_stored(shelf: Shelf)
         (FileKind.SNAPSHOT, lambda _: b"", "too few"),
     ],
 )
-def test_a_damaged_one_is_left_out_and_the_segment_stored(
+def test_damaged_optional_file_is_left_out_and_the_segment_is_stored(
     shelf: Shelf, kind: FileKind, damage: Callable[[bytes], bytes], reason: str
 ) -> None:
     path = shelf.file(kind)
@@ -163,7 +163,7 @@ def test_a_damaged_one_is_left_out_and_the_segment_stored(
 
 
 @pytest.mark.parametrize("kind", OPTIONAL_KINDS)
-def test_one_that_cannot_be_opened_is_left_out(shelf: Shelf, kind: FileKind) -> None:
+def test_optional_file_that_cannot_be_opened_is_left_out(shelf: Shelf, kind: FileKind) -> None:
     path = shelf.file(kind)
     path.rename(path.with_suffix(".elsewhere"))
     path.symlink_to(path.with_suffix(".elsewhere"))  # never followed
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_opened_is_left_out(shelf: Shelf, kind: FileKind) -> 
 
 
 @pytest.mark.parametrize("kind", OPTIONAL_KINDS)
-def test_one_that_cannot_be_read_is_left_out(shelf: Shelf, kind: FileKind) -> None:
+def test_optional_file_that_cannot_be_read_is_left_out(shelf: Shelf, kind: FileKind) -> None:
     pinned = shelf.pin()
     os.close(pinned.descriptors[kind])
     pinned.descriptors[kind] = os.open(shelf.directory, os.O_RDONLY)  # EISDIR
@@ -184,10 +184,12 @@ def test_one_that_cannot_be_read_is_left_out(shelf: Shelf, kind: FileKind) -> No
     assert shelf.kinds()[-1] == ".log"
 
 
-def test_what_is_unlinked_before_it_is_opened_may_have_existed(
+def test_optional_file_unlinked_before_the_open_is_noted_as_missing(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker unlinks the `.log` first: once that is gone, nobody can tell."""
+    """A broker unlinks the `.log` first; after that nothing shows whether the optional file
+    existed.
+    """
     opened = pins._open
 
     def unlink_behind(directory: str, base: BaseOffset, kind: FileKind) -> int | None:
@@ -203,7 +205,7 @@ def test_what_is_unlinked_before_it_is_opened_may_have_existed(
     assert shelf.notes() == [MISSING, MISSING]
 
 
-def test_too_many_open_files_are_no_reason_to_leave_one_out(
+def test_too_many_open_files_do_not_leave_an_optional_file_out(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = pins._open
@@ -223,7 +225,7 @@ def test_too_many_open_files_are_no_reason_to_leave_one_out(
 # -- slices ---------------------------------------------------------------------------------------
 
 
-def test_a_slice_has_the_transactions_that_end_in_it_and_no_snapshot(shelf: Shelf) -> None:
+def test_slice_has_the_transactions_that_end_in_it_and_no_snapshot(shelf: Shelf) -> None:
     whole = parse_txn_index(shelf.file(FileKind.TXNINDEX).read_bytes())
     middle = whole[len(whole) // 2]
     stored = shelf.store_it(start=middle.last_offset)
@@ -238,18 +240,18 @@ def test_a_slice_has_the_transactions_that_end_in_it_and_no_snapshot(shelf: Shel
     assert stored.left_out == (), "that is no fault"
 
 
-def test_a_slice_in_which_nothing_is_aborted_has_no_transaction_index(shelf: Shelf) -> None:
+def test_slice_without_aborted_transactions_has_no_transaction_index(shelf: Shelf) -> None:
     last = parse_txn_index(shelf.file(FileKind.TXNINDEX).read_bytes())[-1].last_offset
     stored = shelf.store_it(start=last + 1)
     assert ".txnindex" not in shelf.kinds()
     assert shelf.notes(stored.base_offset) == [NONE, MISSING]
 
 
-# -- the whole way --------------------------------------------------------------------------------
+# -- end to end -----------------------------------------------------------------------------------
 
 
 def _transactional(log: PartitionLog, count: int = 3) -> None:
-    """Closed segments, each with an aborted transaction and a producer's state."""
+    """Write closed segments, each with an aborted transaction and a producer's state."""
     for _ in range(count):
         first = log.log_end
         base = log.closed_segment()
@@ -258,7 +260,7 @@ def _transactional(log: PartitionLog, count: int = 3) -> None:
         log.file(base, FileKind.SNAPSHOT).write_bytes(encode_snapshot([b"p" * 46]))
 
 
-def test_the_daemon_counts_and_tells_what_it_leaves_out(
+def test_daemon_counts_and_logs_files_that_it_leaves_out(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
     _transactional(log)
@@ -271,7 +273,7 @@ def test_the_daemon_counts_and_tells_what_it_leaves_out(
     assert (told["base_offset"], told["file"]) == (10, "snapshot")
 
 
-def test_a_restart_does_not_send_them_again(
+def test_restart_does_not_upload_optional_files_again(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, site: Site
 ) -> None:
     _transactional(log)
@@ -288,7 +290,9 @@ def test_a_restart_does_not_send_them_again(
     assert store.count("put", snapshot) == before
 
 
-def test_staged_files_are_pinned_with_their_segment(log: PartitionLog) -> None:
+def test_optional_files_marked_for_deletion_are_pinned_with_their_segment(
+    log: PartitionLog,
+) -> None:
     _transactional(log, 1)
     log.stage(0)
     pinned = pin(

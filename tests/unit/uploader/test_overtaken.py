@@ -1,4 +1,4 @@
-"""What the daemon had begun when the lead, the topic or the disk became another."""
+"""Work the daemon had begun when the leader, the topic or the log dir changed."""
 
 import shutil
 import uuid
@@ -36,28 +36,28 @@ ANOTHER_TOPIC_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another try after 20 ms, not after a second."""
+    """Retry after 20 ms instead of one second."""
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
     monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture
 def leadership(site: Site, log: PartitionLog) -> LeadershipByHand:
-    """t-0 is led in epoch 0."""
+    """Lead t-0 in epoch 0."""
     site.leadership = LeadershipByHand({log.tp: 0})
     return site.leadership
 
 
 def lose(running: RunningDaemon, leadership: LeadershipByHand, log: PartitionLog) -> None:
-    """Lose the lead, and wait until the daemon knows."""
+    """Lose the lead and wait until the daemon knows."""
     leadership.lose(log.tp)
     running.wait(lambda: running.status(log.tp) is None, "the loss")
 
 
-def test_what_an_earlier_lead_was_told_does_not_halt_a_newly_won_one(
+def test_operator_error_of_an_earlier_lead_does_not_halt_a_new_lead(
     site: Site, leadership: LeadershipByHand, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """An operator is needed for the archive as it was read then; it is read again in this epoch."""
+    """The error refers to the archive as it was read then; the new epoch reads it again."""
     key = LAYOUT.watermark_key(log.tp)
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
@@ -78,14 +78,14 @@ def test_what_an_earlier_lead_was_told_does_not_halt_a_newly_won_one(
 # -- leads ----------------------------------------------------------------------------------------
 
 
-def test_a_commit_of_an_earlier_epoch_is_not_taken_over(
+def test_commit_of_an_earlier_epoch_is_not_taken_over(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """It moves the watermark, or not: the new epoch reads what became of it."""
+    """Whether or not that commit moved the watermark, the new epoch reads the result."""
     key = LAYOUT.watermark_key(log.tp)
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
@@ -108,10 +108,10 @@ def test_a_commit_of_an_earlier_epoch_is_not_taken_over(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_gap_that_was_recorded_in_an_earlier_epoch_is_counted(
+def test_gap_recorded_in_an_earlier_epoch_is_counted(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The watermark has passed it: nobody will see it again."""
+    """The watermark has passed the gap, so it will not be found again."""
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     site.settle()
@@ -138,7 +138,7 @@ def test_a_gap_that_was_recorded_in_an_earlier_epoch_is_counted(
     assert told == [20]
 
 
-def test_an_upload_of_an_earlier_epoch_is_compared_before_it_is_committed(
+def test_upload_of_an_earlier_epoch_is_compared_before_its_commit(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -162,14 +162,14 @@ def test_an_upload_of_an_earlier_epoch_is_compared_before_it_is_committed(
     check_archive(store, log.tp)
 
 
-def test_what_an_earlier_epoch_stored_does_not_move_the_watermark_back(
+def test_upload_of_an_earlier_epoch_does_not_move_the_watermark_back(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """Meanwhile another leader has committed up to the middle of the segment, under other bases."""
+    """Another leader has committed up to the middle of the segment, under other base offsets."""
     theirs = Watermark(BaseOffset(15), Offset(20), LeaderEpoch(0), BrokerId(2), None, 1, "theirs")
     wm_key = LAYOUT.watermark_key(log.tp)
     log.closed_segments(1)
@@ -194,14 +194,14 @@ def test_what_an_earlier_epoch_stored_does_not_move_the_watermark_back(
     assert watermark.leader_epoch == 1
 
 
-def test_what_is_queued_when_the_lead_is_lost_stays_here(
+def test_segments_queued_when_the_lead_is_lost_are_not_uploaded(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """A second partition, queued behind it, shows that its turn has come and gone."""
+    """A second partition, queued behind them, shows that their turn has passed."""
     log.closed_segments(4)
     behind = log_dir.create("behind")
     behind.closed_segments(1)
@@ -221,14 +221,16 @@ def test_what_is_queued_when_the_lead_is_lost_stays_here(
     assert stored_next(store, log.tp) is None
 
 
-def test_leads_that_are_not_known_keep_their_pins_and_send_nothing(
+def test_unknown_leads_keep_their_pins_and_send_nothing(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """What closes meanwhile is pinned, too, and goes up when the source is believed again."""
+    """Segments that close in this time are pinned as well, and uploaded once the source works
+    again.
+    """
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
 
@@ -260,14 +262,14 @@ def test_leads_that_are_not_known_keep_their_pins_and_send_nothing(
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_what_is_queued_when_leads_become_unknown_waits_for_the_next_known_view(
+def test_segments_queued_when_leads_become_unknown_wait_for_the_next_known_view(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """That view shows the same leads as before the doubt: no change, but news all the same."""
+    """That view has the same leads as before, and still it must wake the queue."""
     log.closed_segments(4)
     log_dir.checkpoint_high_watermarks()
 
@@ -290,17 +292,19 @@ def test_what_is_queued_when_leads_become_unknown_waits_for_the_next_known_view(
         running.wait(lambda: stored_next(store, log.tp) == 40, "all of them")
 
 
-# -- another topic, another disk ------------------------------------------------------------------
+# -- recreated topics and moved log dirs ----------------------------------------------------------
 
 
-def test_a_topic_created_again_does_not_go_on_in_the_archive_of_the_old_one(
+def test_recreated_topic_does_not_continue_the_archive_of_the_old_one(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     leadership: LeadershipByHand,
 ) -> None:
-    """Between two looks: same name, same epoch; its partition.metadata alone tells."""
+    """Recreated between two rescans with the same name and epoch; only partition.metadata
+    differs.
+    """
     log.closed_segments(5)
     log_dir.checkpoint_high_watermarks()
     with site.running(rescan_interval=0.1) as running:
@@ -323,7 +327,7 @@ def test_a_topic_created_again_does_not_go_on_in_the_archive_of_the_old_one(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in range(0, 50, 10)}
 
 
-def test_what_was_pinned_of_the_old_topic_does_not_go_into_the_new_ones_archive(
+def test_segments_pinned_of_the_old_topic_do_not_enter_the_new_topics_archive(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -350,10 +354,10 @@ def test_what_was_pinned_of_the_old_topic_does_not_go_into_the_new_ones_archive(
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_a_move_to_another_log_dir_keeps_what_only_a_pin_holds(
+def test_move_to_another_log_dir_keeps_segments_that_only_a_pin_holds(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path: Path
 ) -> None:
-    """The broker copies what it has beside it, and swaps the names; what it had deleted before is
+    """The broker copies the existing segments and swaps the directory names; deleted segments are
     not copied.
     """
     there = LogDir(tmp_path / "logs2")
@@ -381,7 +385,7 @@ def test_a_move_to_another_log_dir_keeps_what_only_a_pin_holds(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_damaged_bytes_without_a_name_are_a_gap_and_what_follows_goes_up(
+def test_deleted_damaged_segment_becomes_a_gap_and_later_segments_are_stored(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -399,13 +403,13 @@ def test_damaged_bytes_without_a_name_are_a_gap_and_what_follows_goes_up(
     assert stored_logs(store, log.tp).keys() == {10, 20}
 
 
-def test_damaged_bytes_without_a_name_are_read_a_second_time_before_they_are_given_up(
+def test_deleted_damaged_segment_is_read_twice_before_it_is_given_up(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may have been the reading that went wrong."""
+    """The first read itself may have failed."""
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 60.0)
     monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 60.0)
     log.closed_segments(1)
@@ -425,10 +429,10 @@ def test_damaged_bytes_without_a_name_are_read_a_second_time_before_they_are_giv
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_gap_behind_another_brokers_watermark_is_given_more_time(
+def test_gap_after_another_brokers_watermark_waits_longer(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """That broker's sidecar may still hold what is gone here, and may lead again."""
+    """The sidecar of that broker may still hold the missing segments, and may lead again."""
     ahead = 0.0
     site.clock = Clock(lambda: SYSTEM_CLOCK.monotonic() + ahead, SYSTEM_CLOCK.wall)
     log.closed_segments(2)

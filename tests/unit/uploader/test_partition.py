@@ -1,4 +1,4 @@
-"""The state of one partition, and what it asks for next."""
+"""The state of one partition and the request it needs next."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def store(made: Partition, *bases: int) -> None:
         tracked.stored = StoredSegment(BaseOffset(base), Offset(base + 10), 0, 100, 100)
 
 
-def test_a_hold_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
+def test_backoff_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
     hold = Backoff()
     waits = []
     for _ in range(10):
@@ -80,31 +80,31 @@ def test_a_hold_doubles_up_to_a_minute_and_is_cleared_by_success() -> None:
     assert hold == Backoff()
 
 
-def test_very_many_failures_are_no_error_of_their_own() -> None:
+def test_backoff_accepts_very_many_failures() -> None:
     hold = Backoff(failures=100_000)
     hold.fail("again", 0.0)
     assert hold.until == 60
 
 
-def test_a_hold_is_as_short_as_wanted() -> None:
+def test_backoff_honours_a_short_maximum() -> None:
     hold = Backoff(failures=10)
     hold.fail("suspected", 100.0, longest=4.0)
     assert hold.until == 104.0
 
 
-def test_what_is_below_the_watermark_is_not_tracked() -> None:
+def test_segments_below_the_watermark_are_not_tracked() -> None:
     made = partition(done=10)
     made.observe(listing(0, 10, 20, active=30), 1.0, track)
     assert sorted(made.tracked) == [10, 20]
 
 
-def test_what_is_gone_before_it_could_be_opened_is_not_tracked() -> None:
+def test_segments_deleted_before_they_could_be_opened_are_not_tracked() -> None:
     made = partition()
     made.observe(listing(0, active=10), 1.0, lambda _: None)
     assert made.tracked == {}
 
 
-def test_a_pinned_segment_stays_when_retention_deletes_it() -> None:
+def test_pinned_segment_stays_tracked_when_retention_deletes_it() -> None:
     made = partition(0, 10, 20)
     made.observe(listing(20, active=30, marked_for_deletion=(10,)), 1.0, track)
     assert sorted(made.tracked) == [0, 10, 20]
@@ -113,8 +113,8 @@ def test_a_pinned_segment_stays_when_retention_deletes_it() -> None:
     assert made.local_start == 20
 
 
-def test_the_last_staged_segment_keeps_the_end_that_was_seen() -> None:
-    """Its neighbours are gone: the name after it would make it longer than it is."""
+def test_last_segment_marked_for_deletion_keeps_the_end_that_was_listed() -> None:
+    """Its neighbours are deleted: the next file name would make it longer than it is."""
     made = partition(0, 10)
     made.observe(
         PartitionListing(
@@ -127,7 +127,7 @@ def test_the_last_staged_segment_keeps_the_end_that_was_seen() -> None:
     assert made.tracked[BaseOffset(0)].segment.next_base == 10
 
 
-def test_a_segment_whose_pin_was_let_go_goes_with_its_file() -> None:
+def test_segment_without_a_pin_is_dropped_with_its_file() -> None:
     made = partition(0, 10)
     made.tracked[BaseOffset(0)].close()
     made.observe(listing(10, active=20), 1.0, track)
@@ -143,7 +143,7 @@ def test_a_segment_whose_pin_was_let_go_goes_with_its_file() -> None:
         (SegmentState.STORED, True),
     ],
 )
-def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
+def test_truncated_segments_are_dropped_unless_they_are_being_uploaded(
     stage: SegmentState, *, kept: bool
 ) -> None:
     made = partition(0, 10)
@@ -152,7 +152,7 @@ def test_what_truncation_takes_is_dropped_unless_it_is_on_its_way(
     assert (BaseOffset(10) in made.tracked) is kept
 
 
-def test_what_is_stored_is_to_be_released() -> None:
+def test_stored_segments_are_forgotten_and_released() -> None:
     made = partition(0, 10, 20)
     first = made.tracked[BaseOffset(0)]
     made.archive = ArchiveState(next_offset=Offset(15))
@@ -160,13 +160,13 @@ def test_what_is_stored_is_to_be_released() -> None:
     assert sorted(made.tracked) == [10, 20]
 
 
-def test_the_stored_prefix_ends_before_the_first_that_is_not() -> None:
+def test_stored_prefix_ends_before_the_first_segment_that_is_not_stored() -> None:
     made = partition(0, 10, 20, 30)
     store(made, 0, 10, 30)
     assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
 
 
-def test_what_was_stored_by_a_plan_that_holds_no_more_is_stored_again() -> None:
+def test_segment_stored_under_an_outdated_plan_is_stored_again() -> None:
     made = partition(0, 10)
     store(made, 0, 10)
     first = made.tracked[BaseOffset(0)]
@@ -179,7 +179,7 @@ def test_what_was_stored_by_a_plan_that_holds_no_more_is_stored_again() -> None:
     assert [segment.base_offset for segment in stored_prefix(made)] == [0, 10]
 
 
-def test_the_stored_prefix_ends_before_a_gap() -> None:
+def test_stored_prefix_ends_before_a_gap() -> None:
     made = partition(0, 20)
     store(made, 0, 20)
     assert [segment.base_offset for segment in stored_prefix(made)] == [0]
@@ -191,11 +191,11 @@ def test_stored_segments_do_not_fill_the_window() -> None:
     assert [p.segment.base_offset for p in storable(made, 2)] == [0, 30]
 
 
-def test_nothing_is_storable_before_the_archive_is_known() -> None:
+def test_no_segment_is_storable_before_the_archive_is_loaded() -> None:
     assert storable(partition(0, done=None), 8) == []
 
 
-def test_reset_forgets_what_is_stored_but_not_what_is_under_way() -> None:
+def test_reset_forgets_stored_segments_and_keeps_uploads_under_way() -> None:
     made = partition(0, 10, 20)
     store(made, 0)
     made.tracked[BaseOffset(10)].stage = SegmentState.UPLOADING
@@ -209,7 +209,7 @@ def test_reset_forgets_what_is_stored_but_not_what_is_under_way() -> None:
     assert all(t.pinned is not None for t in made.tracked.values())
 
 
-def test_an_idle_partition_asks_for_nothing() -> None:
+def test_idle_partition_needs_no_request() -> None:
     made = partition(done=None)
     assert next_request(made, 0.0, from_latest=False) is None
 
@@ -239,7 +239,9 @@ def test_an_idle_partition_asks_for_nothing() -> None:
         pytest.param(lambda: partition(done=0), None, id="all done"),
     ],
 )
-def test_what_it_asks_for_next(prepare: object, expected: Request | None) -> None:
+def test_next_request_follows_from_the_state_of_the_partition(
+    prepare: object, expected: Request | None
+) -> None:
     assert callable(prepare)
     made = prepare()
     assert next_request(made, 10.0, from_latest=False) is expected
@@ -266,7 +268,7 @@ def _with_gap(made: Partition, seen_for: float, *, vouched: bool = True) -> Part
 
 
 @pytest.mark.parametrize(("from_latest", "expected"), [(True, Request.START), (False, None)])
-def test_where_to_begin_is_asked_for_latest_alone(
+def test_start_offset_is_requested_only_for_latest(
     expected: Request | None, *, from_latest: bool
 ) -> None:
     made = partition(0)
@@ -274,14 +276,14 @@ def test_where_to_begin_is_asked_for_latest_alone(
     assert next_request(made, 0.0, from_latest=from_latest) is expected
 
 
-def test_the_first_active_segment_is_remembered() -> None:
+def test_first_active_segment_is_remembered() -> None:
     made = Partition(TP, LeaderEpoch(0))
     made.observe(listing(active=0), 0.0, track)
     made.observe(listing(0, active=10), 1.0, track)
     assert made.first_active == 0
 
 
-def test_a_gap_is_new_once_and_goes_when_it_is_filled() -> None:
+def test_gap_is_new_once_and_disappears_when_it_is_filled() -> None:
     made = partition(10)
     assert made.watch_gap(5.0)
     assert made.gap == OffsetRange(Offset(0), Offset(10))
@@ -293,7 +295,7 @@ def test_a_gap_is_new_once_and_goes_when_it_is_filled() -> None:
     assert not made.gap_is_confirmed()
 
 
-def test_a_gap_that_grows_must_be_seen_again() -> None:
+def test_gap_that_grows_must_be_seen_again() -> None:
     made = partition(10, 20)
     made.watch_gap(0.0)
     for base in (10, 20):
@@ -304,8 +306,8 @@ def test_a_gap_that_grows_must_be_seen_again() -> None:
     assert not made.gap_is_confirmed()
 
 
-def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
-    """Its beginning has been waited for twice: only the second look is left."""
+def test_growing_gap_is_confirmed_after_the_patience_of_its_first_sighting() -> None:
+    """The wait for its beginning has passed twice, so only the second listing is missing."""
     made = partition(*range(10, 80, 10))
     made.watch_gap(0.0)
     made.gap_patience = 10.0
@@ -321,8 +323,8 @@ def test_a_gap_that_grows_all_the_time_is_not_waited_for_for_ever() -> None:
     assert made.gap_is_confirmed()
 
 
-def test_what_is_most_urgent() -> None:
-    """Staged before live, then what the broker deletes first."""
+def test_urgency_orders_segments_by_their_deletion_time() -> None:
+    """Segments marked for deletion come first, then those the broker deletes first."""
     now = 1_000_000_000
     marked_for_deletion = TrackedSegment(
         closed(0, marked_for_deletion=True), 1, 5 * now, Timeline(0.0)

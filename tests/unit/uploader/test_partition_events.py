@@ -1,4 +1,4 @@
-"""What a partition makes of each event: its state afterwards, and what is to be done."""
+"""Each event's effect on a partition: its state afterwards and the returned actions."""
 
 from dataclasses import replace
 
@@ -113,7 +113,7 @@ def stored(base: int) -> StoredSegment:
 
 
 def upload(partition: Partition, base: int) -> list[Action]:
-    """Its upload ends well."""
+    """Handle the successful upload of the segment."""
     segment = partition.tracked[BaseOffset(base)]
     segment.queue(PlannedSegment(segment.segment, Offset(base)), NOW)
     segment.stage = SegmentState.UPLOADING
@@ -132,10 +132,10 @@ def kinds(actions: list[Action]) -> list[type]:
     return [type(action) for action in actions]
 
 
-# -- the way of a segment --------------------------------------------------------------------------
+# -- the path of a segment -------------------------------------------------------------------------
 
 
-def test_a_segment_goes_up_and_is_committed() -> None:
+def test_segment_is_uploaded_and_committed() -> None:
     partition = made(0, 10)
     first, second = partition.tracked.values()
     steps = partition.handle(CHANGED, ALL_COMMITTED)
@@ -154,13 +154,13 @@ def test_a_segment_goes_up_and_is_committed() -> None:
     assert partition.requesting is None
 
 
-def test_a_segment_above_the_high_watermark_waits_for_it() -> None:
+def test_segment_above_the_high_watermark_waits_for_it() -> None:
     partition = made(0)
     above = replace(ALL_COMMITTED, is_committed=lambda _: False)
     assert partition.handle(CHANGED, above) == [AskBroker()]
 
 
-def test_what_was_uploaded_before_another_election_is_not_believed() -> None:
+def test_upload_from_before_another_election_does_not_count() -> None:
     partition = made(0)
     segment = partition.tracked[BaseOffset(0)]
     segment.stage = SegmentState.UPLOADING
@@ -171,14 +171,14 @@ def test_what_was_uploaded_before_another_election_is_not_believed() -> None:
     assert (segment.stage, segment.stored) == (SegmentState.CLOSED, None)
 
 
-def test_what_was_uploaded_of_a_file_that_is_wanted_no_more_is_released() -> None:
+def test_uploaded_segment_that_is_no_longer_tracked_is_released() -> None:
     partition = made(0)
     segment = partition.tracked.pop(BaseOffset(0))
     event = UploadSucceeded(segment, partition.generation, stored(0))
     assert partition.handle(event, EVENT_ALONE) == [Release(segment)]
 
 
-# -- uploads that fail -----------------------------------------------------------------------------
+# -- failed uploads --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_what_was_uploaded_of_a_file_that_is_wanted_no_more_is_released() -> Non
     [
         (StoreUnavailableError("503"), 5, True, False),
         (SegmentGoneError("gone"), 0, False, True),
-        (DamagedSegmentError("crc"), 0, True, False),  # a second reading may be better
-        (DamagedSegmentError("crc"), 1, False, False),  # the file may be mended by its broker
+        (DamagedSegmentError("crc"), 0, True, False),  # a second read may succeed
+        (DamagedSegmentError("crc"), 1, False, False),  # the broker may repair the file
         (DamagedSegmentError("crc"), 1, True, True),
     ],
 )
-def test_a_failed_upload_is_tried_again_unless_its_bytes_are_lost(
+def test_failed_upload_is_retried_unless_its_bytes_are_lost(
     error: Exception, failures: int, *, unlinked: bool, released: bool
 ) -> None:
     partition = made(0)
@@ -204,7 +204,7 @@ def test_a_failed_upload_is_tried_again_unless_its_bytes_are_lost(
     assert segment.hold.until > NOW
 
 
-def test_an_object_of_another_sidecar_has_the_archive_read_again() -> None:
+def test_object_of_another_sidecar_makes_the_partition_reload_the_archive() -> None:
     partition = made(0, 10)
     segments = partition.tracked
     for base in (10, 0):
@@ -217,7 +217,7 @@ def test_an_object_of_another_sidecar_has_the_archive_read_again() -> None:
     assert partition.archive is None
 
 
-def test_an_unexpected_error_of_an_upload_holds_its_segment_back() -> None:
+def test_unexpected_error_of_an_upload_delays_its_segment() -> None:
     partition = made(0)
     segment, error = partition.tracked[BaseOffset(0)], KeyError("x")
     actions = partition.handle(UploadFailed(segment, error, unlinked=False), ALL_COMMITTED)
@@ -225,7 +225,7 @@ def test_an_unexpected_error_of_an_upload_holds_its_segment_back() -> None:
     assert actions == [told, LookAt(NOW + 1)]
 
 
-# -- requests that fail ----------------------------------------------------------------------------
+# -- failed requests -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_an_unexpected_error_of_an_upload_holds_its_segment_back() -> None:
         (KeyError("x"), [TellUnexpected], False, False, False),
     ],
 )
-def test_a_failed_request_of_a_leader(
+def test_failed_request_of_a_leader_sets_its_backoff_or_halt(
     error: Exception,
     told: list[type],
     *,
@@ -258,7 +258,7 @@ def test_a_failed_request_of_a_leader(
         assert LookAt(partition.hold.until) in partition.handle(CHANGED, ALL_COMMITTED)
 
 
-def test_a_conflict_that_a_follower_meets_is_no_fault() -> None:
+def test_conflict_of_a_follower_is_no_error() -> None:
     partition = made(0)
     partition.follow()
     error = DivergedError("the leader settles it")
@@ -267,7 +267,7 @@ def test_a_conflict_that_a_follower_meets_is_no_fault() -> None:
     assert not partition.parted
 
 
-def test_a_failure_from_before_another_election_holds_nothing_up() -> None:
+def test_failure_from_before_another_election_causes_no_backoff() -> None:
     partition = made(0)
     begun = begin(partition, Request.LOAD)
     partition.resume(LeaderEpoch(4))
@@ -283,14 +283,14 @@ def test_a_failure_from_before_another_election_holds_nothing_up() -> None:
 
 
 def with_gap() -> Partition:
-    """Offsets [0, 20) are gone, and the archive ends at 0."""
+    """A partition whose offsets [0, 20) are missing and whose archive ends at 0."""
     partition = made(20, next_offset=0)
     partition.handle(CHANGED, ALL_COMMITTED)
     assert partition.gap == OffsetRange(Offset(0), Offset(20))
     return partition
 
 
-def test_a_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
+def test_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     partition = with_gap()
     steps = partition.handle(CHANGED, ALL_COMMITTED)
     assert steps == [LookAt(NOW + 2)]
@@ -308,7 +308,7 @@ def test_a_gap_is_recorded_when_a_later_listing_shows_it_again() -> None:
     assert (partition.gap, partition.gap_records) == (None, 20)
 
 
-def test_what_seemed_a_gap_was_stored_by_another_sidecar() -> None:
+def test_gap_that_another_sidecar_stored_is_adopted() -> None:
     partition = with_gap()
     partition.listed_at = NOW + 2
     partition.handle(CHANGED, at(NOW + 2))
@@ -317,7 +317,7 @@ def test_what_seemed_a_gap_was_stored_by_another_sidecar() -> None:
     assert partition.gap_records == 0
 
 
-def test_a_gap_waits_anew_when_the_store_was_away() -> None:
+def test_gap_waits_again_after_a_store_outage() -> None:
     partition = with_gap()
     partition.listed_at = NOW + 2
     partition.handle(CHANGED, at(NOW + 2))
@@ -328,9 +328,7 @@ def test_a_gap_waits_anew_when_the_store_was_away() -> None:
 
 
 @pytest.mark.parametrize(("confirmed", "halts"), [(False, False), (True, True)])
-def test_a_gap_halts_where_that_is_wanted_once_the_lead_is_confirmed(
-    *, confirmed: bool, halts: bool
-) -> None:
+def test_on_gap_halt_halts_once_the_lead_is_confirmed(*, confirmed: bool, halts: bool) -> None:
     partition = with_gap()
     partition.listed_at = NOW + 2
     rules = replace(RULES, on_gap="halt")
@@ -367,11 +365,11 @@ def steps_of(partition: Partition, now: float, rule: RiskRule) -> list[Action]:
     return partition.handle(CHANGED, as_follower(now, rule))
 
 
-def test_a_follower_asks_nothing_before_a_segment_nears_its_deletion() -> None:
+def test_follower_sends_no_request_before_a_segment_nears_its_deletion() -> None:
     assert steps_of(followed(), NOW, AT_RISK_IN_30_SECONDS) == [LookAt(NOW + 30)]
 
 
-def test_a_follower_stores_what_is_at_risk_once_the_watermark_stands_still() -> None:
+def test_follower_stores_segments_at_risk_once_the_watermark_stalls() -> None:
     partition, later = followed(), NOW + PATIENCE
     for now in (NOW, later):
         assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]
@@ -388,7 +386,7 @@ def test_a_follower_stores_what_is_at_risk_once_the_watermark_stands_still() -> 
     assert again == LookAt(later + PATIENCE)
 
 
-def test_a_follower_leaves_a_watermark_alone_that_moves() -> None:
+def test_follower_does_not_interfere_while_the_watermark_moves() -> None:
     partition, later = followed(), NOW + PATIENCE
     for now, next_offset in ((NOW, 0), (later, 5)):
         assert steps_of(partition, now, FIRST_AT_RISK) == [AskStore(Request.LOAD)]

@@ -1,4 +1,4 @@
-"""Pins within their bounds: the most urgent stay."""
+"""The number of pins is bounded; the most urgent segments stay pinned."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from tests.harness.log_dir import LogDir, PartitionLog
 
 
 class Shelf:
-    """Closed segments of ten offsets, the older the lower, and a table for some of them."""
+    """Closed segments of ten offsets, older ones lower, and a pin table for some of them."""
 
     def __init__(self, log: PartitionLog, segments: int, room: int) -> None:
         self.log = log
@@ -55,7 +55,7 @@ def shelf(log: PartitionLog) -> Iterator[Shelf]:
     assert shelf.table.totals.bytes == 0
 
 
-def test_as_many_as_there_is_room_for(shelf: Shelf) -> None:
+def test_segments_are_pinned_while_there_is_room(shelf: Shelf) -> None:
     shelf.track(0, 10)
     assert shelf.pinned() == [0, 10]
     assert shelf.table.totals.segments == 2
@@ -63,14 +63,14 @@ def test_as_many_as_there_is_room_for(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 10, 20, 30, 40), (40, 30, 20, 10, 0), (20, 40, 0, 30, 10)])
-def test_the_most_urgent_stay_in_whatever_order_they_come(
+def test_most_urgent_segments_stay_pinned_in_any_order_of_arrival(
     shelf: Shelf, order: tuple[int, ...]
 ) -> None:
     shelf.track(*order)
     assert shelf.pinned() == [0, 10, 20]
 
 
-def test_what_was_staged_since_is_urgent_now(shelf: Shelf) -> None:
+def test_segment_marked_for_deletion_later_becomes_urgent(shelf: Shelf) -> None:
     shelf.track(20, 30, 40)
     newest = shelf.tracked[40]
     newest.segment = ClosedSegment(BaseOffset(40), BaseOffset(50), marked_for_deletion=True)
@@ -78,7 +78,7 @@ def test_what_was_staged_since_is_urgent_now(shelf: Shelf) -> None:
     assert shelf.pinned() == [0, 10, 40]
 
 
-def test_what_is_being_uploaded_is_never_let_go(shelf: Shelf) -> None:
+def test_segment_being_uploaded_is_never_unpinned(shelf: Shelf) -> None:
     shelf.track(20, 30, 40)
     shelf.tracked[40].stage = SegmentState.UPLOADING
     shelf.track(0, 10)
@@ -88,7 +88,7 @@ def test_what_is_being_uploaded_is_never_let_go(shelf: Shelf) -> None:
     assert shelf.pinned() == [0, 10, 20]
 
 
-def test_an_upload_gets_its_pin_at_the_cost_of_another(shelf: Shelf) -> None:
+def test_upload_takes_the_pin_of_another_segment(shelf: Shelf) -> None:
     shelf.track(0, 10, 20, 40)
     assert shelf.pinned() == [0, 10, 20]
     last = shelf.tracked[40]
@@ -97,7 +97,7 @@ def test_an_upload_gets_its_pin_at_the_cost_of_another(shelf: Shelf) -> None:
     assert shelf.pinned() == [0, 10, 40]
 
 
-def test_more_uploads_than_room_are_served_all_the_same(log: PartitionLog) -> None:
+def test_uploads_beyond_the_bound_are_still_pinned(log: PartitionLog) -> None:
     shelf = Shelf(log, 3, 1)
     shelf.track(0, 10, 20)
     for base in (0, 10, 20):
@@ -109,13 +109,13 @@ def test_more_uploads_than_room_are_served_all_the_same(log: PartitionLog) -> No
         tracked.close()
 
 
-def test_a_vanished_segment_is_not_tracked(shelf: Shelf) -> None:
+def test_vanished_segment_is_not_tracked(shelf: Shelf) -> None:
     shelf.log.unlink(0)
     segment = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
     assert shelf.table.track(str(shelf.log.path), segment, Timeline(0.0), 60.0) is None
 
 
-def test_pinning_again_what_is_gone_says_so(shelf: Shelf) -> None:
+def test_pinning_a_deleted_segment_again_raises_segment_gone(shelf: Shelf) -> None:
     shelf.track(0)
     shelf.tracked[0].close()
     shelf.log.unlink(0)
@@ -123,7 +123,9 @@ def test_pinning_again_what_is_gone_says_so(shelf: Shelf) -> None:
         shelf.table.pin_again(str(shelf.log.path), shelf.tracked[0])
 
 
-def test_what_cannot_be_opened_is_tracked_with_its_reason(shelf: Shelf, tmp_path: Path) -> None:
+def test_segment_that_cannot_be_opened_is_tracked_with_its_error(
+    shelf: Shelf, tmp_path: Path
+) -> None:
     shelf.log.file(0).unlink()
     shelf.log.file(0).symlink_to(tmp_path)
     shelf.track(0)
@@ -133,37 +135,37 @@ def test_what_cannot_be_opened_is_tracked_with_its_reason(shelf: Shelf, tmp_path
     assert str(shelf.log.file(0)) in (hold.error or "")
 
 
-def test_refilling_takes_the_oldest_while_there_is_room(shelf: Shelf) -> None:
+def test_refill_pins_the_oldest_segments_while_there_is_room(shelf: Shelf) -> None:
     shelf.track(0, 10, 20, 30, 40)
     partition = Partition(TopicPartition("t", 0), LeaderEpoch(0))
     partition.tracked = {BaseOffset(base): shelf.tracked[base] for base in shelf.tracked}
     shelf.tracked[10].close()
     shelf.tracked[20].close()
-    shelf.log.unlink(10)  # gone meanwhile
+    shelf.log.unlink(10)  # deleted since
     shelf.table.refill(str(shelf.log.path), partition)
     assert shelf.pinned() == [0, 20, 30]
 
 
-def test_there_is_room_for_one_whatever_is_configured(log: PartitionLog) -> None:
+def test_one_segment_is_pinned_even_with_a_bound_of_zero(log: PartitionLog) -> None:
     shelf = Shelf(log, 1, 0)
     shelf.track(0)
     assert shelf.pinned() == [0]
     shelf.tracked[0].close()
 
 
-# -- the bounds on what only pins hold ------------------------------------------------------------
+# -- bounds on deleted segments that only pins hold -----------------------------------------------
 
 
 @dataclass
 class Disks:
-    """Two log dirs, a partition on each with deleted segments that only pins hold."""
+    """Two log dirs with one partition each, whose deleted segments only pins hold."""
 
     table: PinTable
     partitions: list[Partition]
     size: int
 
     def held(self) -> list[list[int]]:
-        """The base offsets that are still pinned, by log dir."""
+        """Base offsets that are still pinned, by log dir."""
         return [
             [base for base, tracked in sorted(partition.tracked.items()) if tracked.pinned]
             for partition in self.partitions
@@ -174,7 +176,7 @@ class Disks:
         return [str(partition.log_dir) for partition in self.partitions]
 
     def device(self, directory: str) -> int:
-        """As if each log dir were on a file system of its own: 1 and 2."""
+        """Device numbers that put each log dir on a file system of its own: 1 and 2."""
         return 1 + self.log_dirs.index(directory)
 
     def enforce(
@@ -216,8 +218,8 @@ def disks(tmp_path: Path) -> Iterator[Disks]:
     assert table.totals.segments == 0
 
 
-def test_the_bound_on_deleted_bytes_counts_all_log_dirs_together(disks: Disks) -> None:
-    """The newest of all go first, wherever they lie."""
+def test_bound_on_deleted_bytes_counts_all_log_dirs_together(disks: Disks) -> None:
+    """The newest segments are released first, in whichever log dir they are."""
     released = disks.table.enforce(disks.partitions, 4 * disks.size, {})
     assert [pin.base_offset for pin in released] == [20, 10]
     assert disks.held() == [[0, 10, 20], [0]]
@@ -225,10 +227,10 @@ def test_the_bound_on_deleted_bytes_counts_all_log_dirs_together(disks: Disks) -
     assert disks.table.enforce(disks.partitions, 4 * disks.size, {}) == []
 
 
-def test_a_disk_below_its_floor_costs_the_pins_of_its_own_log_dir_alone(
+def test_disk_below_min_free_releases_only_pins_of_its_own_log_dir(
     disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files on another disk would free nothing there, though they are newer."""
+    """Newer files on another disk would free no space there."""
     short, _ = disks.log_dirs
     floor = 10 * disks.size
     monkeypatch.setattr(
@@ -241,10 +243,10 @@ def test_a_disk_below_its_floor_costs_the_pins_of_its_own_log_dir_alone(
     assert disks.held() == [[0], [0, 10, 20]]
 
 
-def test_a_shortage_of_a_disk_that_two_log_dirs_share_is_freed_once(
+def test_shortage_of_a_disk_that_two_log_dirs_share_is_freed_once(
     disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest of both goes, and not the newest of each."""
+    """The newest segment of both is released, not the newest of each."""
     floor = 10 * disks.size
     monkeypatch.setattr(pin_table, "free_bytes", lambda _: (floor - disks.size, 10**9))
     config = PinsConfig.model_validate({"min_free_disk": f"{floor}B"})
@@ -252,14 +254,14 @@ def test_a_shortage_of_a_disk_that_two_log_dirs_share_is_freed_once(
     assert disks.held() == [[0, 10, 20], [0, 10]]
 
 
-def test_what_a_full_disk_lets_go_counts_against_the_bound_on_all(disks: Disks) -> None:
+def test_pins_released_for_a_full_disk_count_against_the_total_bound(disks: Disks) -> None:
     short = {1: 2 * disks.size}
     disks.table.enforce(disks.partitions, 4 * disks.size, short, device=disks.device)
     assert disks.held() == [[0], [0, 10, 20]]
     assert disks.table.totals.deleted_bytes == 4 * disks.size
 
 
-def test_what_is_being_uploaded_is_held_whatever_the_bounds_say(disks: Disks) -> None:
+def test_segment_being_uploaded_stays_pinned_regardless_of_the_bounds(disks: Disks) -> None:
     _, young = disks.partitions
     young.tracked[BaseOffset(20)].stage = SegmentState.UPLOADING
     disks.table.enforce(disks.partitions, 0, {})
@@ -267,8 +269,8 @@ def test_what_is_being_uploaded_is_held_whatever_the_bounds_say(disks: Disks) ->
     assert disks.table.totals.deleted_bytes == disks.size
 
 
-def test_a_pin_whose_file_system_does_not_answer_is_let_go_and_counted(disks: Disks) -> None:
-    """fstat(2) fails, as on a disk that is gone; the pins on the other disk stay."""
+def test_pin_whose_file_system_fails_is_released_and_counted(disks: Disks) -> None:
+    """fstat(2) fails, as for a disk that is gone; the pins on the other disk stay."""
     failed = disks.partitions[0].tracked[BaseOffset(10)]
     assert failed.pinned is not None
     os.close(failed.pinned.log)
@@ -283,10 +285,10 @@ def test_a_pin_whose_file_system_does_not_answer_is_let_go_and_counted(disks: Di
     assert disks.table.totals.deleted_bytes == 5 * disks.size
 
 
-def test_a_pin_of_an_upload_is_left_to_the_upload_whatever_its_file_system_says(
+def test_pin_of_an_upload_stays_although_its_file_system_fails(
     disks: Disks,
 ) -> None:
-    """Its descriptors are in use: another file must not get their numbers."""
+    """The upload uses its descriptors: another file must not get their numbers."""
     busy = disks.partitions[0].tracked[BaseOffset(10)]
     busy.stage = SegmentState.UPLOADING
     assert busy.pinned is not None

@@ -1,4 +1,4 @@
-"""Pins on real files: what the broker does to names does not reach what is open."""
+"""Pins on real files: renames and deletions by the broker do not affect open files."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_all_three_files_are_opened(log: PartitionLog, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", ["rename", "unlink", "delete the topic"])
-def test_what_is_pinned_stays_readable(log: PartitionLog, data: bytes, how: str) -> None:
+def test_pinned_segment_stays_readable(log: PartitionLog, data: bytes, how: str) -> None:
     pinned = pin(str(log.path), SEGMENT)
     assert not pinned.unlinked()
     if how == "rename":
@@ -59,7 +59,7 @@ def test_what_is_pinned_stays_readable(log: PartitionLog, data: bytes, how: str)
     pinned.close()
 
 
-def test_what_was_renamed_between_listing_and_open_is_found(log: PartitionLog, data: bytes) -> None:
+def test_segment_renamed_between_listing_and_open_is_found(log: PartitionLog, data: bytes) -> None:
     log.stage(0)
     pinned = pin(str(log.path), SEGMENT)
     assert pinned_log(pinned) == data
@@ -77,7 +77,7 @@ def test_files_of_one_segment_may_have_either_name(log: PartitionLog, data: byte
 
 
 @pytest.mark.parametrize("how", ["unlink", "delete the topic"])
-def test_what_is_gone_is_told_by_name_and_leaves_nothing_open(
+def test_error_for_a_deleted_segment_names_the_file_and_leaves_nothing_open(
     log: PartitionLog, data: bytes, how: str
 ) -> None:
     assert data
@@ -91,7 +91,7 @@ def test_what_is_gone_is_told_by_name_and_leaves_nothing_open(
     assert descriptors() == before
 
 
-def test_a_missing_index_is_no_obstacle(log: PartitionLog, data: bytes) -> None:
+def test_missing_index_does_not_prevent_a_pin(log: PartitionLog, data: bytes) -> None:
     log.file(0, FileKind.INDEX).unlink()
     pinned = pin(str(log.path), SEGMENT)
     assert pinned_log(pinned) == data
@@ -99,7 +99,7 @@ def test_a_missing_index_is_no_obstacle(log: PartitionLog, data: bytes) -> None:
     pinned.close()
 
 
-def test_a_symbolic_link_is_not_followed(log: PartitionLog, data: bytes, tmp_path: Path) -> None:
+def test_symbolic_link_is_not_followed(log: PartitionLog, data: bytes, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(data)
     log.file(0).unlink()
     log.file(0).symlink_to(tmp_path / "secret")
@@ -109,7 +109,7 @@ def test_a_symbolic_link_is_not_followed(log: PartitionLog, data: bytes, tmp_pat
     assert descriptors() == before
 
 
-def test_an_index_that_cannot_be_opened_leaves_nothing_open(
+def test_index_that_cannot_be_opened_leaves_nothing_open(
     log: PartitionLog, data: bytes, tmp_path: Path
 ) -> None:
     assert data
@@ -121,7 +121,7 @@ def test_an_index_that_cannot_be_opened_leaves_nothing_open(
     assert descriptors() == before
 
 
-def test_truncation_in_place_is_noticed(log: PartitionLog, data: bytes) -> None:
+def test_truncation_in_place_is_detected(log: PartitionLog, data: bytes) -> None:
     pinned = pin(str(log.path), SEGMENT)
     os.truncate(log.file(0), len(data) - 1)
     with pytest.raises(SegmentChangedError, match="changed while it was pinned"):
@@ -129,9 +129,7 @@ def test_truncation_in_place_is_noticed(log: PartitionLog, data: bytes) -> None:
     pinned.close()
 
 
-def test_rewriting_in_place_is_noticed_though_the_size_is_the_same(
-    log: PartitionLog, data: bytes
-) -> None:
+def test_rewrite_in_place_with_equal_size_is_detected(log: PartitionLog, data: bytes) -> None:
     log.set_age(0, 10)
     pinned = pin(str(log.path), SEGMENT)
     with log.file(0).open("r+b") as file:
@@ -141,7 +139,7 @@ def test_rewriting_in_place_is_noticed_though_the_size_is_the_same(
     pinned.close()
 
 
-def test_another_file_under_the_name_is_noticed(log: PartitionLog, data: bytes) -> None:
+def test_replaced_file_under_the_same_name_is_detected(log: PartitionLog, data: bytes) -> None:
     """Compaction swaps a new file in."""
     pinned = pin(str(log.path), SEGMENT)
     log.stage(0)
@@ -163,7 +161,7 @@ def test_retention_counts_from_the_largest_timestamp_in_the_time_index(
 @pytest.mark.parametrize(
     "entries", [b"", bytes(PREALLOCATED_TIMEINDEX_BYTES), b"\xff" * 8 + bytes(4), b"half"]
 )
-def test_without_a_timestamp_it_counts_from_the_last_append(
+def test_retention_counts_from_the_last_append_without_a_timestamp(
     log: PartitionLog, entries: bytes
 ) -> None:
     """No entry, a preallocated index that is being rebuilt, records without timestamps, damage."""
@@ -174,15 +172,17 @@ def test_without_a_timestamp_it_counts_from_the_last_append(
     pinned.close()
 
 
-def test_a_record_of_1970_is_no_padding(log: PartitionLog) -> None:
+def test_record_of_1970_is_not_taken_for_padding(log: PartitionLog) -> None:
     log.file(0, FileKind.TIMEINDEX).write_bytes(bytes(12))
     pinned = pin(str(log.path), SEGMENT)
     assert pinned.times().largest_timestamp == 0
     pinned.close()
 
 
-def test_a_segment_was_closed_when_its_indexes_were_trimmed(log: PartitionLog) -> None:
-    """Hours after its last append, on a slow topic; a later rewrite of one index does not count."""
+def test_roll_time_is_the_modification_time_of_the_first_trimmed_index(log: PartitionLog) -> None:
+    """On a slow topic that is hours after the last append; a later rewrite of one index does not
+    count.
+    """
     log.set_age(0, 7200)
     for kind, age in ((FileKind.INDEX, 60), (FileKind.TIMEINDEX, 3600)):
         then = log.file(0).stat().st_mtime_ns + (7200 - age) * 10**9

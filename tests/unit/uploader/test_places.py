@@ -1,4 +1,4 @@
-"""Where things lie: log dirs, the note of the layout, stored segments, `_metadata` in memory."""
+"""Log dirs, the layout object of a store, stored segments and the `_metadata` cache."""
 
 from collections.abc import Iterator
 
@@ -60,14 +60,14 @@ def test_only_live_partitions_are_found(fs: FakeFilesystem) -> None:
     assert found == LogDirPartitions({A: "/logs/a-0", B: "/logs/b-7"})
 
 
-def test_a_topic_that_is_not_wanted_is_not_found(fs: FakeFilesystem) -> None:
+def test_topic_that_is_not_selected_is_not_found(fs: FakeFilesystem) -> None:
     fs.create_dir("/logs/a-0")
     fs.create_dir("/logs/b-7")
     found = find_partitions(["/logs"], lambda topic: topic == "b")
     assert found.directories == {B: "/logs/b-7"}
 
 
-def test_one_log_dir_that_is_gone_does_not_hide_the_others(fs: FakeFilesystem) -> None:
+def test_missing_log_dir_does_not_hide_the_others(fs: FakeFilesystem) -> None:
     fs.create_dir("/2/b-7")
     found = find_partitions(["/1", "/2"], everything)
     assert found.directories == {B: "/2/b-7"}
@@ -75,8 +75,8 @@ def test_one_log_dir_that_is_gone_does_not_hide_the_others(fs: FakeFilesystem) -
     assert problem.startswith("log dir /1 cannot be read, and nothing in it is archived: No such")
 
 
-def test_a_log_dir_of_another_broker_is_not_read(fs: FakeFilesystem) -> None:
-    """Nor an empty mount point, which has no meta.properties."""
+def test_log_dir_of_another_broker_is_not_read(fs: FakeFilesystem) -> None:
+    """The same holds for an empty mount point, which has no meta.properties."""
     ours = MetaProperties(BrokerId(1), 1, "kafka-id", "kraft")
     for number in (1, 2, 3):
         fs.create_dir(f"/{number}/b-{number}")
@@ -89,8 +89,8 @@ def test_a_log_dir_of_another_broker_is_not_read(fs: FakeFilesystem) -> None:
     assert "log dir /3 cannot be read" in empty
 
 
-def test_a_symbolic_link_within_the_file_system_is_followed(fs: FakeFilesystem) -> None:
-    """As by the broker; the link's name says which partition it is."""
+def test_symbolic_link_within_the_file_system_is_followed(fs: FakeFilesystem) -> None:
+    """As the broker does; the name of the link names the partition."""
     fs.create_dir("/logs")
     fs.create_dir("/big/whatever")
     fs.create_symlink("/logs/a-0", "/big/whatever")
@@ -114,7 +114,7 @@ REFUSED_LINKS = {
 
 
 @pytest.mark.parametrize("how", REFUSED_LINKS)
-def test_a_link_that_is_not_followed_is_told(
+def test_link_that_is_not_followed_is_reported_once(
     fs: FakeFilesystem, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fs.create_dir("/logs/b-7")
@@ -136,7 +136,7 @@ def test_a_link_that_is_not_followed_is_told(
     assert not dirs.problems
 
 
-def test_a_hint_for_a_link_that_is_not_followed_is_told_too(fs: FakeFilesystem) -> None:
+def test_hint_for_a_link_that_is_not_followed_records_the_refusal(fs: FakeFilesystem) -> None:
     fs.create_dir("/logs/a-0")
     dirs = LogDirs(["/logs"], everything)
     dirs.rescan()
@@ -147,7 +147,7 @@ def test_a_hint_for_a_link_that_is_not_followed_is_told_too(fs: FakeFilesystem) 
     assert dirs.refusal(A) is not None
 
 
-def test_what_was_known_of_a_log_dir_counts_while_it_cannot_be_read(fs: FakeFilesystem) -> None:
+def test_partitions_of_an_unreadable_log_dir_stay_known(fs: FakeFilesystem) -> None:
     fs.create_dir("/1/a-0")
     fs.create_dir("/2")
     dirs = LogDirs(["/1", "/2"], everything)
@@ -169,7 +169,7 @@ def test_what_was_known_of_a_log_dir_counts_while_it_cannot_be_read(fs: FakeFile
     assert dirs.problems == ()
 
 
-def test_a_hint_before_a_log_dir_is_known_to_be_gone_loses_nothing(fs: FakeFilesystem) -> None:
+def test_hint_before_a_log_dir_is_known_to_be_gone_loses_no_partition(fs: FakeFilesystem) -> None:
     fs.create_dir("/1/a-0")
     dirs = LogDirs(["/1"], everything)
     dirs.rescan()
@@ -178,13 +178,13 @@ def test_a_hint_before_a_log_dir_is_known_to_be_gone_loses_nothing(fs: FakeFiles
     assert dirs.directory(A) == "/1/a-0"
 
 
-def test_a_directory_that_is_gone_has_no_names(fs: FakeFilesystem) -> None:
+def test_missing_directory_has_no_names(fs: FakeFilesystem) -> None:
     fs.create_file("/logs/a-0")
     assert list_names("/logs/a-0") == []
     assert list_names("/nowhere") == []
 
 
-def test_a_hint_finds_and_loses_a_partition(fs: FakeFilesystem) -> None:
+def test_hint_finds_and_loses_a_partition(fs: FakeFilesystem) -> None:
     fs.create_dir("/logs")
     dirs = LogDirs(["/logs"], everything)
     assert dirs.directory(A) is None
@@ -196,28 +196,28 @@ def test_a_hint_finds_and_loses_a_partition(fs: FakeFilesystem) -> None:
     assert dirs.directory(A) is None
 
 
-def test_a_partition_that_moved_is_not_lost_with_its_old_directory(fs: FakeFilesystem) -> None:
+def test_moved_partition_is_not_lost_with_its_old_directory(fs: FakeFilesystem) -> None:
     fs.create_dir("/1")
     fs.create_dir("/2/a-0")
     dirs = LogDirs(["/1", "/2"], everything)
     dirs.rescan()
-    assert dirs.resolve("/1/a-0") == A  # the old one's deletion comes as a hint, too
+    assert dirs.resolve("/1/a-0") == A  # the deletion of the old directory arrives as a hint, too
     assert dirs.directory(A) == "/2/a-0"
     assert set(dirs.partitions()) == {A}
 
 
 @pytest.mark.parametrize("name", [f"a-0.{HEX}-delete", "x", "unwanted-0"])
-def test_a_hint_for_anything_else_is_nothing(fs: FakeFilesystem, name: str) -> None:
+def test_hint_for_another_directory_is_ignored(fs: FakeFilesystem, name: str) -> None:
     fs.create_dir(f"/logs/{name}")
     dirs = LogDirs(["/logs"], lambda topic: topic != "unwanted")
     assert dirs.resolve(f"/logs/{name}") is None
     assert not list(dirs.partitions())
 
 
-# -- the note of the layout ------------------------------------------------------------------------
+# -- the layout object -----------------------------------------------------------------------------
 
 
-def test_the_first_start_leaves_a_note(store: FakeStorage) -> None:
+def test_first_start_writes_the_layout_object(store: FakeStorage) -> None:
     layout = ArchiveLayout("c", 5)
     assert read_note(store, layout) is None
     agree(store, layout, "kafka-id")
@@ -234,7 +234,7 @@ def test_the_first_start_leaves_a_note(store: FakeStorage) -> None:
         (ArchiveLayout("c", 5), "another", "Kafka cluster kafka-id.*another"),
     ],
 )
-def test_who_disagrees_is_refused_before_anything_is_written(
+def test_disagreement_with_the_layout_object_is_refused_before_any_write(
     store: FakeStorage, layout: ArchiveLayout, kafka_id: str, message: str
 ) -> None:
     agree(store, ArchiveLayout("c", 5), "kafka-id")
@@ -243,14 +243,16 @@ def test_who_disagrees_is_refused_before_anything_is_written(
     assert store.count("put") == 1
 
 
-def test_no_bits_and_fewer_are_the_same(store: FakeStorage) -> None:
+def test_zero_and_negative_prefix_bits_are_equal(store: FakeStorage) -> None:
     agree(store, ArchiveLayout("c", 0), None)
     agree(store, ArchiveLayout("c", -1), None)
 
 
-def test_of_two_first_starts_the_second_reads_the_firsts_note(store: FakeStorage) -> None:
+def test_second_of_two_first_starts_reads_the_layout_object_of_the_first(
+    store: FakeStorage,
+) -> None:
     class FirstGetTooEarly(InterceptedStore):
-        """Answers the GETs before the first PUT as if the store were still empty."""
+        """Answer the GETs before the first PUT as if the store were still empty."""
 
         has_put = False
 
@@ -264,18 +266,18 @@ def test_of_two_first_starts_the_second_reads_the_firsts_note(store: FakeStorage
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"bits": "x"}', b"\xff"])
-def test_a_malformed_note_names_its_key(store: FakeStorage, data: bytes) -> None:
+def test_malformed_layout_object_is_named_by_its_key(store: FakeStorage, data: bytes) -> None:
     store.put_object(LAYOUT.layout_key(), BytesBody(data))
     with pytest.raises(MalformedObjectError, match=LAYOUT.layout_key()):
         agree(store, LAYOUT, None)
 
 
-# -- what is stored -------------------------------------------------------------------------------
+# -- stored segments ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("segment", closed_segments()[::4], ids=str)
 @pytest.mark.parametrize("indexes", [True, False], ids=["indexes", "none"])
-def test_the_next_offset_of_a_segment_of_the_peers_is_read_from_it(
+def test_next_offset_of_a_pinterest_segment_is_read_from_its_log(
     store: FakeStorage, segment: BrokerSegment, *, indexes: bool
 ) -> None:
     store.put_object(key_of(A, segment.base), BytesBody(segment.read(FileKind.LOG)))
@@ -288,16 +290,16 @@ def test_the_next_offset_of_a_segment_of_the_peers_is_read_from_it(
     assert segment.base < found <= segment.next_base
 
 
-def test_a_note_saves_the_reading(store: FakeStorage) -> None:
+def test_next_offset_in_the_object_metadata_saves_the_read(store: FakeStorage) -> None:
     store.put_object(key_of(A, 0), BytesBody(b"x"), metadata={NEXT_OFFSET_KEY: "77"})
     assert derive_next_offset(store, LAYOUT, A, BaseOffset(0)) == Offset(77)
     assert store.count("get") + store.count("stream") == 0
 
 
-# -- _metadata in memory --------------------------------------------------------------------------
+# -- the _metadata cache --------------------------------------------------------------------------
 
 
-def test_the_cache_is_bounded_in_bytes_and_forgets_what_was_not_used_longest() -> None:
+def test_cache_is_bounded_in_bytes_and_evicts_the_least_recently_used() -> None:
     cache = MetadataCache(10)
     for name in "abc":
         cache.put(TopicPartition(name, 0), _Version(b"1234", "e"))
@@ -307,7 +309,7 @@ def test_the_cache_is_bounded_in_bytes_and_forgets_what_was_not_used_longest() -
     assert cache.get(TopicPartition("c", 0)) is not None
 
 
-def test_one_that_is_larger_than_the_bound_is_kept_alone() -> None:
+def test_entry_larger_than_the_bound_is_kept_alone() -> None:
     cache = MetadataCache(10)
     cache.put(A, _Version(b"1", "e"))
     cache.put(B, _Version(b"x" * 100, "e"))
@@ -318,7 +320,7 @@ def test_one_that_is_larger_than_the_bound_is_kept_alone() -> None:
     assert cache.get(A) is not None
 
 
-def test_replacing_counts_the_new_size_alone() -> None:
+def test_replaced_entry_counts_only_its_new_size() -> None:
     cache = MetadataCache(10)
     for _ in range(5):
         cache.put(A, _Version(b"12345", "e"))

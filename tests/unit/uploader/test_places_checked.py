@@ -1,4 +1,4 @@
-"""Stores as the process meets them at its start: away, refusing, another cluster's; one of two."""
+"""Stores at process start: unavailable, refused, of another cluster; and one of two stores."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,15 +34,15 @@ UNFENCED = StorageCapabilities(conditional_writes=False, checksum=FULL.checksum)
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another try after 20 ms, not after a second."""
+    """Retry after 20 ms instead of one second."""
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
     monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @dataclass
 class Process:
-    """The daemon as the command wires it, over a log dir and two stores in memory: the topics of
-    `second.*` go to the second, all others to the first.
+    """The daemon as the command wires it, over a log dir and two stores in memory: topics that
+    match `second.*` go to the second store, all others to the first.
     """
 
     log_dir: LogDir
@@ -58,7 +58,7 @@ class Process:
 
     @contextmanager
     def running(self) -> Iterator[RunningDaemon]:
-        """It leads every partition that is there."""
+        """Run the daemon as the leader of every existing partition."""
         settings: dict[str, Any] = {
             "cluster": {"name": LAYOUT.cluster},
             "log_dirs": [str(self.log_dir)],
@@ -81,7 +81,7 @@ class Process:
 
 @pytest.fixture
 def process(log_dir: LogDir, monkeypatch: pytest.MonkeyPatch) -> Process:
-    """Both stores answer, and are empty."""
+    """A process whose two stores answer and are empty."""
     stores = {FIRST: FakeStorage(), SECOND: FakeStorage()}
 
     def open_fake(endpoint: StorageEndpoint) -> FakeStorage:
@@ -96,10 +96,12 @@ def holds(running: RunningDaemon, log: PartitionLog, segments: int) -> bool:
     return status is not None and status.unstored_segments == segments
 
 
-def test_a_second_store_that_is_away_does_not_stop_the_first(
+def test_outage_of_the_second_store_does_not_stop_the_first(
     process: Process, log: PartitionLog
 ) -> None:
-    """Nor does it end the process; its own segments are held until it is back."""
+    """It does not end the process either; segments for the second store are held until it is
+    back.
+    """
     other = process.log_dir.create("second")
     log.closed_segments(2)
     other.closed_segments(2)
@@ -117,10 +119,10 @@ def test_a_second_store_that_is_away_does_not_stop_the_first(
     }
 
 
-def test_a_store_that_is_away_at_the_start_costs_nothing(
-    process: Process, log: PartitionLog
-) -> None:
-    """What the broker deletes meanwhile is pinned, and goes up once the store is back."""
+def test_store_outage_at_the_start_loses_nothing(process: Process, log: PartitionLog) -> None:
+    """Segments the broker deletes during the outage are pinned and uploaded once the store is
+    back.
+    """
     bases = log.closed_segments(3)
     process.log_dir.checkpoint_high_watermarks()
     with ExitStack() as away:
@@ -141,10 +143,10 @@ def _reaches(store: FakeStorage, log: PartitionLog, until: int) -> bool:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_the_note_of_the_layout_is_read_once_and_left_once(
+def test_layout_object_is_read_once_per_start_and_written_once(
     process: Process, log: PartitionLog, *, away: bool
 ) -> None:
-    """By whichever partition comes first; the next start reads it, and no more."""
+    """The first partition of a store does so; the next start only reads the object."""
     logs = [log, *(process.log_dir.create(name) for name in ("b", "c", "d", "e", "second"))]
     key = LAYOUT.layout_key()
 
@@ -197,10 +199,10 @@ def refusing(store: FakeStorage) -> None:
     ],
 )
 @pytest.mark.parametrize("url", [FIRST, SECOND])
-def test_a_start_that_is_refused_has_written_nothing(
+def test_refused_start_writes_nothing(
     process: Process, log: PartitionLog, url: str, prepare: Prepare, kind: type[SidetierError]
 ) -> None:
-    """Not even the note of the layout, on the store that would have been right."""
+    """It does not write the layout object to the store that would have been right either."""
     log.closed_segments(1)
     prepare(process.stores[url])
     before = process.first.contents(), process.second.contents()
@@ -210,10 +212,12 @@ def test_a_start_that_is_refused_has_written_nothing(
 
 
 @pytest.mark.parametrize("prepare", [begun_with_other_bits, begun_by_another_cluster])
-def test_a_store_that_was_away_is_looked_at_before_it_is_written_to(
+def test_store_that_was_away_is_checked_before_the_first_write(
     process: Process, log: PartitionLog, prepare: Prepare
 ) -> None:
-    """It turns out later that it is not ours: nothing is written, and the status says why."""
+    """The store turns out to belong to another cluster: nothing is written, and the status gives
+    the reason.
+    """
     log.closed_segments(1)
     process.log_dir.checkpoint_high_watermarks()
     prepare(process.first)

@@ -1,4 +1,4 @@
-"""What to do next with a partition, from its listing and its watermark alone."""
+"""The next steps for a partition, computed from its listing and its watermark."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def listing(*segments: ClosedSegment, active: int | None) -> PartitionListing:
         pytest.param(0, [(20, 30)], 10, [], (0, 10), id="the active one of a copy holds the rest"),
     ],
 )
-def test_what_follows(
+def test_plan_contains_the_segments_that_follow_the_archive_and_the_gap(
     following: int,
     spans: list[tuple[int, int | None]],
     active: int | None,
@@ -70,7 +70,7 @@ def test_what_follows(
         pytest.param([(0, None, True)], None, [], [], id="staged, and no live one to compare"),
     ],
 )
-def test_what_can_be_had_and_belongs_to_the_log(
+def test_available_segments_are_listed_or_pinned_and_belong_to_the_log(
     segments: list[tuple[int, int | None, bool]],
     active: int | None,
     pinned: list[tuple[int, int]],
@@ -83,7 +83,7 @@ def test_what_can_be_had_and_belongs_to_the_log(
     assert [segment.base_offset for segment in found] == expected
 
 
-def test_the_listing_is_believed_before_the_pin() -> None:
+def test_listed_end_takes_precedence_over_the_pinned_end() -> None:
     found = available(listing(closed(0, 10), active=10), [closed(0, 99)])
     assert found == (closed(0, 10),)
 
@@ -92,13 +92,13 @@ def test_the_listing_is_believed_before_the_pin() -> None:
     ("segments", "active", "expected"),
     [([closed(5, 9)], BaseOffset(9), 5), ([], BaseOffset(9), 9), ([], None, None)],
 )
-def test_where_the_local_log_begins(
+def test_first_base_is_the_start_of_the_local_log(
     segments: list[ClosedSegment], active: BaseOffset | None, expected: int | None
 ) -> None:
     assert first_base(segments, active) == expected
 
 
-def test_a_gap_counts_offsets() -> None:
+def test_size_of_a_gap_is_counted_in_offsets() -> None:
     assert OffsetRange(Offset(10), Offset(35)).size == 25
 
 
@@ -111,7 +111,7 @@ def test_a_gap_counts_offsets() -> None:
         pytest.param(45, (45, 50), [], (45, 50), id="nothing lies behind it"),
     ],
 )
-def test_behind_a_batch_that_the_archive_has_otherwise(
+def test_plan_continues_after_a_conflicting_batch(
     following: int,
     conflict: tuple[int, int],
     expected: list[tuple[int, int]],
@@ -126,8 +126,8 @@ def test_behind_a_batch_that_the_archive_has_otherwise(
     assert [(p.segment.base_offset, p.start) for p in found.segments] == expected
 
 
-def test_a_conflict_at_the_end_of_a_segment_is_a_gap_of_its_own() -> None:
-    """What is missing behind it is another one: the two need not have the same cause."""
+def test_conflict_at_the_end_of_a_segment_is_a_separate_gap() -> None:
+    """The offsets missing after it are another gap: the two need not have the same cause."""
     conflicts = {BaseOffset(0): Conflict(Offset(45), Offset(50))}
     segments = [closed(0, 50), closed(60, 70)]
     found = plan(Offset(45), segments, BaseOffset(70), conflicts)

@@ -1,4 +1,4 @@
-"""What the cluster has thrown away is set aside, and the archive goes on with the new history."""
+"""Truncated segments are quarantined, and the archive continues with the new leader's history."""
 
 import shutil
 from collections.abc import Callable
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("quick_gaps", "quick_divergences")
 
 
 def archive(log: PartitionLog, store: FakeStorage) -> None:
-    """What is closed goes up, as far as the log says that it is committed."""
+    """Archive the closed segments up to the committed end of the log."""
     directory = LogDir(log.path.parent)
     directory.partitions[log.tp] = log
     directory.checkpoint_high_watermarks()
@@ -57,7 +57,7 @@ def archive(log: PartitionLog, store: FakeStorage) -> None:
 
 
 def part_at(divergence: int, more: int = 30) -> Part:
-    """Four segments are stored; then a replica that ends at `divergence` is elected and goes on."""
+    """Store four segments; then elect a replica that ends at `divergence` and append to it."""
 
     def prepare(log: PartitionLog, store: FakeStorage) -> None:
         log.closed_segments(4)
@@ -76,7 +76,7 @@ def elect(log: PartitionLog, divergence: int, more: int = 30) -> None:
 
 
 def part_in_a_gap(log: PartitionLog, store: FakeStorage) -> None:
-    """The records 10 to 29 are a recorded gap, and the replica that is elected ends within it."""
+    """Record the offsets [10, 30) as a gap; the elected replica ends within it."""
     log.closed_segments(1)
     archive(log, store)
     log.closed_segments(3)
@@ -104,7 +104,7 @@ SCENARIOS: list[tuple[str, Part]] = [
 
 
 def check_history(log: PartitionLog, store: FakeStorage) -> None:
-    """The archive is sound, and holds the new history record by record."""
+    """Assert that the archive is sound and holds the new history record by record."""
     check_archive(store, log.tp)
     watermark = watermark_of(store, log.tp)
     assert watermark is None or watermark.pending is None
@@ -125,7 +125,7 @@ def batches(data: bytes) -> list[bytes]:
 
 
 def quarantined(store: FakeStorage, tp: TopicPartition) -> dict[str, bytes]:
-    """What was set aside, by its name below the partition's quarantine."""
+    """Quarantined objects by their name below the partition's quarantine prefix."""
     prefix = LAYOUT.quarantine_prefix(tp)
     return {
         key.removeprefix(prefix): data
@@ -135,7 +135,7 @@ def quarantined(store: FakeStorage, tp: TopicPartition) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("prepare", [row[1] for row in SCENARIOS], ids=[r[0] for r in SCENARIOS])
-def test_the_archive_goes_on_with_the_new_history_and_nothing_is_lost(
+def test_archive_continues_with_the_new_history_and_loses_no_batch(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, prepare: Part
 ) -> None:
     prepare(log, store)
@@ -156,7 +156,7 @@ def test_the_archive_goes_on_with_the_new_history_and_nothing_is_lost(
 
 @dataclass
 class Takeover:
-    """A new leader's sidecar reads the archive, as the daemon has it read, on this thread."""
+    """Load the archive on this thread as a new leader's sidecar in the daemon does."""
 
     log: PartitionLog
     now: float = 0.0
@@ -190,7 +190,7 @@ class Takeover:
         )
 
     def settle(self, store: RemoteStorage) -> ArchiveState:
-        """Look until it is of one history."""
+        """Load until the archive has a single history."""
         for _ in range(3):
             with suppress(DivergedError):
                 return self.load(store)
@@ -200,7 +200,7 @@ class Takeover:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("prepare", [row[1] for row in SCENARIOS], ids=[r[0] for r in SCENARIOS])
-def test_a_kill_at_any_request_of_a_quarantine_is_mended_by_the_next_start(
+def test_kill_at_any_request_of_a_quarantine_is_repaired_by_the_next_start(
     log: PartitionLog, store: FakeStorage, prepare: Part, *, after: bool
 ) -> None:
     prepare(log, store)
@@ -223,7 +223,9 @@ def killed_at_every_request(
     *,
     after: bool,
 ) -> int:
-    """Each start that is killed is mended by the next one; how many requests one makes."""
+    """Kill a start at each request and let the next start repair it; return the number of requests
+    of one start.
+    """
     before = batches_of(stored_logs(store, log.tp))
     for lives in count():
         survivor = copied(store)
@@ -240,7 +242,7 @@ def killed_at_every_request(
 
 
 def copied(store: FakeStorage) -> FakeStorage:
-    """Another store with the same objects, metadata included."""
+    """Copy of the store with the same objects, including metadata."""
     another = FakeStorage()
     for row in list(store.list_objects("")):
         found = store.get_object(row.key)
@@ -254,7 +256,9 @@ def copied(store: FakeStorage) -> FakeStorage:
 
 
 def check_between(store: FakeStorage, log: PartitionLog, before: set[bytes]) -> None:
-    """Nothing is lost, and below the watermark nothing is missing, nor from two histories."""
+    """Assert that nothing is lost, and that offsets below the watermark are complete and of one
+    history.
+    """
     tp = log.tp
     watermark = watermark_of(store, tp)
     if watermark is not None and int(watermark.base_offset) != watermark.next_offset:
@@ -279,11 +283,11 @@ def outcome(
     return stored_logs(store, tp), stored_next(store, tp), recorded_gaps(store, tp), aside
 
 
-def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_divergence(
+def test_log_that_begins_within_a_stored_batch_proves_the_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Found by random runs. The new leader's copy had been truncated below its start: then an empty
-    log begins there. That the batch from 15 to 19 is another one, only its end shows.
+    """Found by random runs. The new leader's replica was truncated below its start, so an empty log
+    begins there. Only the end offset shows that the batch [15, 20) is another one.
     """
     log.closed_segments(4)
     archive(log, store)
@@ -298,11 +302,11 @@ def test_a_log_that_begins_in_the_middle_of_a_stored_batch_proves_the_divergence
     assert (list(stored), len(batches(stored[10]))) == ([0, 10], 1)
 
 
-def test_a_segment_that_came_too_late_does_not_hide_the_divergence(
+def test_late_segment_of_an_old_history_does_not_hide_the_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Found by random runs. It lies over what the archive has there, of a history that was thrown
-    away before; `_metadata` does not name it.
+    """Found by random runs. The segment overlaps the archive, belongs to a history that was
+    truncated before, and `_metadata` does not list it.
     """
     log.lead(1)
     log.closed_segments(4)
@@ -317,11 +321,11 @@ def test_a_segment_that_came_too_late_does_not_hide_the_divergence(
     assert "00000000000000000010-epoch-2/00000000000000000005.log" in quarantined(store, log.tp)
 
 
-# -- what is no fork, or not proven to be one ------------------------------------------------------
+# -- false or unproven divergences -----------------------------------------------------------------
 
 
 def untouched(store: FakeStorage, takeover: Takeover) -> DivergedError:
-    """However often it is looked at, nothing is written; the last error."""
+    """Assert that repeated loads write nothing; return the last error."""
     before, errors = store.contents(), []
     for _ in range(4):
         with pytest.raises(DivergedError) as caught:
@@ -332,7 +336,7 @@ def untouched(store: FakeStorage, takeover: Takeover) -> DivergedError:
     return errors[-1]
 
 
-def test_a_divergence_must_be_seen_twice_and_some_time_apart(
+def test_divergence_must_be_seen_twice_and_some_time_apart(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
@@ -344,10 +348,10 @@ def test_a_divergence_must_be_seen_twice_and_some_time_apart(
     assert store.contents() == before
 
 
-def test_retention_between_the_two_looks_does_not_start_them_anew(
+def test_retention_between_the_two_checks_does_not_restart_them(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """It moves the start of the first epoch in the checkpoint."""
+    """Retention moves the start of the first epoch in the checkpoint."""
     part_at(15)(log, store)
     takeover = Takeover(log)
     with pytest.raises(DivergedError, match="a second look will tell"):
@@ -359,7 +363,7 @@ def test_retention_between_the_two_looks_does_not_start_them_anew(
     check_history(log, store)
 
 
-def test_a_leader_that_has_not_written_its_epoch_yet_proves_nothing(
+def test_leader_that_has_not_written_its_epoch_yet_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -369,7 +373,7 @@ def test_a_leader_that_has_not_written_its_epoch_yet_proves_nothing(
     assert "ends with 0" in str(untouched(store, Takeover(log)))
 
 
-def test_a_shorter_log_without_an_election_proves_nothing(
+def test_shorter_log_without_an_election_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -378,10 +382,12 @@ def test_a_shorter_log_without_an_election_proves_nothing(
     assert "no leader was elected" in str(untouched(store, Takeover(log)))
 
 
-def test_a_listing_that_is_behind_a_roll_proves_nothing(
+def test_listing_from_before_a_roll_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The election lost no record: the segment that seemed active has just been closed since."""
+    """The election lost no record: the segment listed as active was closed just after the
+    listing.
+    """
     log.closed_segments(4)
     archive(log, store)
     log.lead(1)
@@ -391,14 +397,14 @@ def test_a_listing_that_is_behind_a_roll_proves_nothing(
     assert store.contents() == before
 
 
-def test_an_epoch_that_nobody_has_told_proves_nothing(
+def test_epoch_that_no_broker_has_confirmed_proves_no_divergence(
     log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
     assert "tells no leader epoch" in str(untouched(store, Takeover(log, told=False)))
 
 
-def test_uploads_under_way_are_waited_for(log: PartitionLog, store: FakeStorage) -> None:
+def test_quarantine_waits_for_uploads_under_way(log: PartitionLog, store: FakeStorage) -> None:
     part_at(15)(log, store)
     takeover = Takeover(log, uploading=True)
     untouched(store, takeover)
@@ -407,17 +413,19 @@ def test_uploads_under_way_are_waited_for(log: PartitionLog, store: FakeStorage)
     check_history(log, store)
 
 
-def test_halt_moves_nothing_and_says_why(log: PartitionLog, store: FakeStorage) -> None:
+def test_on_divergence_halt_moves_nothing_and_reports_the_reason(
+    log: PartitionLog, store: FakeStorage
+) -> None:
     part_at(15)(log, store)
     error = untouched(store, Takeover(log, on_divergence="halt"))
     assert "uploader.on_divergence is halt" in str(error)
 
 
 @pytest.mark.parametrize("start", [20, 35, 60])
-def test_records_that_were_deleted_are_no_divergence(
+def test_deleted_records_are_no_divergence(
     log: PartitionLog, store: FakeStorage, start: int
 ) -> None:
-    """Retention and delete-records move the first start in the checkpoint."""
+    """Retention and DeleteRecords move the first start in the checkpoint."""
     log.closed_segments(4)
     archive(log, store)
     log.lead(1)
@@ -432,15 +440,15 @@ def test_records_that_were_deleted_are_no_divergence(
     assert not quarantined(store, log.tp)
 
 
-# -- two at once -----------------------------------------------------------------------------------
+# -- two sidecars at once --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lives", range(8, 53, 3))
-def test_one_that_slept_through_the_quarantine_and_what_came_after_changes_nothing(
+def test_sidecar_paused_during_a_quarantine_changes_nothing_afterwards(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, lives: int
 ) -> None:
-    """It is stopped within a quarantine; a later leader finishes it, and archives the new history.
-    Then it wakes, and makes all the requests that it had still to make.
+    """It is paused within a quarantine; a later leader finishes the quarantine and archives the new
+    history. Then the paused sidecar sends its remaining requests.
     """
     part_at(15)(log, store)
     sleeper = SleepingStore(store, lives, lambda: go_on(log_dir, log, store))
@@ -462,7 +470,7 @@ def go_on(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> dict[str, b
 
 
 class SleepingStore(InterceptedStore):
-    """Its user is stopped once (SIGSTOP), right before a request; meanwhile others work."""
+    """Pause the caller once (SIGSTOP) right before a request, while other sidecars work."""
 
     def __init__(
         self, store: FakeStorage, lives: int, meanwhile: Callable[[], dict[str, bytes]]
@@ -481,13 +489,13 @@ class SleepingStore(InterceptedStore):
         return super().intercept(call)
 
 
-# -- what lies beside the segment that is cut ------------------------------------------------------
+# -- files beside the segment that is cut ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("markers", "left"), [((12, 17), (12,)), ((17,), ())], ids=["some stay", "none stays"]
 )
-def test_abort_markers_from_the_divergence_on_go_too(
+def test_abort_markers_from_the_divergence_on_are_removed_too(
     log: PartitionLog, store: FakeStorage, markers: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
     log.closed_segments(4)
@@ -515,10 +523,10 @@ def note_beside(store: FakeStorage, key: str, txn_index: bytes) -> None:
     store.put_object(key, BytesBody(found.data), metadata={**found.head.metadata, **note})
 
 
-def test_while_something_is_set_aside_the_status_says_so(
+def test_status_reports_a_running_quarantine(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """From the first suspicion on; it is no halt, for it goes on by itself."""
+    """From the first suspicion on. It is not a halt, because the partition continues by itself."""
     part_at(15)(log, store)
     log_dir.checkpoint_high_watermarks()
     with Site([log_dir], store).running() as running:
@@ -536,7 +544,7 @@ def test_while_something_is_set_aside_the_status_says_so(
         )
 
 
-def test_a_suspicion_is_no_halt_either(
+def test_suspected_divergence_is_not_reported_as_a_halt(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "CONFIRM_SECONDS", 3600.0)
@@ -553,7 +561,7 @@ def test_a_suspicion_is_no_halt_either(
         )
 
 
-def test_what_is_to_be_mended_by_hand_is_a_halt(
+def test_divergence_that_needs_an_operator_is_a_halt(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     part_at(15)(log, store)
@@ -564,10 +572,10 @@ def test_what_is_to_be_mended_by_hand_is_a_halt(
         )
 
 
-def test_segments_above_the_watermark_that_are_of_another_history_are_set_aside(
+def test_segments_of_another_history_above_the_watermark_are_quarantined(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Uploads that a former leader had begun; the watermark itself tells of no fork."""
+    """A former leader had begun these uploads; the watermark itself shows no divergence."""
     log.closed_segments(4)
     archive(log, store)
     watermark = watermark_of(store, log.tp)
@@ -584,10 +592,12 @@ def test_segments_above_the_watermark_that_are_of_another_history_are_set_aside(
     assert stored <= batches_of(stored_logs(store, log.tp)) | batches_of(aside)
 
 
-def test_what_an_earlier_topic_has_left_is_set_aside_before_it_is_mixed_up(
+def test_segments_of_a_deleted_topic_are_quarantined_before_the_first_watermark(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """It was deleted before its first watermark was written; epochs and offsets are the same."""
+    """The topic was deleted before its first watermark; epochs and offsets of the new one are the
+    same.
+    """
     log.closed_segments(2)
     archive(log, store)
     store.delete_object(LAYOUT.watermark_key(log.tp))

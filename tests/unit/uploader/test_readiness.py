@@ -1,4 +1,4 @@
-"""What makes the sidecar unready, and what does not."""
+"""Conditions that make the sidecar unready, and failures that do not."""
 
 import re
 from collections.abc import Callable
@@ -48,14 +48,14 @@ def leads() -> LedPartitions:
 
 
 def problems(leads: LedPartitions, health: StoresHealth | None = None) -> dict[str, str]:
-    """The reasons of what does not hold; what holds gives none."""
+    """Reasons of the conditions that do not hold."""
     found = readiness(leads, health or StoresHealth(PLACES.__getitem__))
     assert [c.name for c in found] == ["leadership known", "bootstrapped", "store reachable"]
     assert all((c.reason == "") == c.holds for c in found)
     return {c.name: c.reason for c in found if not c.holds}
 
 
-def test_a_watermark_that_is_still_to_be_read(leads: LedPartitions) -> None:
+def test_watermark_not_read_yet_makes_the_sidecar_unready(leads: LedPartitions) -> None:
     assert problems(leads) == {"bootstrapped": "1 watermarks are still to be read"}
     (partition,) = leads
     partition.archive = ArchiveState()
@@ -75,7 +75,7 @@ def hold(partition: Partition) -> None:
 
 
 @pytest.mark.parametrize("stop", [refuse, halt, hold])
-def test_one_partition_that_cannot_go_on_makes_nobody_unready(
+def test_halted_partition_does_not_make_the_sidecar_unready(
     leads: LedPartitions, stop: Callable[[Partition], None]
 ) -> None:
     for partition in leads:
@@ -83,7 +83,7 @@ def test_one_partition_that_cannot_go_on_makes_nobody_unready(
     assert problems(leads) == {}
 
 
-def test_leads_that_are_not_known(leads: LedPartitions) -> None:
+def test_unknown_leads_make_the_sidecar_unready(leads: LedPartitions) -> None:
     for partition in leads:
         partition.archive = ArchiveState()
     leads.follow(LeadershipView())
@@ -91,7 +91,9 @@ def test_leads_that_are_not_known(leads: LedPartitions) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("away"), AccessDeniedError("away")])
-def test_a_store_that_fails_until_it_has_answered(leads: LedPartitions, error: Exception) -> None:
+def test_failing_store_makes_the_sidecar_unready_until_it_answers(
+    leads: LedPartitions, error: Exception
+) -> None:
     for partition in leads:
         partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
@@ -107,7 +109,7 @@ def test_a_store_that_fails_until_it_has_answered(leads: LedPartitions, error: E
     assert problems(leads, stores) == {}
 
 
-def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: LedPartitions) -> None:
+def test_answering_store_does_not_hide_an_unavailable_one(leads: LedPartitions) -> None:
     for partition in leads:
         partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
@@ -118,7 +120,7 @@ def test_a_store_that_answers_does_not_hide_another_that_is_away(leads: LedParti
     assert problems(leads, stores) == {}, "it is the store's, not the partition's"
 
 
-def test_a_conflict_says_nothing_of_the_store(leads: LedPartitions) -> None:
+def test_conflict_does_not_make_a_store_unavailable(leads: LedPartitions) -> None:
     for partition in leads:
         partition.archive = ArchiveState()
     stores = StoresHealth(PLACES.__getitem__)
@@ -126,7 +128,7 @@ def test_a_conflict_says_nothing_of_the_store(leads: LedPartitions) -> None:
     assert problems(leads, stores) == {}
 
 
-def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_it_answers(
+def test_store_failure_after_the_bootstrap_makes_the_sidecar_unready_until_it_answers(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -149,14 +151,14 @@ def test_a_store_that_fails_after_the_bootstrap_makes_the_sidecar_unready_until_
         running.wait(lambda: stored_next(store, log.tp) == 20 and seen().ready, "the store")
 
 
-def test_alerts_ask_for_conditions_that_there_are(leads: LedPartitions) -> None:
+def test_alerts_refer_to_existing_conditions(leads: LedPartitions) -> None:
     told = {c.name.replace(" ", "_") for c in readiness(leads, StoresHealth(PLACES.__getitem__))}
     asked = {name for alert in ALERTS for name in re.findall(r'condition="(\w+)"', alert.expr)}
     assert asked
     assert asked <= told
 
 
-def test_an_outage_is_over_with_the_first_answer_after_several_failures() -> None:
+def test_outage_ends_with_the_first_answer_after_several_failures() -> None:
     health = StoresHealth(PLACES.__getitem__).of(TopicPartition("t", 0))
     for _ in range(2):
         health.failed(StoreUnavailableError("away"))

@@ -1,4 +1,4 @@
-"""Reading pinned files: windows, fresh streams, and the broker's page cache."""
+"""Reading pinned files: windows, new streams and the broker's page cache."""
 
 import errno
 import io
@@ -23,7 +23,7 @@ from tests.harness.waiting import wait_until
 
 SIZE = 64 * PAGE
 A_FEW = 8
-"""The kernel keeps a page that another thread of it holds at the moment."""
+"""The kernel keeps a page while another of its threads holds it."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def unknown(_: int, pages: range) -> int:
 
 @pytest.fixture(scope="module")
 def count() -> CountCached:
-    """How the kernel is asked; on one before Linux 6.5 another call tells the same."""
+    """The function that asks the kernel; before Linux 6.5 another call gives the same answer."""
     with tempfile.TemporaryFile() as file:
         try:
             count_cached(file.fileno(), range(1))
@@ -59,7 +59,7 @@ def count() -> CountCached:
 
 @pytest.fixture
 def cold(path: Path, fd: int) -> int:
-    """The descriptor of the file, none of which is in the page cache."""
+    """A descriptor of the file, none of whose pages are in the page cache."""
 
     def is_dropped() -> bool:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -75,7 +75,9 @@ def read_all(pages: ColdPages, size: int = SIZE, chunk: int = 4 * PAGE, start: i
     return b"".join(bytes(part) for part in chunks(pages, start, size, buffer))
 
 
-def test_what_was_cold_is_given_back(path: Path, cold: int, count: CountCached) -> None:
+def test_pages_that_were_cold_are_dropped_after_the_read(
+    path: Path, cold: int, count: CountCached
+) -> None:
     pages = ColdPages(cold, count=count)
     assert read_all(pages) == path.read_bytes()[:SIZE]
     assert len(cached_pages(path)) == SIZE // PAGE, "reading brings it in"
@@ -84,7 +86,9 @@ def test_what_was_cold_is_given_back(path: Path, cold: int, count: CountCached) 
     assert pages.give_back() == 0
 
 
-def test_what_was_hot_stays(path: Path, cold: int, count: CountCached) -> None:
+def test_pages_that_were_cached_before_stay_cached(
+    path: Path, cold: int, count: CountCached
+) -> None:
     os.pread(cold, 7 * PAGE, 17 * PAGE)  # what a consumer of the broker reads
     hot = cached_pages(path)
     assert hot == list(range(17, 24))
@@ -96,28 +100,28 @@ def test_what_was_hot_stays(path: Path, cold: int, count: CountCached) -> None:
     assert len(left) <= len(hot) + A_FEW
 
 
-def test_unwatched_nothing_is_given_back(path: Path, cold: int) -> None:
+def test_no_page_is_dropped_without_watching(path: Path, cold: int) -> None:
     pages = ColdPages(cold, watch=False)
     read_all(pages)
     assert pages.give_back() == 0
     assert len(cached_pages(path)) == SIZE // PAGE
 
 
-def test_the_kernel_counts_what_is_cached(path: Path, cold: int, count: CountCached) -> None:
+def test_kernel_counts_the_cached_pages(path: Path, cold: int, count: CountCached) -> None:
     os.pread(cold, 2 * PAGE, 5 * PAGE)
     asked = [range(SIZE // PAGE), range(5, 7), range(6, 7), range(5), range(7, 9)]
     assert [count(cold, pages) for pages in asked] == [2, 2, 1, 0, 0]
     assert cached_pages(path) == [5, 6], "asking brings nothing in"
 
 
-def test_a_refused_question_is_an_error() -> None:
+def test_refused_page_count_is_an_error() -> None:
     with pytest.raises(OSError, match="cachestat"):
         count_cached(-1, range(1))
 
 
 @pytest.fixture
 def made_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpCache:
-    """The file with a page cache in which nothing happens by itself."""
+    """A file with a simulated page cache that changes only through the test's calls."""
     cache = MadeUpCache(path.read_bytes(), set(range(17, 24)) | {40})
     monkeypatch.setattr(os, "preadv", cache.preadv)
     monkeypatch.setattr(os, "posix_fadvise", cache.fadvise)
@@ -126,7 +130,7 @@ def made_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpCache:
 
 @pytest.mark.parametrize("start", [0, 1, PAGE, 3 * PAGE + 5])
 @pytest.mark.parametrize("chunk", [4 * PAGE, 3 * PAGE + 7, SIZE])
-def test_the_cache_is_left_as_it_was(made_up: MadeUpCache, start: int, chunk: int) -> None:
+def test_page_cache_is_left_as_it_was(made_up: MadeUpCache, start: int, chunk: int) -> None:
     before = set(made_up.hot)
     pages = ColdPages(0, count=made_up.count)
     assert read_all(pages, chunk=chunk, start=start) == made_up.data[start:]
@@ -137,7 +141,7 @@ def test_the_cache_is_left_as_it_was(made_up: MadeUpCache, start: int, chunk: in
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_without_an_answer_a_chunk_is_hot_up_to_its_first_cold_page(
+def test_chunk_counts_as_cached_up_to_its_first_cold_page_without_an_answer(
     made_up: MadeUpCache, start: int
 ) -> None:
     made_up.hot = {*range(8, 16), 16, 17, 19}
@@ -149,15 +153,17 @@ def test_without_an_answer_a_chunk_is_hot_up_to_its_first_cold_page(
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["cachestat", "RWF_NOWAIT"])
-def test_a_window_beyond_the_end_drops_what_it_read(made_up: MadeUpCache, *, asked: bool) -> None:
+def test_window_beyond_the_end_drops_the_pages_it_read(
+    made_up: MadeUpCache, *, asked: bool
+) -> None:
     made_up.data = made_up.data[: 3 * PAGE - 10]
     pages = ColdPages(0, count=made_up.count if asked else unknown)
     assert read_all(pages, chunk=SIZE) == made_up.data
     assert pages.give_back() == 3
 
 
-def test_an_answer_that_cannot_be_is_not_believed(made_up: MadeUpCache) -> None:
-    """On overlayfs no page is ever cached, if one asks cachestat."""
+def test_impossible_page_count_is_ignored(made_up: MadeUpCache) -> None:
+    """On overlayfs cachestat reports no page as cached."""
     made_up.hot = set(range(16, 24))
     pages = ColdPages(0, count=lambda *_: 0)
     read_all(pages)
@@ -166,7 +172,7 @@ def test_an_answer_that_cannot_be_is_not_believed(made_up: MadeUpCache) -> None:
     assert made_up.dropped == [*range(4, 16), *range(24, 64)], "it is seen by reading"
 
 
-def test_a_file_system_that_cannot_tell_is_left_alone(
+def test_file_system_without_page_cache_answers_is_left_alone(
     path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = os.preadv
@@ -183,7 +189,7 @@ def test_a_file_system_that_cannot_tell_is_left_alone(
 
 
 @pytest.mark.parametrize("count", [count_cached, unknown])
-def test_any_other_error_of_the_disk_is_told(
+def test_other_disk_errors_are_raised(
     fd: int, count: CountCached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> int:
@@ -195,12 +201,12 @@ def test_any_other_error_of_the_disk_is_told(
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, SIZE), (5, 6), (100, 100), (SIZE - 1, SIZE)])
-def test_chunks_are_a_window(path: Path, fd: int, start: int, end: int) -> None:
+def test_chunks_cover_the_window(path: Path, fd: int, start: int, end: int) -> None:
     parts = chunks(ColdPages(fd), start, end, memoryview(bytearray(1000)))
     assert b"".join(bytes(part) for part in parts) == path.read_bytes()[start:end]
 
 
-def test_chunks_end_with_a_file_that_became_shorter(path: Path, fd: int) -> None:
+def test_chunks_end_with_a_truncated_file(path: Path, fd: int) -> None:
     os.truncate(path, 10)
     assert len(read_all(ColdPages(fd))) == 10
 
@@ -209,7 +215,7 @@ def body(fd: int, start: int = 0, size: int = SIZE, seen: list[int] | None = Non
     return FileBody(fd, size, ([] if seen is None else seen).append, start)
 
 
-def test_a_body_shows_its_window_alone(path: Path, fd: int) -> None:
+def test_body_contains_only_its_window(path: Path, fd: int) -> None:
     data = path.read_bytes()
     with body(fd, 100, 50).open() as stream:
         assert stream.read() == data[100:150]
@@ -217,7 +223,7 @@ def test_a_body_shows_its_window_alone(path: Path, fd: int) -> None:
         assert stream.tell() == 50
 
 
-def test_streams_of_one_body_do_not_disturb_each_other(path: Path, fd: int) -> None:
+def test_streams_of_one_body_are_independent(path: Path, fd: int) -> None:
     data = path.read_bytes()
     shared = body(fd)
     with shared.open() as one, shared.open() as two:
@@ -240,7 +246,7 @@ def test_streams_of_one_body_do_not_disturb_each_other(path: Path, fd: int) -> N
         (10, io.SEEK_END, 60),
     ],
 )
-def test_a_stream_can_be_rewound(
+def test_stream_can_be_rewound(
     path: Path, fd: int, offset: int, whence: int, position: int
 ) -> None:
     data = path.read_bytes()[100:150]
@@ -250,7 +256,7 @@ def test_a_stream_can_be_rewound(
         assert stream.read() == data[position:]
 
 
-def test_each_read_is_told_before_it_is_made(fd: int) -> None:
+def test_each_read_is_announced_before_it_is_made(fd: int) -> None:
     seen: list[int] = []
     with body(fd, SIZE - 30, 30, seen).open() as stream:
         stream.read(20)
@@ -259,7 +265,7 @@ def test_each_read_is_told_before_it_is_made(fd: int) -> None:
     assert seen == [20, 10]
 
 
-def test_what_it_raises_ends_the_read(fd: int) -> None:
+def test_exception_of_the_read_callback_ends_the_read(fd: int) -> None:
     def stop(_: int) -> None:
         raise OSError("the daemon stops")
 
@@ -274,7 +280,7 @@ def test_reading_into_a_buffer(path: Path, fd: int) -> None:
     assert bytes(buffer) == path.read_bytes()[3:8] + bytes(3)
 
 
-def test_an_identity_tells_files_and_their_states_apart(path: Path) -> None:
+def test_file_identity_changes_with_the_file_state(path: Path) -> None:
     first = FileIdentity.of(path.stat())
     assert FileIdentity.of(path.stat()) == first
     os.utime(path, ns=(0, 0))
@@ -285,7 +291,7 @@ def test_an_identity_tells_files_and_their_states_apart(path: Path) -> None:
     assert FileIdentity.of(path.stat()) != touched
 
 
-def test_where_the_bytes_lie_can_be_asked_instead_of_reading_them(fd: int) -> None:
+def test_take_returns_the_extent_instead_of_the_bytes(fd: int) -> None:
     asked: list[int] = []
     body = FileBody(fd, 100, asked.append, start=50)
     with body.open() as stream:
@@ -299,7 +305,7 @@ def test_where_the_bytes_lie_can_be_asked_instead_of_reading_them(fd: int) -> No
     assert asked == [60, 40, 1], "the cap holds for what is sent unread, too"
 
 
-def test_what_the_cap_raises_ends_it_unread(fd: int) -> None:
+def test_exception_of_the_bandwidth_limit_ends_take_before_the_bytes(fd: int) -> None:
     def stop(_: int) -> None:
         raise InterruptedError
 

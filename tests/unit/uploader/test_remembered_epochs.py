@@ -1,4 +1,4 @@
-"""What the broker's checkpoint has dropped from its front is remembered, and still decides."""
+"""Epochs that the broker's checkpoint dropped from its front are remembered and still decide."""
 
 import json
 from contextlib import closing
@@ -63,10 +63,10 @@ def test_epochs_that_truncation_drops_are_forgotten(log: PartitionLog) -> None:
     assert history.read(str(log.path)) == _epoch_history((0, 0), (2, 5))
 
 
-def test_an_empty_log_that_goes_on_in_a_known_epoch_has_the_same_history(
+def test_emptied_log_that_continues_in_a_known_epoch_keeps_its_history(
     log: PartitionLog,
 ) -> None:
-    """Kafka's `truncateFullyAndStartAt`: the leader's log start has passed all that was there."""
+    """Kafka's `truncateFullyAndStartAt`: the leader's log start has passed all local records."""
     history = RememberedEpochs()
     log.append(10)
     log.lead(1)
@@ -82,12 +82,12 @@ def _epoch_history(*entries: tuple[int, int]) -> EpochHistory:
     return EpochHistory(tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in entries))
 
 
-# -- what truncation leaves, once the log start has passed it --------------------------------------
+# -- truncated segments after the log start has passed them ----------------------------------------
 
 
 def truncate(log: PartitionLog) -> None:
-    """What begins at 10 was never committed. Truncation leaves the segment from 40 on as
-    `.deleted`, and the log goes on in epoch 1.
+    """Truncate uncommitted records from offset 10 on. The segment at 40 stays as `.deleted`, and
+    the log continues in epoch 1.
     """
     log.truncate(10)
     log.unlink(60)
@@ -99,7 +99,7 @@ def truncate(log: PartitionLog) -> None:
 
 
 def pass_log_start(log: PartitionLog, start: int) -> None:
-    """The log starts there, and nothing is left of retention's own `.deleted` files."""
+    """Move the log start and remove the `.deleted` files of retention."""
     for base in [base for base in log.bases() if base < start]:
         log.unlink(base)
     log.start_at(start)
@@ -115,10 +115,10 @@ def unstored(running: RunningDaemon, log: PartitionLog) -> int | None:
     return None if status is None else status.unstored_segments
 
 
-def test_what_truncation_left_is_not_stored_once_the_log_start_has_passed_it(
+def test_truncated_segment_above_its_epochs_end_is_not_stored(
     log: PartitionLog,
 ) -> None:
-    """Its epoch was seen to end before."""
+    """The end of its epoch was seen before."""
     history = RememberedEpochs()
     log.closed_segment(10)
     log.closed_segment(30)
@@ -135,7 +135,7 @@ def test_what_truncation_left_is_not_stored_once_the_log_start_has_passed_it(
         verify(left, PlannedSegment(left.segment, Offset(40)), reading)
 
 
-def test_nor_where_nobody_has_seen_its_epoch_end(
+def test_segment_whose_epoch_end_is_unknown_is_not_stored(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segment()
@@ -153,11 +153,11 @@ def test_nor_where_nobody_has_seen_its_epoch_end(
     check_history(log, store)
 
 
-def test_what_was_seen_in_the_log_behind_the_high_watermark_needs_no_epoch(
+def test_segment_seen_in_the_log_below_the_high_watermark_needs_no_epoch(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The sidecar stood still over an election, and until the log start had passed the new epoch's
-    beginning. Of the last segment it does not know that it was committed.
+    """The sidecar stalls during an election and until the log start has passed the start of the new
+    epoch. It does not know whether the last segment was committed.
     """
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
@@ -177,14 +177,14 @@ def test_what_was_seen_in_the_log_behind_the_high_watermark_needs_no_epoch(
     check_archive(store, log.tp)
 
 
-# -- an unclean election, once the log start has passed the beginning of its epoch -----------------
+# -- unclean elections after the log start has passed the start of their epoch ---------------------
 
 
-def test_a_divergence_that_was_seen_is_set_aside_though_the_checkpoint_has_dropped_it(
+def test_divergence_seen_before_the_checkpoint_dropped_it_is_quarantined(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The archive reaches 40; the log left it at 15, in epoch 1, and begins at 45 by the time that
-    the sidecar hears of its lead.
+    """The archive ends at 40; the log diverged at 15, in epoch 1, and begins at 45 when the sidecar
+    hears of its lead.
     """
     log.closed_segments(4)
     log_dir.checkpoint_high_watermarks()
@@ -206,11 +206,11 @@ def test_a_divergence_that_was_seen_is_set_aside_though_the_checkpoint_has_dropp
 @pytest.mark.parametrize(
     ("elected", "said"), [(False, "verified"), (True, "unverified")], ids=["no election", "one"]
 )
-def test_a_gap_tells_whether_the_archive_below_it_is_known_to_be_the_logs(
+def test_gap_record_says_whether_the_archive_below_matches_the_log(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, *, elected: bool, said: str
 ) -> None:
-    """The sidecar was away, and the log begins above the archive when it comes back. The first
-    epoch of the log may have begun anywhere below.
+    """The sidecar was down, and the log begins above the archive end when it returns. The first
+    epoch of the log may have begun at any offset below.
     """
     log.closed_segment()
     archive(log, store)
@@ -229,11 +229,11 @@ def test_a_gap_tells_whether_the_archive_below_it_is_known_to_be_the_logs(
     assert stored_next(store, log.tp) == log.active
 
 
-def test_the_first_segment_tells_where_an_epoch_began_that_the_log_start_has_passed(
+def test_first_segment_shows_an_epoch_start_below_the_log_start(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The sidecar was away while records were deleted up to 30, in the middle of a segment: the
-    checkpoint has dropped that epoch 1 began at 15.
+    """While the sidecar was down, records up to 30 (the middle of a segment) were deleted: the
+    checkpoint no longer shows that epoch 1 began at 15.
     """
     log.closed_segment(25)
     archive(log, store)

@@ -1,4 +1,6 @@
-"""One dead sidecar loses nothing: a follower stores what its leader's sidecar does not."""
+"""Rescue: a follower stores segments that its leader's sidecar does not store, e.g. because it is
+dead.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -34,7 +36,7 @@ from tests.harness.waiting import holds_for, wait_until
 PATIENCE = 0.3
 RESCUE = {"enabled": True, "patience": PATIENCE, "before_deletion": 600.0}
 QUIET = 0.8
-"""Longer than a follower's patience, and than its next look."""
+"""Longer than a follower's patience, and longer than the interval to its next check."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +47,13 @@ def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copy_dir(tmp_path: Path) -> LogDir:
-    """The log dir of broker 2, which follows."""
+    """The log dir of broker 2, a follower."""
     return LogDir(tmp_path / "copy", broker_id=2)
 
 
 @pytest.fixture
 def follower(copy_dir: LogDir, store: FakeStorage) -> Site:
-    """Broker 2, which leads nothing."""
+    """Broker 2, which leads no partition."""
     return Site(
         [copy_dir],
         store,
@@ -63,13 +65,13 @@ def follower(copy_dir: LogDir, store: FakeStorage) -> Site:
 
 @pytest.fixture
 def leader(site: Site) -> Site:
-    """Broker 1, with followers about."""
+    """Broker 1, which has followers."""
     site.settings = {"rescue": RESCUE}
     return site
 
 
 class Topics:
-    """A TopicConfigSource for all topics alike."""
+    """A TopicConfigSource with the same answer for all topics."""
 
     def __init__(self, config: TopicConfig) -> None:
         self.config = config
@@ -78,11 +80,13 @@ class Topics:
         return dict.fromkeys(topics, self.config)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
 
 def expire(running: RunningDaemon, log: PartitionLog, *bases: int, stored: int = 0) -> None:
-    """Retention: all are renamed, and unlinked once those that are not stored can be held."""
+    """Act as retention: rename all segments, and unlink them once those not stored can be
+    pinned.
+    """
     for base in bases:
         log.stage(base)
     wanted = {base for base in bases if base >= stored}
@@ -115,16 +119,16 @@ def waits_for(running: RunningDaemon, log: PartitionLog) -> str:
 
 
 def archive_two(leader: Site, log: PartitionLog) -> None:
-    """The first two segments are stored by the leader."""
+    """Let the leader store the first two segments."""
     log.closed_segments(2)
     leader.log_dirs[0].checkpoint_high_watermarks()
     leader.settle()
 
 
-# -- when it stays quiet --------------------------------------------------------------------------
+# -- when a follower does nothing -----------------------------------------------------------------
 
 
-def test_a_copy_that_is_far_from_its_deletion_costs_no_request(
+def test_segment_far_from_its_deletion_sends_no_request(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -139,7 +143,7 @@ def test_a_copy_that_is_far_from_its_deletion_costs_no_request(
         assert running.daemon.status.snapshot().followed_partitions == 1
 
 
-def test_what_the_leader_has_stored_is_read_once_and_let_go(
+def test_watermark_is_read_once_for_segments_the_leader_has_stored(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
@@ -156,10 +160,12 @@ def test_what_the_leader_has_stored_is_read_once_and_let_go(
     assert watermark.broker_id == 1
 
 
-def test_a_leader_that_goes_on_is_left_alone(
+def test_follower_does_not_interfere_with_a_leader_that_makes_progress(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Its watermark moves between one reading and the next, though what is at risk here waits."""
+    """The leader's watermark moves between two reads, although segments at risk wait on the
+    follower.
+    """
     archive_two(leader, log)
     log.closed_segments(5)
     copy = replica(copy_dir, log, tuple(range(10, 80, 10)))
@@ -180,7 +186,7 @@ def test_a_leader_that_goes_on_is_left_alone(
     assert watermark.broker_id == 1
 
 
-def test_the_watermark_is_read_once_per_patience_at_most(
+def test_watermark_is_read_at_most_once_per_patience(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
@@ -203,7 +209,7 @@ def catch_up_one(copy: PartitionLog, log: PartitionLog) -> None:
     catch_up(copy, log, (log.log_end,))
 
 
-def test_a_topic_that_must_not_be_archived_is_not_held(
+def test_topic_that_must_not_be_archived_is_not_pinned(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -219,7 +225,7 @@ def test_a_topic_that_must_not_be_archived_is_not_held(
         wait_for_pins(running, 0)
 
 
-def test_nothing_is_followed_where_rescue_is_off(
+def test_no_partition_is_followed_with_rescue_disabled(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(3)
@@ -231,10 +237,10 @@ def test_nothing_is_followed_where_rescue_is_off(
         holds_for(lambda: store.count() == 0 and held(running) == 0, QUIET, "nothing")
 
 
-def test_what_is_not_committed_is_not_stored(
+def test_uncommitted_segments_are_not_stored(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The follower's own checkpoint, or the leader that answers, tell its high watermark."""
+    """The high watermark comes from the follower's own checkpoint or from a leader that answers."""
     archive_two(leader, log)
     log.closed_segments(1)
     copy = replica(copy_dir, log, (10, 20, 30))
@@ -250,13 +256,13 @@ def test_what_is_not_committed_is_not_stored(
         running.wait(lambda: stored_next(store, log.tp) == 30, "what is committed now")
 
 
-def test_a_copy_of_another_history_is_not_stored(
+def test_replica_of_another_history_is_not_stored(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
     copy = replica(copy_dir, log, (10,))
     copy.truncate(15)
-    copy.lead(1)  # from 15 on this copy tells another history than the archive, which reaches 20
+    copy.lead(1)  # from offset 15 this copy diverges from the archive, which ends at 20
     copy.append(15)
     copy.roll()
     copy_dir.checkpoint_high_watermarks()
@@ -273,10 +279,10 @@ def test_a_copy_of_another_history_is_not_stored(
 
 
 @pytest.mark.usefixtures("quick_divergences")
-def test_what_was_read_before_an_unclean_election_is_not_believed(
+def test_watermark_read_before_an_unclean_election_is_discarded(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The watermark goes back with the quarantine: what follows there anew is held and stored."""
+    """The quarantine moves the watermark back; new segments after it are pinned and stored."""
     log.closed_segments(4)
     leader.log_dirs[0].checkpoint_high_watermarks()
     leader.settle()
@@ -300,10 +306,10 @@ def test_what_was_read_before_an_unclean_election_is_not_believed(
     check_archive(store, log.tp)
 
 
-# -- when it stands in ----------------------------------------------------------------------------
+# -- when a follower stores segments --------------------------------------------------------------
 
 
-def test_what_the_broker_deletes_is_stored_by_the_follower(
+def test_follower_stores_segments_the_broker_deletes(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
@@ -327,10 +333,10 @@ def test_what_the_broker_deletes_is_stored_by_the_follower(
     assert (watermark.broker_id, watermark.leader_epoch) == (2, 0)
 
 
-def test_what_nears_its_deletion_by_time_is_stored_before_it(
+def test_segments_near_their_deletion_by_time_are_stored_before_it(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Also where the leader's sidecar has never written a watermark."""
+    """Also when the leader's sidecar has never written a watermark."""
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 20, 30))
     copy.set_age(0, 3500)
@@ -344,10 +350,12 @@ def test_what_nears_its_deletion_by_time_is_stored_before_it(
     check_archive(store, log.tp)
 
 
-def test_a_copy_that_begins_later_does_not_begin_the_archive_above_what_the_leader_has(
+def test_follower_does_not_start_the_archive_above_records_the_leader_has(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The leader's sidecar comes back before the follower's has written the first watermark."""
+    """The leader's sidecar returns before the follower's sidecar has written the first
+    watermark.
+    """
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 20, 30))
     delete(copy, 0)
@@ -372,10 +380,12 @@ def test_a_copy_that_begins_later_does_not_begin_the_archive_above_what_the_lead
     assert mark.start_offset == 0
 
 
-def test_a_follower_with_earlier_records_lowers_a_start_that_the_leader_has_recorded(
+def test_follower_with_earlier_records_lowers_the_recorded_start(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Before it stores anything: the leader must not begin above them meanwhile."""
+    """It does so before it stores anything, so that the leader does not begin above these
+    records.
+    """
     log.closed_segments(2)
     copy = replica(copy_dir, log, (10, 20))
     copy.set_age(0, 3500)
@@ -394,10 +404,10 @@ def test_a_follower_with_earlier_records_lowers_a_start_that_the_leader_has_reco
     check_archive(store, log.tp)
 
 
-def test_records_with_timestamps_of_the_past_are_stored_before_their_deletion(
+def test_records_with_old_timestamps_are_stored_before_their_deletion(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Kafka counts retention.ms from the largest timestamp, and not from the last append."""
+    """Kafka counts retention.ms from the largest timestamp, not from the last append."""
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 20, 30))
     for base, age in ((0, 3500), (10, 3400), (20, 0)):
@@ -410,7 +420,7 @@ def test_records_with_timestamps_of_the_past_are_stored_before_their_deletion(
     check_archive(store, log.tp)
 
 
-def test_what_nears_its_deletion_by_size_is_stored_before_it(
+def test_segments_near_their_deletion_by_size_are_stored_before_it(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(4)
@@ -424,7 +434,7 @@ def test_what_nears_its_deletion_by_size_is_stored_before_it(
     check_archive(store, log.tp)
 
 
-def test_what_gets_old_while_nothing_else_happens_is_seen_in_time(
+def test_segment_that_ages_without_any_event_is_stored_in_time(
     follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     log.closed_segments(2)
@@ -439,10 +449,10 @@ def test_what_gets_old_while_nothing_else_happens_is_seen_in_time(
         running.wait(lambda: stored_next(store, log.tp) == 10, "the rescue")
 
 
-def test_a_lost_lead_is_a_followed_partition(
+def test_partition_with_a_lost_lead_is_followed(
     leader: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The backlog of a broker that leads no more is stored, though it was deleted meanwhile."""
+    """The former leader's backlog is stored although the broker has deleted it."""
     log_dir.checkpoint_high_watermarks({log.tp: 0})
     leadership = leader.leadership = LeadershipByHand({log.tp: 0})
     with leader.running() as running:
@@ -457,7 +467,7 @@ def test_a_lost_lead_is_a_followed_partition(
     check_archive(store, log.tp)
 
 
-def test_a_follower_that_comes_to_lead_has_held_what_was_deleted(
+def test_follower_that_becomes_leader_has_pinned_the_deleted_segments(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     """A lead change with a backlog older than the retention."""
@@ -478,10 +488,12 @@ def test_a_follower_that_comes_to_lead_has_held_what_was_deleted(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_the_leader_waits_with_a_gap_that_a_follower_can_fill(
+def test_leader_delays_a_gap_that_a_follower_can_fill(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Its sidecar was away while its broker deleted; a follower still holds the records."""
+    """The leader's sidecar was down while its broker deleted; a follower still holds the
+    records.
+    """
     archive_two(leader, log)
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
@@ -500,10 +512,10 @@ def test_the_leader_waits_with_a_gap_that_a_follower_can_fill(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_a_gap_waits_anew_while_the_store_is_away(
+def test_wait_before_a_gap_restarts_after_a_store_outage(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """The follower cannot store what it holds while nobody can."""
+    """The follower cannot store its segments during the outage either."""
     archive_two(leader, log)
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 20, 30, 40, 50))
@@ -526,7 +538,7 @@ def test_a_gap_waits_anew_while_the_store_is_away(
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_a_follower_never_records_a_gap(
+def test_follower_never_records_a_gap(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
@@ -545,21 +557,23 @@ def test_a_follower_never_records_a_gap(
     assert stored_next(store, log.tp) == 20
 
 
-# -- together -------------------------------------------------------------------------------------
+# -- leader and follower at once ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("held_back", [FileKind.INDEX, FileKind.LOG])
 @pytest.mark.parametrize(
     "roll_at", [(10, 20, 30, 40), (15, 25, 40), (10, 35, 40)], ids=["alike", "other", "longer"]
 )
-def test_a_leader_that_is_merely_slow_and_a_rescuer_do_no_harm(
+def test_slow_leader_and_rescuing_follower_do_not_conflict(
     leader: Site,
     follower: Site,
     store: FakeStorage,
     held_back: FileKind,
     roll_at: tuple[int, ...],
 ) -> None:
-    """Replicas can have other segments: whoever finds another's segment follows on it."""
+    """Replicas can have other segment boundaries; each sidecar continues after the segments of the
+    other.
+    """
     (copy_dir,) = follower.log_dirs
     log = leader.log_dirs[0].create()
     archive_two(leader, log)
@@ -589,10 +603,10 @@ def is_past(store: FakeStorage, log: PartitionLog) -> bool:
     return (stored_next(store, log.tp) or 0) > 20
 
 
-def test_the_leader_goes_on_where_the_rescuer_left_off(
+def test_leader_continues_after_the_followers_segments(
     leader: Site, follower: Site, copy_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """In the same epoch, which is no reason to stand down, and no conflict."""
+    """The watermark is of the same epoch, so the leader neither stands down nor conflicts."""
     archive_two(leader, log)
     log.closed_segments(3)
     copy = replica(copy_dir, log, (10, 25, 40, 50))
@@ -610,7 +624,7 @@ def test_the_leader_goes_on_where_the_rescuer_left_off(
     check_archive(store, log.tp)
 
 
-def test_two_followers_of_one_partition_do_no_harm(
+def test_two_rescuing_followers_do_not_conflict(
     leader: Site, tmp_path: Path, log: PartitionLog, store: FakeStorage
 ) -> None:
     archive_two(leader, log)
@@ -631,7 +645,7 @@ def test_two_followers_of_one_partition_do_no_harm(
     check_archive(store, log.tp)
 
 
-def test_a_partition_that_leaves_the_broker_is_let_go(
+def test_pins_are_released_when_a_partition_leaves_the_broker(
     follower: Site, copy_dir: LogDir, log: PartitionLog
 ) -> None:
     log.closed_segments(2)
@@ -645,7 +659,7 @@ def test_a_partition_that_leaves_the_broker_is_let_go(
         wait_for_pins(running, 0)
 
 
-def test_a_partition_that_comes_to_the_broker_is_followed(
+def test_partition_that_arrives_on_the_broker_is_followed(
     follower: Site, copy_dir: LogDir, log: PartitionLog
 ) -> None:
     log.closed_segments(2)

@@ -1,4 +1,4 @@
-"""The archive of a topic that was deleted and created again is moved away, all of it or none."""
+"""The archive of a deleted and recreated topic is moved to `retired/` as a whole or not at all."""
 
 import os
 import re
@@ -31,7 +31,7 @@ ANOTHER_ID = "BBBBBBBBBBBBBBBBBBBBBQ"
 
 @pytest.fixture
 def recreated(log_dir: LogDir, log: PartitionLog, store: FakeStorage) -> PartitionLog:
-    """Segments, a gap and a start record are stored of a topic whose place another has taken."""
+    """Store segments, a gap and a start record of a topic; then recreate the topic."""
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()
     Site([log_dir], store).settle()
@@ -66,11 +66,11 @@ def move(store: RemoteStorage, tp: TopicPartition) -> MovePlan | None:
 
 
 def live(store: FakeStorage) -> dict[str, bytes]:
-    """Everything but what was set aside."""
+    """All objects outside `retired/`."""
     return {key: data for key, data in store.contents().items() if "/retired/" not in key}
 
 
-def test_everything_of_the_old_topic_is_moved_and_nothing_else(
+def test_only_objects_of_the_deleted_topic_are_moved(
     recreated: PartitionLog, store: FakeStorage
 ) -> None:
     tp, before = recreated.tp, live(store)
@@ -89,7 +89,7 @@ def test_everything_of_the_old_topic_is_moved_and_nothing_else(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_kill_at_any_request_is_mended_by_the_next_call(
+def test_kill_at_any_request_is_repaired_by_the_next_call(
     recreated: PartitionLog, store: FakeStorage, *, after: bool
 ) -> None:
     tp, before = recreated.tp, stored_logs(store, recreated.tp)
@@ -114,7 +114,7 @@ def test_a_kill_at_any_request_is_mended_by_the_next_call(
     assert lives >= 20
 
 
-def test_a_recreated_topic_halts_until_its_old_archive_has_been_moved(
+def test_recreated_topic_halts_until_its_old_archive_has_been_moved(
     site: Site, recreated: PartitionLog, store: FakeStorage
 ) -> None:
     tp, before = recreated.tp, store.contents()
@@ -131,7 +131,7 @@ def test_a_recreated_topic_halts_until_its_old_archive_has_been_moved(
     assert stored_logs(store, tp) == {0: recreated.written[0], 10: recreated.written[10]}
 
 
-def test_it_is_retired_by_configuration(
+def test_on_recreated_retire_moves_the_old_archive(
     site: Site, recreated: PartitionLog, store: FakeStorage
 ) -> None:
     before = stored_logs(store, recreated.tp)
@@ -143,11 +143,11 @@ def test_it_is_retired_by_configuration(
 
 @pytest.mark.parametrize("store_is_ahead_by", [-600, 600])
 @pytest.mark.parametrize("created_later_by", [-60, 60])
-def test_which_topic_is_newer_is_told_by_one_clock(
+def test_creation_times_are_compared_on_the_stores_clock(
     log_dir: LogDir, log: PartitionLog, store_is_ahead_by: int, created_later_by: int
 ) -> None:
-    """The store's and the broker's clocks are minutes apart, one way or the other; our directory
-    was created a minute after the archive of the other topic was written, or before.
+    """The clocks of the store and the broker differ by minutes in either direction. Our directory
+    was created a minute before or after the last write to the other topic's archive.
     """
     store = FakeStorage(now_ms=lambda: int((SYSTEM_CLOCK.wall() + store_is_ahead_by) * 1000))
     log.closed_segments(2)
@@ -169,10 +169,10 @@ def test_which_topic_is_newer_is_told_by_one_clock(
     assert not any("/clock/" in key for key in store.contents())
 
 
-def test_a_retirement_by_configuration_that_was_interrupted_is_finished(
+def test_interrupted_retirement_is_finished_by_configuration(
     site: Site, recreated: PartitionLog, store: FakeStorage
 ) -> None:
-    """The interrupted one has written the watermark after the new topic was created."""
+    """The interrupted run wrote the watermark after the new topic was created."""
     tp, before = recreated.tp, stored_logs(store, recreated.tp)
     for lives in count():
         with suppress(KilledError):
@@ -187,10 +187,10 @@ def test_a_retirement_by_configuration_that_was_interrupted_is_finished(
     assert set(retired(store, tp).values()) >= set(before.values())
 
 
-def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_retire_its_archive(
+def test_broker_with_the_deleted_topic_does_not_retire_the_new_topics_archive(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Its own directory was there before the archive was written last."""
+    """Its own directory is older than the last write to the archive."""
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks()
     other = LogDir(tmp_path_factory.mktemp("other"), broker_id=2)
@@ -203,11 +203,11 @@ def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_retire_its_archiv
     assert store.contents() == before
 
 
-def test_what_was_begun_after_another_has_moved_the_old_archive_stays(
+def test_new_archive_begun_after_another_move_of_the_old_one_stays(
     site: Site, log_dir: LogDir, recreated: PartitionLog, store: FakeStorage
 ) -> None:
-    """Between the reading that shows the old topic's archive and the move lies a pause: in it the
-    old archive is moved away by hand, and the sidecar of the next leader begins the new one.
+    """The sidecar pauses between reading the old topic's archive and moving it. Meanwhile an
+    operator moves the old archive, and the next leader's sidecar begins the new one.
     """
     tp, clock = recreated.tp, LAYOUT.clock_key(recreated.tp)
     running = site.running(on_recreated="retire")
@@ -226,7 +226,7 @@ def test_what_was_begun_after_another_has_moved_the_old_archive_stays(
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_retirement_by_an_outdated_watermark_moves_nothing(
+def test_retirement_with_an_outdated_watermark_moves_nothing(
     recreated: PartitionLog, log_dir: LogDir, store: FakeStorage, *, finished: bool
 ) -> None:
     tp, mark = recreated.tp, read_watermark(store, LAYOUT.watermark_key(recreated.tp))

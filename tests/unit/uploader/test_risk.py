@@ -1,4 +1,4 @@
-"""Which of a follower's segments are about to be deleted; since when a watermark stands still."""
+"""Which of a follower's segments are near their deletion, and how long a watermark has stalled."""
 
 import pytest
 
@@ -36,7 +36,9 @@ def held(found: PartitionListing) -> list[int]:
     ],
     ids=["long", "short: a quarter of it", "for ever, or unknown"],
 )
-def test_when_a_segment_is_at_risk_by_time(retention: float | None, begins: float) -> None:
+def test_segment_is_at_risk_within_the_margin_before_its_deletion_time(
+    retention: float | None, begins: float
+) -> None:
     assert RiskRule(900.0, retention).begins(1000.0) == begins
 
 
@@ -44,8 +46,10 @@ def test_when_a_segment_is_at_risk_by_time(retention: float | None, begins: floa
     ("retention_bytes", "end"),
     [(None, None), (0, 40), (120, 40), (121, 30), (220, 30), (400, 10), (421, None)],
 )
-def test_which_segments_are_at_risk_by_size(retention_bytes: int | None, end: int | None) -> None:
-    """Four closed segments of 100 bytes, and 20 bytes in the active one."""
+def test_segments_beyond_retention_bytes_are_at_risk(
+    retention_bytes: int | None, end: int | None
+) -> None:
+    """Four closed segments of 100 bytes, and 20 bytes in the active segment."""
     closed = [(Offset(next_offset), 100) for next_offset in (40, 30, 20, 10)]
     assert RiskRule(900.0, None, retention_bytes).end_by_size(20, closed) == end
 
@@ -71,7 +75,7 @@ def test_which_segments_are_at_risk_by_size(retention_bytes: int | None, end: in
         "only staged ones",
     ],
 )
-def test_what_a_follower_holds(
+def test_follower_pins_segments_at_risk_and_above_the_watermark(
     marked_for_deletion: tuple[int, ...],
     stored_below: int | None,
     at_risk: tuple[int, ...],
@@ -90,7 +94,7 @@ def tracked(
     return segment.base_offset, TrackedSegment(segment, 1, int(modified * 1e9), Timeline(0.0))
 
 
-def test_the_risk_of_a_partition_reaches_to_the_end_of_its_last_segment_at_risk() -> None:
+def test_partition_is_at_risk_up_to_the_end_of_its_last_segment_at_risk() -> None:
     rule = RiskRule(900.0, 10_000.0)
     segments = dict(
         [tracked(0, 0, marked_for_deletion=True), tracked(10, 100.0), tracked(20, 500.0)]
@@ -100,7 +104,7 @@ def test_the_risk_of_a_partition_reaches_to_the_end_of_its_last_segment_at_risk(
     assert risk_of(dict([tracked(20, 500.0)]), rule, 0.0) == Risk(None, 0, 9_600.0)
 
 
-def test_a_watermark_stands_still_when_two_readings_apart_agree() -> None:
+def test_watermark_stalls_when_two_separate_reads_agree() -> None:
     still = WatermarkStall()
     assert not still.lasts(10)
     still.read_at = 100.0
@@ -114,7 +118,7 @@ def test_a_watermark_stands_still_when_two_readings_apart_agree() -> None:
     assert still.lasts(10)
 
 
-def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not() -> None:
+def test_moves_by_the_leader_restart_the_patience_and_our_own_do_not() -> None:
     still = WatermarkStall()
     for moment, offset, ours, lasts in (
         (0.0, 5, False, False),
@@ -129,7 +133,7 @@ def test_a_move_by_the_leader_begins_the_patience_anew_and_one_of_ours_does_not(
         assert still.lasts(10) is lasts, moment
 
 
-def test_a_followers_pins_are_let_go_before_a_leaders() -> None:
+def test_pins_of_followed_partitions_are_released_before_those_of_led_ones() -> None:
     tp = TopicPartition("t", 0)
     early, late = Urgency(live=False, expires_at=1), Urgency(live=True, expires_at=2)
     led = HeldPin(tp, BaseOffset(0), 10, PinPriority(followed=False, urgency=late))

@@ -1,4 +1,4 @@
-"""A store that fails or hangs, beside one that does not."""
+"""A store that fails or hangs beside a store that works."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ AWAY = StoreUnavailableError("connection refused")
     ("threads", "stores", "most"),
     [(8, 1, 8), (8, 2, 6), (32, 2, 24), (8, 3, 6), (2, 2, 1), (1, 2, 1), (8, 20, 1), (1, 1, 1)],
 )
-def test_some_threads_are_left_to_the_others(threads: int, stores: int, most: int) -> None:
+def test_one_store_leaves_some_threads_to_the_others(threads: int, stores: int, most: int) -> None:
     assert most_for_one(threads, stores) == most
 
 
@@ -35,13 +35,13 @@ def test_some_threads_are_left_to_the_others(threads: int, stores: int, most: in
 
 @dataclass
 class Store:
-    """A gate, and jobs that go through it."""
+    """A gate and the jobs that pass it."""
 
     gate: StoreGate = field(default_factory=StoreGate)
     now: float = 0.0
 
     def begin(self) -> Callable[[Exception | None], None]:
-        """A job; its end is told by calling what is returned."""
+        """Begin a job; call the returned function to end it."""
         assert self.gate.lets_in(self.now)
         began, probe = self.now, self.gate.enter()
         return lambda error: self.gate.leave(error, began=began, now=self.now, probe=probe)
@@ -53,11 +53,11 @@ class Store:
 
 @pytest.fixture
 def gate() -> Store:
-    """Nothing has been asked of the store."""
+    """A gate of a store that has not received any request."""
     return Store()
 
 
-def test_a_store_that_was_never_asked_is_asked_one_thing_first(gate: Store) -> None:
+def test_first_request_to_a_store_runs_alone(gate: Store) -> None:
     end = gate.begin()
     assert not gate.lets_in
     end(None)
@@ -67,20 +67,20 @@ def test_a_store_that_was_never_asked_is_asked_one_thing_first(gate: Store) -> N
 
 
 @pytest.mark.parametrize("error", [ObjectNotFoundError("no such key")])
-def test_a_refusal_is_an_answer(gate: Store, error: Exception) -> None:
+def test_refusal_counts_as_an_answer(gate: Store, error: Exception) -> None:
     gate.begin()(error)
     gate.begin()
     assert gate.lets_in
 
 
 @pytest.mark.parametrize("error", [SegmentGoneError("no file"), OSError("no disk")])
-def test_a_trouble_of_our_own_says_nothing(gate: Store, error: Exception) -> None:
+def test_local_error_does_not_count_as_an_answer(gate: Store, error: Exception) -> None:
     gate.begin()(error)
     gate.begin()
     assert not gate.lets_in, "one at a time, as before"
 
 
-def test_after_a_failure_it_is_probed_later_and_later(gate: Store) -> None:
+def test_failed_store_is_probed_at_growing_intervals(gate: Store) -> None:
     waited = []
     for _ in range(6):
         gate.begin()(AWAY)
@@ -92,7 +92,7 @@ def test_after_a_failure_it_is_probed_later_and_later(gate: Store) -> None:
     assert waited == [1, 2, 4, 8, 10, 10]
 
 
-def test_the_first_answer_opens_it_at_once(gate: Store) -> None:
+def test_first_answer_opens_the_gate_at_once(gate: Store) -> None:
     for _ in range(3):
         gate.begin()(AWAY)
         gate.now += 10
@@ -105,7 +105,7 @@ def test_the_first_answer_opens_it_at_once(gate: Store) -> None:
     assert gate.lets_in, "the next failure is the first again"
 
 
-def test_what_was_under_way_when_it_closed_closes_it_no_further(gate: Store) -> None:
+def test_failures_of_earlier_requests_do_not_extend_the_closing_of_the_gate(gate: Store) -> None:
     gate.begin()(None)
     gate.now += 1
     under_way = [gate.begin() for _ in range(5)]
@@ -116,7 +116,7 @@ def test_what_was_under_way_when_it_closed_closes_it_no_further(gate: Store) -> 
     assert gate.lets_in
 
 
-def test_one_object_that_fails_while_others_are_answered_does_not_close_it(gate: Store) -> None:
+def test_failure_of_one_object_does_not_close_the_gate_while_others_succeed(gate: Store) -> None:
     gate.begin()(None)
     gate.now += 1
     slow, quick = gate.begin(), gate.begin()
@@ -126,7 +126,7 @@ def test_one_object_that_fails_while_others_are_answered_does_not_close_it(gate:
     assert gate.lets_in
 
 
-def test_a_long_upload_that_goes_on_does_not_keep_the_probe_away(gate: Store) -> None:
+def test_long_upload_does_not_delay_the_probe(gate: Store) -> None:
     gate.begin()(None)
     gate.now += 1
     long, other = gate.begin(), gate.begin()
@@ -155,7 +155,7 @@ class ByHand:
         self.tasks.append(task)
 
 
-def test_one_store_alone_has_every_thread_and_two_leave_each_other_some() -> None:
+def test_single_store_uses_every_thread_and_two_stores_share_them() -> None:
     hand, one, two = ByHand(), StoreGate(), StoreGate()
     pool: SharedPool[object] = SharedPool(hand, lambda: 0.0)  # type: ignore[arg-type]
     task: Task[object] = Task(lambda: None, lambda error: error)
@@ -184,7 +184,7 @@ def test_one_store_alone_has_every_thread_and_two_leave_each_other_some() -> Non
 
 @dataclass
 class Two:
-    """Topics of `bad` go to the one store, all others to the other."""
+    """Two stores: topic `bad` goes to one of them, all other topics to the other."""
 
     site: Site
     log_dir: LogDir
@@ -201,7 +201,7 @@ class Two:
 
 @pytest.fixture
 def two(site: Site, log_dir: LogDir, store: FakeStorage) -> Two:
-    """A partition each."""
+    """Two stores with one partition each."""
     bad = FakeStorage()
     places = {"bad": place_of(bad), "good": place_of(store)}
     site.places = lambda topic: places[topic]
@@ -217,7 +217,7 @@ def stored(running: RunningDaemon, two: Two, until: int) -> None:
 
 
 @pytest.mark.parametrize("operation", ["get", "list", "put"])
-def test_a_store_that_hangs_from_the_first_request_on_starves_no_other(
+def test_store_that_hangs_from_the_start_does_not_starve_the_other(
     two: Two, operation: str
 ) -> None:
     more = [two.log_dir.create("bad", number) for number in range(1, 8)]
@@ -235,7 +235,7 @@ def test_a_store_that_hangs_from_the_first_request_on_starves_no_other(
             running.wait(partial(reaches, two.bad, log, end), "the bad store")
 
 
-def test_a_store_that_begins_to_hang_starves_no_other(two: Two) -> None:
+def test_store_that_begins_to_hang_does_not_starve_the_other(two: Two) -> None:
     two.roll(1)
     with two.site.running() as running:
         stored(running, two, 10)
@@ -250,7 +250,7 @@ def test_a_store_that_begins_to_hang_starves_no_other(two: Two) -> None:
         running.wait(lambda: stored_next(two.bad, two.first.tp) == 90, "the bad store")
 
 
-def test_a_store_that_is_away_is_asked_seldom_and_catches_up_when_it_is_back(two: Two) -> None:
+def test_unavailable_store_is_probed_rarely_and_caught_up_with_after_the_outage(two: Two) -> None:
     logs = [two.first, *(two.log_dir.create("bad", number) for number in range(1, 20))]
     for log in logs[1:]:
         log.closed_segments(2)

@@ -1,4 +1,4 @@
-"""The hard-link spool: what the broker deletes while no sidecar runs is stored all the same."""
+"""The hard-link spool: segments that the broker deletes while no sidecar runs are still stored."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ KINDS = (".log", ".index", ".timeindex")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The spool."""
+    """The spool directory."""
     path = tmp_path / "spool"
     path.mkdir()
     return path
@@ -62,7 +62,7 @@ def spooling_site(site: Site, home: Path) -> Site:
 
 @dataclass(frozen=True)
 class Bench:
-    """All that most of these tests need."""
+    """Fixtures that most of these tests need."""
 
     site: Site
     log_dir: LogDir
@@ -79,7 +79,7 @@ def bench(
 
 
 def names(home: Path) -> list[str]:
-    """The files of segments of t-0 that are kept."""
+    """Names of the segment files of t-0 in the spool."""
     place = home / "c" / "t-0" / TOPIC_ID
     found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
     return [name for name in found if not name.startswith(EPOCH_CHECKPOINT_NAME)]
@@ -90,8 +90,8 @@ def segment_names(*bases: int) -> list[str]:
 
 
 def spool_and_stop(site: Site, log_dir: LogDir, log: PartitionLog, count: int) -> None:
-    """So many segments close that may not be uploaded yet; then the sidecar ends. What it does at
-    its end does not matter: the spool is not touched.
+    """Close `count` uncommitted segments and stop the sidecar. Its shutdown does not touch the
+    spool.
     """
     log_dir.checkpoint_high_watermarks({log.tp: 0})
     with site.running() as running:
@@ -119,10 +119,10 @@ def run_until_stored(site: Site, log: PartitionLog, store: FakeStorage, end: int
         running.wait(lambda: stored_next(store, log.tp) == end, f"everything below {end}")
 
 
-# -- its life -------------------------------------------------------------------------------------
+# -- life of a link -------------------------------------------------------------------------------
 
 
-def test_a_closed_segment_has_second_names_until_it_is_stored(
+def test_closed_segment_has_hard_links_until_it_is_stored(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
 ) -> None:
     log_dir.checkpoint_high_watermarks({log.tp: 0})
@@ -136,10 +136,10 @@ def test_a_closed_segment_has_second_names_until_it_is_stored(
         running.wait(lambda: names(home) == [], "the names to go")
 
 
-def test_a_follower_keeps_what_is_about_to_be_deleted_at_its_first_look(
+def test_follower_links_a_segment_near_its_deletion_at_the_first_listing(
     spooling_site: Site, log: PartitionLog, home: Path
 ) -> None:
-    """Before the broker unlinks it nothing else may happen in the directory."""
+    """No other event may occur in the directory before the broker unlinks it."""
     spooling_site.leadership = LeadershipByHand()
     century = 100 * 365 * 86400  # the records are years old
     with spooling_site.running(rescue={"enabled": True}, local_retention=century) as running:
@@ -150,7 +150,7 @@ def test_a_follower_keeps_what_is_about_to_be_deleted_at_its_first_look(
         running.wait(lambda: set(segment_names(0)) <= set(names(home)), "second names")
 
 
-def test_what_was_deleted_while_no_sidecar_ran_is_stored(
+def test_segments_deleted_while_no_sidecar_ran_are_stored(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
 ) -> None:
     spool_and_stop(spooling_site, log_dir, log, 3)
@@ -164,12 +164,12 @@ def test_what_was_deleted_while_no_sidecar_ran_is_stored(
 
 @pytest.mark.usefixtures("quick_gaps")
 @pytest.mark.parametrize(("epoch", "gaps"), [(1, []), (2, [(0, 15)])])
-def test_epochs_that_the_broker_has_dropped_are_remembered_over_a_restart(
+def test_epochs_dropped_by_the_broker_are_remembered_over_a_restart(
     bench: Bench, epoch: int, gaps: list[tuple[int, int]]
 ) -> None:
-    """The sidecar dies before it has seen the high watermark pass a segment of two leader epochs,
-    and the broker deletes it: only the spool tells where the second epoch began. Where the log goes
-    on in a third one, an election that nobody saw may have truncated what the spool holds.
+    """The sidecar dies before it sees the high watermark pass a segment of two leader epochs, and
+    the broker deletes the segment: only the spool knows where the second epoch began. If the log
+    continues in a third epoch, an unseen election may have truncated the spooled segment.
     """
     log = bench.log
     log.append(5)
@@ -186,10 +186,10 @@ def test_epochs_that_the_broker_has_dropped_are_remembered_over_a_restart(
     assert recorded_gaps(bench.store, log.tp) == gaps
 
 
-def test_without_a_spool_it_would_be_a_gap(
+def test_deleted_segments_are_a_gap_without_a_spool(
     site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """What the test above would see if the spool did nothing."""
+    """Control for the test above: the result without a spool."""
     spool_and_stop(site, log_dir, log, 3)
     delete(log, 0, 10, 20)
     log.closed_segment()
@@ -199,7 +199,7 @@ def test_without_a_spool_it_would_be_a_gap(
     assert list(stored_logs(store, log.tp)) == [30]
 
 
-def test_a_segment_that_had_to_be_closed_for_want_of_files_is_opened_from_the_spool(
+def test_segment_closed_for_lack_of_descriptors_is_reopened_from_the_spool(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
 ) -> None:
     pins = {"min_free_disk": "0", "spool": [str(home)], "max_files": 3}
@@ -219,7 +219,7 @@ def test_a_segment_that_had_to_be_closed_for_want_of_files_is_opened_from_the_sp
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, name: str, lives: int) -> Callable[[], None]:
-    """Die at a call of the spool's, once so many have been made; returns what ends that."""
+    """Die at the given call of the spool's function; return a function that ends this."""
     real, left = getattr(spool, name), [lives]
 
     def dying(*arguments: object) -> None:
@@ -234,10 +234,10 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, name: str, lives: int) -> Callable[
 
 @pytest.mark.parametrize("gone", [False, True], ids=["still there", "deleted meanwhile"])
 @pytest.mark.parametrize("lives", range(1, 6))
-def test_a_kill_between_the_links(
+def test_kill_between_the_links_of_one_segment_loses_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, lives: int, *, gone: bool
 ) -> None:
-    """The `.log` comes first: indexes can be rebuilt from it."""
+    """The `.log` is linked first: indexes can be rebuilt from it."""
     log_dir, log, store = bench.log_dir, bench.log, bench.store
     log.closed_segments(2)
     log_dir.checkpoint_high_watermarks({log.tp: 0})
@@ -259,7 +259,7 @@ def test_a_kill_between_the_links(
 
 
 @pytest.mark.parametrize("lives", range(6))
-def test_a_kill_between_the_upload_and_the_end_of_the_names(
+def test_kill_between_the_upload_and_the_removal_of_the_links_is_harmless(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, lives: int
 ) -> None:
     log_dir, log, store = bench.log_dir, bench.log, bench.store
@@ -281,7 +281,7 @@ def test_a_kill_between_the_upload_and_the_end_of_the_names(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("lives", range(14))
-def test_a_kill_at_any_request_and_a_deletion_before_the_next_start(
+def test_kill_at_any_request_and_deletion_before_the_next_start_lose_nothing(
     spooling_site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -306,10 +306,10 @@ def test_a_kill_at_any_request_and_a_deletion_before_the_next_start(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 10)}
 
 
-# -- what the cluster has thrown away -------------------------------------------------------------
+# -- truncated segments ---------------------------------------------------------------------------
 
 
-def test_what_was_truncated_meanwhile_is_not_stored(
+def test_truncated_segments_in_the_spool_are_not_stored(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage, home: Path
 ) -> None:
     spool_and_stop(spooling_site, log_dir, log, 3)
@@ -324,12 +324,10 @@ def test_what_was_truncated_meanwhile_is_not_stored(
     wait_until(lambda: names(home) == [], 5, "the names to go")
 
 
-def test_a_file_that_was_rewritten_in_place_and_deleted_is_stored_as_it_is_now(
+def test_file_rewritten_in_place_and_deleted_is_stored_with_its_new_content(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Truncation cuts the file itself: its second name leads to the bytes of the new epoch
-    history.
-    """
+    """Truncation changes the file itself, so its link has the bytes of the new epoch history."""
     spool_and_stop(spooling_site, log_dir, log, 2)
     log.truncate(5)
     log.unlink(10)
@@ -344,7 +342,7 @@ def test_a_file_that_was_rewritten_in_place_and_deleted_is_stored_as_it_is_now(
     assert stored_logs(store, log.tp) == {base: log.written[base] for base in (0, 35)}
 
 
-def test_a_producer_snapshot_that_the_broker_has_deleted_does_not_keep_a_segment_out(
+def test_deleted_producer_snapshot_does_not_keep_a_segment_out_of_the_spool(
     log_dir: LogDir, log: PartitionLog, home: Path
 ) -> None:
     """The broker deletes all but the newest snapshots long before their segments."""
@@ -365,7 +363,7 @@ def test_a_producer_snapshot_that_the_broker_has_deleted_does_not_keep_a_segment
     assert sorted(path.suffix for path in place.iterdir()) == sorted(KINDS)
 
 
-def test_a_segment_without_its_index_is_not_kept_in_part(
+def test_segment_without_its_index_is_not_spooled_partially(
     log_dir: LogDir, log: PartitionLog, home: Path
 ) -> None:
     log.closed_segments(1)
@@ -381,7 +379,7 @@ def test_a_segment_without_its_index_is_not_kept_in_part(
     assert list(place.iterdir()) == []
 
 
-# -- a start --------------------------------------------------------------------------------------
+# -- process start --------------------------------------------------------------------------------
 
 
 def kept_by(home: Path, log_dir: LogDir) -> Spool:
@@ -398,7 +396,7 @@ def kept_by(home: Path, log_dir: LogDir) -> Spool:
     ],
     ids=["room", "bytes", "no bytes", "disk"],
 )
-def test_the_bounds_hold_from_the_start(
+def test_bounds_apply_from_the_start(
     spooling_site: Site,
     log_dir: LogDir,
     log: PartitionLog,
@@ -406,7 +404,9 @@ def test_the_bounds_hold_from_the_start(
     settings: dict[str, object],
     left: list[int],
 ) -> None:
-    """The newest go first; what still has the broker's name costs nothing and stays."""
+    """The newest segments are released first; segments the broker still has take no extra space and
+    stay.
+    """
     spool_and_stop(spooling_site, log_dir, log, 4)
     for number, base in enumerate((0, 10, 20, 30)):
         log.set_age(base, 1000 - number)
@@ -419,7 +419,7 @@ def test_the_bounds_hold_from_the_start(
     assert names(home) == segment_names(*left, 30)
 
 
-def test_what_a_kill_left_without_a_log_is_swept(
+def test_leftovers_without_a_log_are_removed_at_the_start(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, home: Path
 ) -> None:
     spool_and_stop(spooling_site, log_dir, log, 2)
@@ -431,7 +431,7 @@ def test_what_a_kill_left_without_a_log_is_swept(
     assert {path.name for path in place.iterdir()} == {*names(home), EPOCH_CHECKPOINT_NAME}
 
 
-def test_what_belongs_to_no_partition_any_more_is_removed(
+def test_links_of_partitions_that_no_longer_exist_are_removed(
     spooling_site: Site, log_dir: LogDir, log: PartitionLog, home: Path
 ) -> None:
     spool_and_stop(spooling_site, log_dir, log, 2)
@@ -455,7 +455,7 @@ def test_nothing_is_removed_while_the_log_dir_is_offline(
 
 @dataclass(frozen=True)
 class TwoLogDirs:
-    """Two log dirs on one mount, so with one spool; t-0 is in the second."""
+    """Two log dirs on one mount that share a spool; t-0 is in the second."""
 
     site: Site
     first: LogDir
@@ -467,7 +467,7 @@ class TwoLogDirs:
         self.second.checkpoint_high_watermarks(None if committed else {self.log.tp: 0})
 
     def begin(self, home: Path) -> Spool:
-        """What a start does first."""
+        """Run the first step of a start."""
         log_dirs = [str(self.first), str(self.second)]
         found = Spool(dict.fromkeys(log_dirs, str(home)), "c")
         spooling.begin(found, log_dirs)
@@ -476,7 +476,7 @@ class TwoLogDirs:
 
 @pytest.fixture
 def two(tmp_path: Path, store: FakeStorage, home: Path) -> TwoLogDirs:
-    """With two segments in the spool that no log dir has any more."""
+    """Two segments in the spool that are no longer in any log dir."""
     first, second = LogDir(tmp_path / "a"), LogDir(tmp_path / "b")
     first.create("other")
     log = second.create()
@@ -501,10 +501,10 @@ def test_log_dirs_on_one_mount_share_a_spool(
     wait_until(lambda: names(home) == [], 5, "the names to go")
 
 
-def test_a_partition_that_moved_to_another_log_dir_keeps_what_is_in_the_spool(
+def test_partition_moved_to_another_log_dir_keeps_its_spooled_segments(
     two: TwoLogDirs, store: FakeStorage, tmp_path: Path, home: Path
 ) -> None:
-    """Also where each log dir has its own spool."""
+    """Also when each log dir has its own spool."""
     two.log.path.rename(two.first.path / "t-0")
     two.first.checkpoint_high_watermarks({two.log.tp: 20})
     homes = tmp_path / "another"
@@ -520,10 +520,10 @@ def test_a_partition_that_moved_to_another_log_dir_keeps_what_is_in_the_spool(
 
 
 @pytest.mark.parametrize("how", ["missing", "an empty mount point"])
-def test_nothing_is_removed_while_another_log_dir_cannot_be_read(
+def test_nothing_is_removed_while_another_log_dir_is_unreadable(
     two: TwoLogDirs, home: Path, how: str
 ) -> None:
-    """It may hold the partition."""
+    """The partition may be in the unreadable log dir."""
     (two.second.path / "t-0").rename(home.with_name("gone"))
     if how == "missing":
         two.first.path.rename(home.with_name("away"))
@@ -533,7 +533,7 @@ def test_nothing_is_removed_while_another_log_dir_cannot_be_read(
     assert names(home) == segment_names(0, 10)
 
 
-def test_a_partition_on_its_way_to_another_log_dir_keeps_its_names(
+def test_partition_being_moved_to_another_log_dir_keeps_its_links(
     two: TwoLogDirs, home: Path
 ) -> None:
     two.log.path.rename(two.first.path / f"t-0.{'0' * 32}-future")
@@ -541,10 +541,10 @@ def test_a_partition_on_its_way_to_another_log_dir_keeps_its_names(
     assert names(home) == segment_names(0, 10)
 
 
-def test_a_copy_in_another_log_dir_makes_the_names_of_the_old_one_superfluous(
+def test_links_to_the_old_log_dirs_copy_are_removed_once_the_new_copy_exists(
     log_dir: LogDir, log: PartitionLog, tmp_path: Path, home: Path
 ) -> None:
-    """The broker has copied the segment: its own file is what is held, and no longer ours alone."""
+    """The broker has copied the segment: the pin holds the broker's new file."""
     log.closed_segments(1)
     place = home / "c" / "t-0" / TOPIC_ID
     place.mkdir(parents=True)
@@ -576,10 +576,10 @@ def identified(log: PartitionLog) -> Partition:
 # -- the bounds -----------------------------------------------------------------------------------
 
 
-def test_a_segment_that_was_pinned_before_its_names_were_found_counts_once_it_is_deleted(
+def test_segment_pinned_before_its_links_were_found_counts_once_it_is_deleted(
     log_dir: LogDir, log: PartitionLog, home: Path
 ) -> None:
-    """The broker may write a topic's id after the first look: the spool is read then."""
+    """The broker may write the topic ID after the first listing; the spool is read then."""
     log.closed_segments(1)
     place = home / "c" / "t-0" / TOPIC_ID
     place.mkdir(parents=True)
@@ -599,14 +599,16 @@ def test_a_segment_that_was_pinned_before_its_names_were_found_counts_once_it_is
     assert names(home) == []
 
 
-def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
+def test_unclaimed_spooled_segments_are_bounded_while_the_sidecar_runs(
     spooling_site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a partition that is led elsewhere now: the broker deletes it after the start."""
+    """They belong to a partition that is led elsewhere, and the broker deletes it after the
+    start.
+    """
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.02)
     spool_and_stop(spooling_site, log_dir, log, 2)
     spooling_site.leadership = LeadershipByHand({})
@@ -618,10 +620,10 @@ def test_what_nobody_has_taken_from_the_spool_is_bounded_while_the_sidecar_runs(
         running.wait(lambda: names(home) == segment_names(0), "the deleted one to be let go")
 
 
-# -- a disk that fails ----------------------------------------------------------------------------
+# -- disk errors ----------------------------------------------------------------------------------
 
 
-def test_a_name_that_cannot_be_removed_does_not_end_the_daemon(
+def test_link_that_cannot_be_removed_does_not_end_the_daemon(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A directory cannot be unlinked, not even by root."""
@@ -635,10 +637,10 @@ def test_a_name_that_cannot_be_removed_does_not_end_the_daemon(
     wait_until(lambda: set(names(home)) <= set(segment_names(0)), 5, "the other segment's names")
 
 
-def test_a_spool_that_cannot_be_read_costs_no_pin(
+def test_unreadable_spool_does_not_prevent_pins(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A link to itself: the segments are held open, and stored, without it."""
+    """The spool directory is a link to itself: segments are pinned and stored without it."""
     log_dir, log, store, home = bench.log_dir, bench.log, bench.store, bench.home
     place = home / "c" / "t-0"
     place.parent.mkdir()
@@ -649,7 +651,7 @@ def test_a_spool_that_cannot_be_read_costs_no_pin(
     assert "spool.unreadable" in capsys.readouterr().out
 
 
-def test_a_log_dir_that_cannot_be_read_gets_its_spool_once_it_is_back(
+def test_log_dir_that_was_unreadable_gets_its_spool_once_it_is_back(
     log_dir: LogDir, home: Path, tmp_path: Path
 ) -> None:
     away = str(tmp_path / "away")
@@ -660,10 +662,10 @@ def test_a_log_dir_that_cannot_be_read_gets_its_spool_once_it_is_back(
     assert late_home(away, ["/proc"]) is None
 
 
-# -- where it cannot work -------------------------------------------------------------------------
+# -- unusable spools ------------------------------------------------------------------------------
 
 
-def test_a_log_dir_is_served_by_the_spool_on_its_mount(log_dir: LogDir, home: Path) -> None:
+def test_log_dir_uses_the_spool_on_its_mount(log_dir: LogDir, home: Path) -> None:
     assert spool_homes([str(log_dir)], [str(home)]) == {str(log_dir): str(home)}
     assert list(home.iterdir()) == []
 
@@ -677,7 +679,7 @@ def test_a_log_dir_is_served_by_the_spool_on_its_mount(log_dir: LogDir, home: Pa
         (errno.EIO, "Input/output error"),
     ],
 )
-def test_links_that_are_refused_are_told_at_the_start(
+def test_refused_hard_links_are_reported_at_the_start(
     log_dir: LogDir, home: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -693,7 +695,7 @@ def test_links_that_are_refused_are_told_at_the_start(
     [(errno.EROFS, ["b"]), (errno.EIO, ["b"]), (errno.ENOSPC, ["a", "b"])],
     ids=["read-only", "an I/O error", "full"],
 )
-def test_a_disk_that_fails_or_is_full_does_not_keep_the_sidecar_from_starting(
+def test_failing_or_full_disk_does_not_keep_the_sidecar_from_starting(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, number: int, served: list[str]
 ) -> None:
     log_dirs = [str(LogDir(tmp_path / name)) for name in "ab"]
@@ -710,7 +712,7 @@ def test_a_disk_that_fails_or_is_full_does_not_keep_the_sidecar_from_starting(
     }
 
 
-def test_a_spool_that_is_missing_or_elsewhere_is_told_at_the_start(
+def test_missing_spool_or_spool_on_another_mount_is_reported_at_the_start(
     log_dir: LogDir, home: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere: No such file"):

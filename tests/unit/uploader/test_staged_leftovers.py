@@ -1,4 +1,4 @@
-"""What truncation leaves as `.deleted` lies among what retention has renamed."""
+"""Truncated segments renamed to `.deleted` lie among the segments that retention has renamed."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from tests.harness.log_dir import LogDir, PartitionLog, record_batch
 
 
 @pytest.mark.usefixtures("quick_gaps", "quick_divergences")
-def test_a_leftover_that_reaches_into_the_next_segment_and_cannot_be_stored_holds_nothing_up(
+def test_truncated_segment_that_overlaps_the_next_one_does_not_block_it(
     log_dir: LogDir, log: PartitionLog, store: FakeStorage
 ) -> None:
-    """Truncation below the log's start has left it. What lies behind goes up from its end on at
-    first, and from its own beginning once that is gone.
+    """It was left by a truncation below the log start. The following segment is stored from the end
+    of the overlap at first, and as a whole once the leftover is deleted.
     """
     log.closed_segment()
     log_dir.checkpoint_high_watermarks()
@@ -40,7 +40,7 @@ def test_a_leftover_that_reaches_into_the_next_segment_and_cannot_be_stored_hold
 
 
 def store_five(tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage) -> LogDir:
-    """The archive ends at 5; returns the log dir of whoever leads then."""
+    """Archive up to offset 5; return the log dir of the leader at that time."""
     log.append(5)
     log.roll()
     log_dir.checkpoint_high_watermarks()
@@ -49,7 +49,7 @@ def store_five(tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeSt
 
 
 def stage_first(others: LogDir, log: PartitionLog, begins: int) -> None:
-    """What was written is deleted, and of its epoch the log has what begins behind it."""
+    """Mark the written segments for deletion; the log keeps only later offsets of that epoch."""
     log.roll()
     log.closed_segment(10)
     log.stage(0)
@@ -60,11 +60,12 @@ def stage_first(others: LogDir, log: PartitionLog, begins: int) -> None:
 
 @pytest.mark.usefixtures("quick_gaps")
 @pytest.mark.parametrize("base", [0, 2], ids=["its name is taken", "its name is free"])
-def test_a_leftover_in_a_batch_of_which_the_archive_ends_holds_nothing_up(
+def test_leftover_whose_batch_contains_the_archive_end_does_not_block(
     tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage, base: int
 ) -> None:
-    """Found by random runs. What is stored was thrown away, but the next leader's log begins above
-    it, and cannot tell. What it held open of its log from before has other batches there.
+    """Found by random runs. The stored records were truncated, but the next leader's log begins
+    above them and cannot show that. An older segment that it still holds open has other batches
+    there.
     """
     others = store_five(tmp_path, log, log_dir, store)
     log = others.create(epoch=1)
@@ -82,10 +83,10 @@ def test_a_leftover_in_a_batch_of_which_the_archive_ends_holds_nothing_up(
 
 
 @pytest.mark.usefixtures("quick_gaps")
-def test_of_a_segment_in_a_batch_of_which_the_archive_ends_what_lies_behind_the_batch_is_stored(
+def test_batches_after_the_archive_end_are_stored_when_it_lies_within_a_batch(
     tmp_path: Path, log: PartitionLog, log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """It is of this history, committed, and held open: the gap ends with the batch."""
+    """The segment is of this history, committed and pinned: the gap ends with the batch."""
     others = store_five(tmp_path, log, log_dir, store)
     log = others.create(epoch=1)
     log.append(50, batch=10)
@@ -99,8 +100,10 @@ def test_of_a_segment_in_a_batch_of_which_the_archive_ends_what_lies_behind_the_
     check_archive(store, log.tp)
 
 
-def test_an_empty_leftover_does_not_cut_the_segment_before_it(tmp_path: Path) -> None:
-    """First seen staged, a segment has its end from the names beside it: one of them lies."""
+def test_empty_leftover_does_not_cut_the_segment_before_it(tmp_path: Path) -> None:
+    """A segment first seen as `.deleted` gets its end from the neighbouring file names; one of them
+    is misleading.
+    """
     log_dir = LogDir(tmp_path)
     log = log_dir.create()
     first = log.closed_segment(10)
@@ -116,8 +119,8 @@ def test_an_empty_leftover_does_not_cut_the_segment_before_it(tmp_path: Path) ->
     assert recorded_gaps(store, log.tp) == []
 
 
-def test_a_leftover_of_another_epoch_history_is_never_stored(tmp_path: Path) -> None:
-    """It reaches over the segment behind it, which is the log's own."""
+def test_leftover_of_another_epoch_history_is_never_stored(tmp_path: Path) -> None:
+    """It overlaps the following segment, which belongs to the log."""
     log_dir = LogDir(tmp_path)
     log = log_dir.create(epoch=3)
     first, second = log.closed_segments(2)

@@ -1,4 +1,4 @@
-"""Start records, read by many partitions at once."""
+"""Start records that many partitions read at once."""
 
 import pytest
 
@@ -52,12 +52,12 @@ def test_one_listing_answers_for_all_partitions_without_a_record(
     assert store.count("get") == 63 + 1, "those before the listing, and the one that has a record"
 
 
-def test_few_questions_are_not_worth_a_listing(store: FakeStorage, records: StartRecords) -> None:
+def test_few_reads_do_not_cause_a_listing(store: FakeStorage, records: StartRecords) -> None:
     ask(records, range(63))
     assert (store.count("get"), store.count("list")) == (63, 0)
 
 
-def test_a_listing_answers_for_half_a_minute(
+def test_listing_is_valid_for_half_a_minute(
     store: FakeStorage, records: StartRecords, clock: Clock
 ) -> None:
     ask(records, range(64))
@@ -69,9 +69,7 @@ def test_a_listing_answers_for_half_a_minute(
     assert store.count("list") == 2
 
 
-def test_a_listing_that_fails_is_the_failure_of_one_question(
-    store: FakeStorage, records: StartRecords
-) -> None:
+def test_failed_listing_fails_only_one_read(store: FakeStorage, records: StartRecords) -> None:
     ask(records, range(63))
     store.fail("list", StoreUnavailableError("t", "away"))
     with pytest.raises(StoreUnavailableError):
@@ -79,7 +77,7 @@ def test_a_listing_that_fails_is_the_failure_of_one_question(
     assert ask(records, range(70)) == [None] * 70
 
 
-def test_a_record_that_a_listing_missed_is_found_before_the_first_watermark(
+def test_record_missed_by_a_listing_is_found_before_the_first_watermark(
     store: FakeStorage,
 ) -> None:
     archive_writer = ArchiveWriter(store, LAYOUT, MetadataCache(1 << 20))

@@ -1,4 +1,4 @@
-"""What the board tells of single segments, and of what is held open."""
+"""The status of single segments and of pinned ranges."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def board() -> StatusBoard:
     return StatusBoard("c", BrokerId(1), Clock(lambda: STARTED, lambda: NOW))
 
 
-def test_the_oldest_unstored_segments_are_told_one_by_one() -> None:
+def test_oldest_unstored_segments_are_listed_individually() -> None:
     failed = tracked(0, 10, SegmentState.CLOSED)
     failed.hold.fail("503", STARTED)
     partition = partition_of(tracked(20, 30), failed, tracked(10, 20, SegmentState.UPLOADING))
@@ -77,7 +77,7 @@ def test_the_oldest_unstored_segments_are_told_one_by_one() -> None:
     assert partition_row(status)["segments"][1]["stage"] == "uploading"
 
 
-def test_of_a_long_backlog_only_its_beginning_is_told() -> None:
+def test_only_the_start_of_a_long_backlog_is_listed() -> None:
     told = board()
     many = (tracked(base, base + 10) for base in range(0, 10_000, 10))
     told.update(partition_of(*many), DeletionEstimate(60, None))
@@ -90,7 +90,7 @@ def deletion_of(one: TrackedSegment, config: TopicConfig) -> float | None:
     return DeletionEstimate(60, None).of(one, config)
 
 
-def test_the_broker_deletes_by_the_largest_timestamp_and_not_by_the_last_append() -> None:
+def test_deletion_time_counts_from_the_largest_timestamp_not_from_the_last_append() -> None:
     one = tracked(10, 20)
     one.modified_ns = int(NOW * 1e9)
     one.times = SegmentTimes(largest_timestamp=NOW - 3500, rolled=NOW)
@@ -100,7 +100,7 @@ def test_the_broker_deletes_by_the_largest_timestamp_and_not_by_the_last_append(
     assert deletion_of(one, TopicConfig()) is None
 
 
-def test_an_infinite_retention_is_not_an_unknown_one() -> None:
+def test_infinite_retention_differs_from_unknown_retention() -> None:
     one = tracked(10, 20)
     one.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
     estimate = DeletionEstimate(60, 3600.0)
@@ -111,7 +111,7 @@ def test_an_infinite_retention_is_not_an_unknown_one() -> None:
     assert estimate.of(one, TopicConfig(retention=float("inf"))) == NOW + 60
 
 
-def test_the_broker_deletes_by_size_at_once() -> None:
+def test_deletion_by_size_is_estimated_as_immediate() -> None:
     one = tracked(10, 20)
     one.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
     one.due_since = NOW - 5
@@ -119,7 +119,7 @@ def test_the_broker_deletes_by_size_at_once() -> None:
     assert deletion_of(one, TopicConfig()) == NOW - 5 + 60
 
 
-def test_a_segment_with_timestamps_of_the_past_is_more_urgent() -> None:
+def test_segment_with_old_timestamps_is_more_urgent() -> None:
     past, present = tracked(10, 20), tracked(20, 30)
     past.times = SegmentTimes(largest_timestamp=NOW - 10 * DEFAULT_RETENTION, rolled=NOW)
     present.times = SegmentTimes(largest_timestamp=NOW, rolled=NOW)
@@ -129,7 +129,7 @@ def test_a_segment_with_timestamps_of_the_past_is_more_urgent() -> None:
     assert present.urgency < past.urgency
 
 
-def test_the_age_of_a_closed_segment_counts_from_its_roll() -> None:
+def test_age_of_a_closed_segment_counts_from_its_roll() -> None:
     one = tracked(0, 10)
     one.modified_ns = int((NOW - 7200) * 1e9)
     one.times = SegmentTimes(largest_timestamp=NOW - 7200, rolled=NOW - 30)
@@ -141,7 +141,7 @@ def test_the_age_of_a_closed_segment_counts_from_its_roll() -> None:
 
 @pytest.fixture
 def pinned(tmp_path: Path) -> Iterator[Partition]:
-    """Segments 0, 10, 20 and 40 of a log, all of them held open."""
+    """Segments 0, 10, 20 and 40 of a log, all pinned."""
     log = LogDir(tmp_path / "logs").create()
     log.closed_segments(5)
     found = [tracked(base, base + 10) for base in (0, 10, 20, 40)]
@@ -154,7 +154,7 @@ def pinned(tmp_path: Path) -> Iterator[Partition]:
     partition.close()
 
 
-def test_neighbours_that_are_held_open_are_one_range(pinned: Partition) -> None:
+def test_adjacent_pinned_segments_form_one_range(pinned: Partition) -> None:
     assert [(one.start_offset, one.end_offset) for one in pinned_ranges([pinned])] == [
         (0, 30),
         (40, 50),
@@ -164,7 +164,7 @@ def test_neighbours_that_are_held_open_are_one_range(pinned: Partition) -> None:
     assert [one.start_offset for one in pinned_ranges([pinned])] == [0, 20, 40]
 
 
-def test_what_is_held_after_the_lead_is_lost_is_told_still(tmp_path: Path) -> None:
+def test_pins_are_reported_after_the_lead_is_lost(tmp_path: Path) -> None:
     store, leadership = FakeStorage(), LeadershipByHand({TP: 0})
     directory = LogDir(tmp_path / "logs")
     log = directory.create()

@@ -1,5 +1,6 @@
-"""Partitions that Pinterest's uploader has filled, each with one of the faults it was seen to make:
-what its consumer reads afterwards is every record once, in order, but for what is lost for good.
+"""Takeover of partitions that Pinterest's uploader has filled, each with one of its observed
+faults. Afterwards its consumer reads every record once and in order, except records that are lost
+for good.
 """
 
 import json
@@ -39,7 +40,9 @@ pytestmark = pytest.mark.usefixtures("quick_gaps")
 
 @dataclass
 class Scene:
-    """A broker's partition of segments of ten records, Pinterest's archive of it, and a daemon."""
+    """A broker's partition with segments of ten records, Pinterest's archive of it, and a
+    daemon.
+    """
 
     log_dir: LogDir
     log: PartitionLog
@@ -49,17 +52,19 @@ class Scene:
     deleted: list[int] = field(default_factory=list)
 
     def retain_from(self, start: int) -> None:
-        """Retention: what lies below is gone from the broker."""
+        """Act as retention: delete the segments below the offset from the broker."""
         for base in [base for base in self.log.bases() if base < start]:
             self.log.unlink(base)
 
     def settle(self) -> None:
-        """Let the sidecar do what can be done."""
+        """Run the sidecar until it has nothing more to do."""
         self.log_dir.checkpoint_high_watermarks()
         self.site.settle()
 
     def check(self, *, start: int = 0, gaps: tuple[tuple[int, int], ...] = ()) -> None:
-        """Up to the active segment Pinterest's consumer reads all, but for these gaps."""
+        """Assert that Pinterest's consumer reads everything below the active segment except these
+        gaps.
+        """
         tp, end = self.log.tp, self.log.active
         assert stored_next(self.store, tp) == end
         check_archive(self.store, tp, start)
@@ -71,7 +76,7 @@ class Scene:
         assert all(record.value == self.log.values[offset] for offset, record in found)
 
     def sent(self, base: int) -> int:
-        """How many times a `.log` was put, by Pinterest's uploader or by us."""
+        """Number of PUT requests for a `.log`, by Pinterest's uploader and by the sidecar."""
         return self.store.count("put", key_of(self.log.tp, base))
 
     def entries(self) -> list[int]:
@@ -90,7 +95,7 @@ def bases(start: int, end: int) -> range:
     return range(start, end, 10)
 
 
-def test_a_good_archive_goes_on_where_it_ends(scene: Scene) -> None:
+def test_complete_archive_is_continued_at_its_end(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 70))
     scene.peer.mark(60)
     scene.settle()
@@ -101,7 +106,7 @@ def test_a_good_archive_goes_on_where_it_ends(scene: Scene) -> None:
     assert (watermark.base_offset, watermark.start_offset) == (90, 0)
 
 
-def test_it_is_scanned_once_in_its_life(scene: Scene) -> None:
+def test_archive_is_scanned_once(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 70))
     scene.peer.mark(60)
     scene.settle()
@@ -113,8 +118,8 @@ def test_it_is_scanned_once_in_its_life(scene: Scene) -> None:
     assert scene.store.count("stream") == before
 
 
-def test_what_it_costs_to_look_at_many_segments(scene: Scene) -> None:
-    """A listing, and two requests for each; with helpers, in whatever order they answer."""
+def test_scan_sends_one_listing_and_two_requests_per_segment(scene: Scene) -> None:
+    """Helper threads send the requests; the answers may come in any order."""
     assert HELPERS > 1
     stored = [scene.log.closed_segment(50) for _ in range(20)]
     scene.peer.upload(scene.log, *stored)
@@ -127,7 +132,7 @@ def test_what_it_costs_to_look_at_many_segments(scene: Scene) -> None:
     assert len(scene.store.requests) - made == 1 + 2 * len(stored)
 
 
-def test_a_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
+def test_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.lose(30)
     scene.peer.mark(70)
@@ -137,7 +142,7 @@ def test_a_gap_that_the_broker_can_fill_is_filled(scene: Scene) -> None:
     assert scene.sent(30) == 2
 
 
-def test_a_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
+def test_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.lose(30)
     scene.peer.lose(50)
@@ -152,7 +157,7 @@ def test_a_gap_that_the_broker_cannot_fill_is_recorded(scene: Scene) -> None:
     assert (taken["segments"], taken["gaps"], taken["next_offset"]) == (6, 2, 80)
 
 
-def test_of_a_gap_the_part_is_filled_that_the_broker_still_has(scene: Scene) -> None:
+def test_gap_is_filled_as_far_as_the_broker_has_the_records(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     for base in (30, 40, 50):
         scene.peer.lose(base)
@@ -162,7 +167,7 @@ def test_of_a_gap_the_part_is_filled_that_the_broker_still_has(scene: Scene) -> 
     scene.check(gaps=((30, 50),))
 
 
-def test_gaps_on_both_sides_of_the_logs_start(scene: Scene) -> None:
+def test_gaps_on_both_sides_of_the_log_start_are_handled(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 90))
     for base in (20, 70):
         scene.peer.lose(base)
@@ -173,7 +178,7 @@ def test_gaps_on_both_sides_of_the_logs_start(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("log_start", [0, 70, 90])
-def test_a_watermark_that_names_a_segment_that_is_not_stored(scene: Scene, log_start: int) -> None:
+def test_watermark_of_a_missing_segment_is_accepted(scene: Scene, log_start: int) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.lose(70, FileKind.LOG)
     scene.peer.mark(70)
@@ -183,9 +188,9 @@ def test_a_watermark_that_names_a_segment_that_is_not_stored(scene: Scene, log_s
     assert key_of(scene.log.tp, 70, FileKind.INDEX) in scene.store.contents()
 
 
-def test_a_watermark_far_behind_what_is_stored(scene: Scene) -> None:
-    """It moves backwards, too. What the broker has deleted is taken as it is; the rest is compared
-    with what it has, for Pinterest's uploader asks for no high watermark.
+def test_watermark_far_behind_the_stored_segments_is_accepted(scene: Scene) -> None:
+    """Pinterest's watermark also moves backwards. Segments the broker has deleted are accepted; the
+    others are compared with the log, because Pinterest's uploader ignores the high watermark.
     """
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.mark(10)
@@ -199,7 +204,7 @@ def test_a_watermark_far_behind_what_is_stored(scene: Scene) -> None:
 
 @pytest.mark.parametrize("log_start", [0, 70])
 @pytest.mark.parametrize("kinds", [(FileKind.INDEX,), (FileKind.TIMEINDEX,), THREE[:2]])
-def test_an_index_that_is_missing_is_rebuilt_from_its_log(
+def test_missing_index_is_rebuilt_from_its_log(
     scene: Scene, kinds: tuple[FileKind, ...], log_start: int
 ) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
@@ -216,7 +221,7 @@ def test_an_index_that_is_missing_is_rebuilt_from_its_log(
     ]
 
 
-def test_segments_that_its_metadata_leaves_out_are_listed(scene: Scene) -> None:
+def test_segments_missing_in_metadata_are_listed(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.forget(0, 30, 70)
     scene.peer.mark(70)
@@ -224,7 +229,7 @@ def test_segments_that_its_metadata_leaves_out_are_listed(scene: Scene) -> None:
     scene.check()
 
 
-def test_a_metadata_that_names_what_is_not_there_and_in_no_order(scene: Scene) -> None:
+def test_metadata_with_missing_segments_in_any_order_is_accepted(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.entries[20] = scene.peer.entries[60] + 1  # a log that was touched later
     scene.peer.entries[75] = scene.peer.entries[70]
@@ -233,15 +238,15 @@ def test_a_metadata_that_names_what_is_not_there_and_in_no_order(scene: Scene) -
     scene.check()
 
 
-def test_without_a_metadata_everything_is_listed(scene: Scene) -> None:
+def test_all_segments_are_listed_without_metadata(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     scene.peer.move_watermark(70)
     scene.settle()
     scene.check()
 
 
-def test_overlaps_are_left_as_they_are(scene: Scene) -> None:
-    """Two leaders with other segment bases."""
+def test_overlapping_segments_stay_unchanged(scene: Scene) -> None:
+    """Two leaders had other segment boundaries."""
     scene.peer.upload(scene.log, *bases(0, 40))
     data = scene.log.written[30] + scene.log.written[40]
     scene.peer.segment(
@@ -256,7 +261,7 @@ def test_overlaps_are_left_as_they_are(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("index", ["empty", "not trimmed", "of another log", "cut"])
-def test_an_index_that_is_of_no_use_is_not_believed(scene: Scene, index: str) -> None:
+def test_useless_index_is_ignored(scene: Scene, index: str) -> None:
     scene.log.append(600, batch=5)
     base = scene.log.roll()
     built = scene.log.indexes_of(base).index
@@ -276,7 +281,7 @@ def test_an_index_that_is_of_no_use_is_not_believed(scene: Scene, index: str) ->
 
 @pytest.mark.parametrize("how", ["cut", "empty", "garbage"])
 @pytest.mark.parametrize("log_start", [0, 80])
-def test_a_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
+def test_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
     scene.peer.upload(scene.log, *bases(0, 80))
     whole = scene.log.written[30]
     data = {"cut": whole[:-7], "empty": b"", "garbage": b"x" * 200}[how]
@@ -295,11 +300,9 @@ def test_a_damaged_log_is_a_gap(scene: Scene, how: str, log_start: int) -> None:
     assert [o for o, _ in found] == [*range(30), *range(40, 100)]
 
 
-def test_records_that_were_never_committed_are_replaced(
-    log_dir: LogDir, store: FakeStorage
-) -> None:
-    """Pinterest's uploader asks for no high watermark: what it stored was truncated, and written
-    again.
+def test_uncommitted_records_are_replaced(log_dir: LogDir, store: FakeStorage) -> None:
+    """Pinterest's uploader ignores the high watermark: its records were truncated and the offsets
+    written again.
     """
     log = log_dir.create()
     site = Site([log_dir], store)
@@ -324,10 +327,12 @@ def test_records_that_were_never_committed_are_replaced(
     assert kept[copy] == thrown_away
 
 
-def test_a_later_take_over_overwrites_nothing_that_an_earlier_one_has_moved(
+def test_later_takeover_does_not_overwrite_objects_quarantined_by_an_earlier_one(
     log_dir: LogDir, store: FakeStorage
 ) -> None:
-    """Pinterest's uploader was started again after the first, and stored under the same base."""
+    """Pinterest's uploader was started again after the first takeover and stored the same base
+    offset.
+    """
     log = log_dir.create()
     site = Site([log_dir], store)
     peer = PinterestArchive(store, LAYOUT, log.tp)
@@ -351,7 +356,7 @@ def test_a_later_take_over_overwrites_nothing_that_an_earlier_one_has_moved(
     assert all(data in kept for data in thrown_away)
 
 
-def test_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
+def test_archive_of_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     before = scene.store.contents()
@@ -367,8 +372,8 @@ def test_another_topic_of_the_same_name_is_left_alone(scene: Scene) -> None:
     assert "the records of another log under this name" in refused["reason"]
 
 
-def test_an_archive_that_reaches_beyond_the_log_waits_for_the_log(scene: Scene) -> None:
-    """Pinterest's uploader stored what was never committed; the log goes on with other records."""
+def test_takeover_waits_while_the_archive_reaches_beyond_the_log(scene: Scene) -> None:
+    """Pinterest's uploader stored uncommitted records; the log continues with other records."""
     scene.peer.upload(scene.log, *bases(0, 100))
     scene.peer.mark(90)
     before = scene.store.contents()
@@ -397,7 +402,9 @@ def _failures(logs: "MutableSequence[MutableMapping[str, Any]]") -> list[dict[st
 
 
 @pytest.mark.parametrize("why", ["halt", "another epoch"])
-def test_nothing_is_set_aside_on_a_doubt(log_dir: LogDir, store: FakeStorage, why: str) -> None:
+def test_nothing_is_quarantined_while_the_divergence_is_in_doubt(
+    log_dir: LogDir, store: FakeStorage, why: str
+) -> None:
     log = log_dir.create()
     log.closed_segments(3)
     peer = PinterestArchive(store, LAYOUT, log.tp)
@@ -419,7 +426,7 @@ def test_nothing_is_set_aside_on_a_doubt(log_dir: LogDir, store: FakeStorage, wh
     assert "Pinterest's segment 20 is not the one in" in _failures(logs)[0]["error"]
 
 
-def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> None:
+def test_archive_starts_anew_without_a_complete_segment(scene: Scene) -> None:
     scene.peer.mark(30)
     scene.settle()
     scene.check()
@@ -428,8 +435,8 @@ def test_where_nothing_whole_is_stored_the_archive_begins_anew(scene: Scene) -> 
 # -- Pinterest's uploader still runs ---------------------------------------------------------------
 
 
-def test_an_uploader_that_still_runs_is_never_fought(scene: Scene) -> None:
-    """The first write that it has overtaken halts the partition, and says what to do."""
+def test_running_pinterest_uploader_halts_the_partition(scene: Scene) -> None:
+    """The first overwritten write halts the partition and reports what to do."""
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
@@ -464,8 +471,8 @@ def _lag(running: RunningDaemon, tp: TopicPartition) -> int | None:
     return status.unstored_segments if status else None
 
 
-def test_the_loss_of_our_line_is_noticed_when_reading_too(scene: Scene) -> None:
-    """A lead that is renewed reads the watermark again, in the same process."""
+def test_watermark_overwritten_by_pinterest_is_detected_by_a_read(scene: Scene) -> None:
+    """A renewed lead reads the watermark again in the same process."""
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
@@ -481,7 +488,7 @@ def test_the_loss_of_our_line_is_noticed_when_reading_too(scene: Scene) -> None:
     assert (failure["kind"], failure["request"]) == ("PinterestUploaderRunningError", "load")
 
 
-def test_once_it_is_stopped_a_restart_takes_over_again(scene: Scene) -> None:
+def test_restart_takes_over_again_once_pinterest_is_stopped(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.settle()
@@ -491,7 +498,7 @@ def test_once_it_is_stopped_a_restart_takes_over_again(scene: Scene) -> None:
     scene.check()
 
 
-def test_one_that_writes_during_the_scan_is_noticed(scene: Scene) -> None:
+def test_pinterest_write_during_the_scan_is_detected(scene: Scene) -> None:
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
@@ -513,8 +520,8 @@ def test_one_that_writes_during_the_scan_is_noticed(scene: Scene) -> None:
     assert stored_next(scene.store, scene.log.tp) is None
 
 
-def test_two_sidecars_take_over_once(scene: Scene) -> None:
-    """The other one was first: its watermark is believed, nothing is scanned over it."""
+def test_takeover_by_a_second_sidecar_uses_the_first_ones_watermark(scene: Scene) -> None:
+    """The other sidecar was first: its watermark is trusted, and nothing is scanned again."""
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.settle()
@@ -526,12 +533,14 @@ def test_two_sidecars_take_over_once(scene: Scene) -> None:
     scene.check()
 
 
-# -- who does not lead ----------------------------------------------------------------------------
+# -- followers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
-    """However patient it is: it reads the watermark, sees whose it is, and stores nothing."""
+def test_follower_leaves_the_takeover_to_the_leader(scene: Scene, reset: str) -> None:
+    """Regardless of its patience: it reads the watermark, recognises Pinterest's, and stores
+    nothing.
+    """
     scene.peer.upload(scene.log, *bases(0, 50))
     scene.peer.mark(40)
     scene.log_dir.checkpoint_high_watermarks()
@@ -552,15 +561,15 @@ def test_a_follower_leaves_it_to_the_leader(scene: Scene, reset: str) -> None:
     scene.check()
 
 
-# -- there is no watermark ------------------------------------------------------------------------
+# -- archives without a watermark -----------------------------------------------------------------
 
 
 def unmark(scene: Scene) -> None:
-    """Pinterest's uploader died before its first watermark, or somebody has deleted it."""
+    """Delete the watermark, as if Pinterest's uploader had died before its first one."""
     scene.store.delete_object(LAYOUT.watermark_key(scene.log.tp))
 
 
-def test_without_a_watermark_what_the_log_holds_no_more_is_taken_over_all_the_same(
+def test_segments_below_the_log_start_are_taken_over_without_a_watermark(
     scene: Scene,
 ) -> None:
     scene.peer.upload(scene.log, *bases(0, 70))
@@ -575,7 +584,7 @@ def test_without_a_watermark_what_the_log_holds_no_more_is_taken_over_all_the_sa
     assert (told["peer_base_offset"], told["base_offset"], told["next_offset"]) == (None, 30, 40)
 
 
-def test_without_a_watermark_what_the_log_holds_is_compared_and_sent_where_it_differs(
+def test_segments_in_the_log_are_compared_and_replaced_without_a_watermark(
     scene: Scene,
 ) -> None:
     scene.peer.upload(scene.log, *bases(0, 50))
@@ -587,7 +596,7 @@ def test_without_a_watermark_what_the_log_holds_is_compared_and_sent_where_it_di
     assert [scene.sent(base) for base in bases(0, 50)] == [1, 1, 3, 1, 1]
 
 
-def test_without_a_watermark_another_log_s_archive_is_left_alone(
+def test_archive_of_another_log_is_left_alone_without_a_watermark(
     scene: Scene, tmp_path: Path
 ) -> None:
     another = LogDir(tmp_path / "another").create(scene.log.tp.topic)
@@ -608,7 +617,7 @@ def test_without_a_watermark_another_log_s_archive_is_left_alone(
     assert "stored the records of another log" in refused["reason"]
 
 
-def test_a_new_partition_is_not_asked_for_a_peer(scene: Scene) -> None:
+def test_new_partition_is_not_checked_for_pinterest_segments(scene: Scene) -> None:
     scene.settle()
     heads = [request for request in scene.store.requests if request.operation == "head"]
     assert heads == []

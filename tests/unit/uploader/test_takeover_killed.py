@@ -1,5 +1,7 @@
-"""Kill the daemon at every request of a takeover, and of what it uploads then with all that can lie
-beside a segment: the next start ends where an undisturbed run does.
+"""Kill the daemon at every request of a takeover and of the uploads that follow it.
+
+The uploads include all files that can accompany a segment. After a restart the archive equals
+the archive that an undisturbed run leaves.
 """
 
 from itertools import count
@@ -25,7 +27,9 @@ PREFIX_END = 30
 
 
 def _log(path: Path) -> tuple[LogDir, PartitionLog]:
-    """Closed segments of ten records, the last three with companions; the first four are gone."""
+    """Closed segments of ten records, the last three with optional files; the first four are
+    deleted.
+    """
     log_dir = LogDir(path)
     log = log_dir.create()
     for base in log.closed_segments(10)[7:]:
@@ -36,8 +40,8 @@ def _log(path: Path) -> tuple[LogDir, PartitionLog]:
 
 
 def _fill(log: PartitionLog, store: FakeStorage) -> None:
-    """Two gaps, one below the log's start; an index and entries missing; a segment of lost
-    records; a watermark that names nothing.
+    """Write an archive with two gaps, one of them below the log start; a missing index and missing
+    entries; a segment of lost records; and a watermark that names no stored segment.
     """
     peer = PinterestArchive(store, LAYOUT, log.tp)
     peer.upload(log, *range(0, 80, 10))
@@ -53,7 +57,7 @@ def _fill(log: PartitionLog, store: FakeStorage) -> None:
 
 
 def _outcome(store: FakeStorage, log: PartitionLog) -> dict[str, bytes]:
-    """All that is stored, but for nonces."""
+    """All stored objects, without nonces."""
     check_archive(store, log.tp)
     assert stored_next(store, log.tp) == log.active
     assert recorded_gaps(store, log.tp) == [(30, 40)]
@@ -81,7 +85,9 @@ def _scene(path: Path, *, marked: bool) -> tuple[Site, PartitionLog, FakeStorage
 @pytest.mark.usefixtures("quick_gaps")
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "without a watermark"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_kill_at_any_request_of_a_takeover(tmp_path: Path, *, after: bool, marked: bool) -> None:
+def test_kill_at_any_request_of_a_takeover_is_repaired_by_the_next_start(
+    tmp_path: Path, *, after: bool, marked: bool
+) -> None:
     site, log, store = _scene(tmp_path / "undisturbed", marked=marked)
     before = {key: data for key, data in store.contents().items() if _is_below(key, log)}
     site.settle(threads=1, request_threads=1)

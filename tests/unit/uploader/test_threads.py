@@ -1,4 +1,4 @@
-"""The daemon's inbox, timers, workers, hints and bandwidth cap; time is injected."""
+"""The daemon's inbox, timers, workers, hints and bandwidth limit; time is injected."""
 
 import queue
 import threading
@@ -17,7 +17,7 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 class Now:
-    """A clock that stands still until it is moved."""
+    """A clock that moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -40,13 +40,13 @@ def throttle(rate: float | None, now: Now) -> tuple[Throttle, list[float]]:
     return Throttle(rate, now, wait), waits
 
 
-def test_without_a_cap_nobody_waits() -> None:
+def test_throttle_without_a_limit_never_waits() -> None:
     capped, waits = throttle(None, Now())
     capped.acquire(10**12)
     assert waits == []
 
 
-def test_the_cap_holds_over_many_reads() -> None:
+def test_bandwidth_limit_holds_over_many_reads() -> None:
     now = Now()
     capped, _ = throttle(1000, now)
     for _ in range(50):
@@ -54,13 +54,13 @@ def test_the_cap_holds_over_many_reads() -> None:
     assert now.seconds - 100 == pytest.approx(5.0, abs=0.26)
 
 
-def test_one_read_above_the_rate_waits_in_proportion() -> None:
+def test_read_above_the_rate_waits_in_proportion() -> None:
     capped, waits = throttle(1000, Now())
     capped.acquire(10_000)
     assert sum(waits) == pytest.approx(10.0, abs=0.26)
 
 
-def test_an_idle_hour_saves_up_no_burst() -> None:
+def test_idle_hour_allows_no_burst() -> None:
     now = Now()
     capped, waits = throttle(1000, now)
     now.seconds += 3600
@@ -68,7 +68,7 @@ def test_an_idle_hour_saves_up_no_burst() -> None:
     assert sum(waits) == pytest.approx(0.75)
 
 
-def test_the_wait_is_told() -> None:
+def test_wait_of_the_throttle_is_reported() -> None:
     told: list[float] = []
     capped = Throttle(1000, Now(), lambda _: True, told.append)
     capped.acquire(1000)
@@ -84,7 +84,7 @@ def board(capacity: int = 10) -> tuple[HintBoard, list[bool], Now]:
     return HintBoard(lambda: woken.append(True), now, capacity), woken, now
 
 
-def test_hints_for_one_directory_fall_together_with_the_moment_of_the_first() -> None:
+def test_hints_for_one_directory_merge_with_the_time_of_the_first() -> None:
     hints, woken, now = board()
     for _ in range(3):
         hints.touch("/a")
@@ -96,7 +96,7 @@ def test_hints_for_one_directory_fall_together_with_the_moment_of_the_first() ->
     assert woken == [True], "once, until they are taken"
 
 
-def test_taken_hints_are_gone_and_the_next_wakes_again() -> None:
+def test_taken_hints_are_cleared_and_the_next_hint_wakes_again() -> None:
     hints, woken, _ = board()
     hints.touch("/a")
     hints.take()
@@ -105,7 +105,7 @@ def test_taken_hints_are_gone_and_the_next_wakes_again() -> None:
     assert len(woken) == 2
 
 
-def test_more_than_it_holds_is_a_look_at_everything() -> None:
+def test_hints_beyond_the_capacity_request_a_full_rescan() -> None:
     hints, woken, _ = board(capacity=2)
     for name in "abc":
         hints.touch(name)
@@ -116,7 +116,7 @@ def test_more_than_it_holds_is_a_look_at_everything() -> None:
     assert not hints.take().everything
 
 
-def test_a_look_at_everything_wakes_once() -> None:
+def test_full_rescan_request_wakes_once() -> None:
     hints, woken, _ = board()
     hints.touch_everything()
     hints.touch_everything()
@@ -128,7 +128,7 @@ def test_a_look_at_everything_wakes_once() -> None:
 # -- timers ---------------------------------------------------------------------------------------
 
 
-def test_timers_come_when_they_are_due_and_once() -> None:
+def test_timers_fire_once_when_they_are_due() -> None:
     now = Now()
     timers = Timers(now)
     timers.at(105, B)
@@ -143,8 +143,8 @@ def test_timers_come_when_they_are_due_and_once() -> None:
     assert list(timers.due()) == [B]
 
 
-def test_the_same_appointment_is_kept_once() -> None:
-    """A partition that waits is touched often, and each time asks for the same moment."""
+def test_repeated_timer_is_kept_once() -> None:
+    """A waiting partition is handled often and asks for the same time each time."""
     now = Now()
     timers = Timers(now)
     for _ in range(1000):
@@ -156,8 +156,8 @@ def test_the_same_appointment_is_kept_once() -> None:
     assert list(timers.due()) == [A]
 
 
-def test_of_many_appointments_of_one_the_earliest_is_kept_and_no_other() -> None:
-    """Whoever comes then looks at everything, and asks for the next moment himself."""
+def test_only_the_earliest_timer_of_a_partition_is_kept() -> None:
+    """When it fires, the partition is handled as a whole and asks for its next time itself."""
     now = Now()
     timers = Timers(now)
     for when in (107, 103, 105, 101, 109):
@@ -174,8 +174,8 @@ def test_of_many_appointments_of_one_the_earliest_is_kept_and_no_other() -> None
     assert list(timers.due()) == [A]
 
 
-def test_later_appointments_do_not_pile_up() -> None:
-    """A partition that waits asks at each touch, always a little later."""
+def test_later_timers_do_not_accumulate() -> None:
+    """A waiting partition asks at each call, always for a slightly later time."""
     now = Now()
     timers = Timers(now)
     for late in range(1000):
@@ -248,7 +248,7 @@ def test_a_worker_is_busy_until_its_result_is_taken() -> None:
     owner.pool.stop()
 
 
-def test_a_death_inside_is_told_and_wakes_the_owner() -> None:
+def test_death_of_a_worker_is_recorded_and_wakes_the_owner() -> None:
     owner = Owner(1)
 
     def die() -> None:

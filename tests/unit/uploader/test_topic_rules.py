@@ -1,4 +1,4 @@
-"""Compacted and natively tiered topics are refused with the reason; retention gives the order."""
+"""Compacted and natively tiered topics are refused with a reason; retention gives the order."""
 
 import os
 import queue
@@ -22,7 +22,7 @@ from tests.harness.log_dir import TOPIC_ID, LogDir, PartitionLog
 
 
 class Rules:
-    """TopicRules on a thread of its own, with a clock by hand."""
+    """TopicRules on their own thread, with a manual clock."""
 
     def __init__(self, source: ConfigsByHand | None, *, compacted: str = "refuse") -> None:
         self.now = 0.0
@@ -48,14 +48,14 @@ class Rules:
             self.learned.extend(self.rules.handle(event))
 
 
-def test_nobody_to_ask_allows_everything() -> None:
+def test_every_topic_is_allowed_without_a_config_source() -> None:
     at = Rules(None)
     at.ask("a")
     assert at.rules.is_known("a")
     assert at.rules.refusal("a") is None
 
 
-def test_a_topic_is_not_known_before_the_answer() -> None:
+def test_topic_is_unknown_before_the_answer() -> None:
     at = Rules(ConfigsByHand({"a": TopicConfig(retention=60.0)}))
     assert not at.rules.is_known("a")
     at.ask("a")
@@ -73,7 +73,7 @@ def test_a_topic_is_not_known_before_the_answer() -> None:
         (TopicConfig(native_tiering=True), "as_closed", "remote.storage.enable=true"),
     ],
 )
-def test_what_is_refused_says_what_to_do(
+def test_refusal_tells_the_operator_what_to_do(
     config: TopicConfig, compacted: str, reason: str | None
 ) -> None:
     at = Rules(ConfigsByHand({"a": config}), compacted=compacted)
@@ -82,14 +82,14 @@ def test_what_is_refused_says_what_to_do(
     assert (refusal is None) if reason is None else (reason in str(refusal))
 
 
-def test_a_broker_that_may_not_tell_does_not_hold_the_archive_up() -> None:
+def test_missing_describe_permission_does_not_block_the_archive() -> None:
     at = Rules(ConfigsByHand({"a": None}))
     at.ask("a")
     assert at.rules.is_known("a")
     assert at.rules.refusal("a") is None
 
 
-def test_only_new_topics_are_asked_for_until_it_is_time_again() -> None:
+def test_only_new_topics_are_queried_until_the_refresh_interval_ends() -> None:
     source = ConfigsByHand({"a": TopicConfig(), "b": TopicConfig()})
     at = Rules(source)
     at.ask("a")
@@ -104,8 +104,8 @@ def test_only_new_topics_are_asked_for_until_it_is_time_again() -> None:
     assert at.learned == ["a", "b", "a"]
 
 
-def test_an_answer_says_nothing_about_another_topic_of_the_same_name() -> None:
-    """It was deleted, and created again as a compacted one, within the five minutes."""
+def test_answer_does_not_apply_to_another_topic_id_of_the_same_name() -> None:
+    """The topic was deleted and recreated as a compacted one within the five minutes."""
     source = ConfigsByHand({"a": TopicConfig()})
     at = Rules(source)
     at.ask("a", topic_id=TOPIC_ID)
@@ -120,7 +120,7 @@ def test_an_answer_says_nothing_about_another_topic_of_the_same_name() -> None:
     assert len(source.asked) == 2
 
 
-def test_a_broker_that_is_away_is_asked_again_after_a_pause() -> None:
+def test_unavailable_broker_is_queried_again_after_a_pause() -> None:
     source = ConfigsByHand({"a": TopicConfig()})
     source.away = True
     at = Rules(source)
@@ -134,7 +134,7 @@ def test_a_broker_that_is_away_is_asked_again_after_a_pause() -> None:
     assert at.rules.is_known("a")
 
 
-def test_a_topic_that_is_left_out_of_an_answer_is_not_known_and_asked_for_again() -> None:
+def test_topic_missing_in_an_answer_stays_unknown_and_is_queried_again() -> None:
     """A broker whose metadata lags does not know a topic that was just created."""
     source = ConfigsByHand({"a": TopicConfig()})
     source.left_out = {"b"}
@@ -152,10 +152,10 @@ def test_a_topic_that_is_left_out_of_an_answer_is_not_known_and_asked_for_again(
 # -- in the daemon --------------------------------------------------------------------------------
 
 
-def test_another_retention_changes_which_segments_are_held_open(
+def test_changed_retention_changes_which_segments_are_pinned(
     site: Site, log_dir: LogDir, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three closed segments two can be held open: those that the broker deletes first."""
+    """Of three closed segments two can be pinned: those that the broker deletes first."""
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     other = log_dir.create("other")
@@ -185,14 +185,16 @@ def test_another_retention_changes_which_segments_are_held_open(
         running.wait(lambda: pinned(log) == [False], "the pin of this one to be let go")
 
 
-def test_a_refused_topic_holds_no_pin_and_is_archived_once_it_is_allowed(
+def test_refused_topic_has_no_pin_and_is_archived_once_it_is_allowed(
     site: Site,
     log_dir: LogDir,
     log: PartitionLog,
     store: FakeStorage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor does it make the sidecar unready. Its directory has not changed since it was refused."""
+    """It does not make the sidecar unready either. Its directory has not changed since it was
+    refused.
+    """
     monkeypatch.setattr(engine, "_HOUSEKEEPING_SECONDS", 0.05)
     monkeypatch.setattr(topic_rules, "_ASK_AGAIN_SECONDS", 0.05)
     good = log_dir.create("good")

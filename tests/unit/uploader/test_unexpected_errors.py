@@ -1,4 +1,4 @@
-"""An exception that no handler expects holds back what it concerns, and nothing else."""
+"""An unexpected exception delays only the partition, topic or request that it concerns."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -30,14 +30,14 @@ from tests.harness.log_dir import LogDir, PartitionLog
 
 @pytest.fixture(autouse=True)
 def _short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another try after 20 ms, not after a second."""
+    """Retry after 20 ms instead of one second."""
     monkeypatch.setattr(segment_state, "_FIRST_HOLD", 0.02)
     monkeypatch.setattr(segment_state, "_LONGEST_HOLD", 0.1)
 
 
 @pytest.fixture
 def good(log_dir: LogDir) -> PartitionLog:
-    """A partition that nothing is the matter with."""
+    """A partition without errors."""
     return log_dir.create("good")
 
 
@@ -46,7 +46,7 @@ def counted(site: Site, kind: str) -> float:
 
 
 def held(running: RunningDaemon, subject: str) -> str | None:
-    """The error that holds back a subject, as the status shows it."""
+    """The error that delays a subject, as the status shows it."""
     errors = running.daemon.status.snapshot().held_errors
     return next((held.error for held in errors if held.subject == subject), None)
 
@@ -57,7 +57,7 @@ def last_error(running: RunningDaemon, tp: TopicPartition) -> str:
 
 
 def store_all(running: RunningDaemon, site: Site, log: PartitionLog) -> None:
-    """Close two more segments of a partition, and wait until they are stored."""
+    """Close two more segments of a partition and wait until they are stored."""
     log.closed_segments(2)
     for log_dir in site.log_dirs:
         log_dir.checkpoint_high_watermarks()
@@ -77,7 +77,7 @@ def store_all(running: RunningDaemon, site: Site, log: PartitionLog) -> None:
         pytest.param("put", LAYOUT.watermark_key(TopicPartition("t", 0)), id="commit"),
     ],
 )
-def test_a_strange_answer_of_the_store_holds_back_one_partition(
+def test_unexpected_answer_of_the_store_delays_one_partition(
     site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog, operation: str, key: str
 ) -> None:
     store.fail(operation, KeyError("LastModified"), key=key, times=None)
@@ -95,10 +95,10 @@ def test_a_strange_answer_of_the_store_holds_back_one_partition(
     assert isinstance(told[0]["exc_info"], KeyError), "with its traceback"
 
 
-def test_a_place_that_cannot_be_found_holds_back_one_topic(
+def test_failure_to_resolve_a_store_delays_one_topic(
     site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog
 ) -> None:
-    """As an endpoint provider of somebody else's may raise what it likes."""
+    """For example a third-party endpoint provider may raise any exception."""
     place, broken = place_of(store), ["t"]
 
     def places(topic: str) -> Place:
@@ -127,7 +127,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "partition.metadata"])
-def test_a_flipped_bit_in_a_partitions_file_holds_back_that_partition(
+def test_flipped_bit_in_a_file_of_a_partition_delays_that_partition(
     site: Site, log: PartitionLog, good: PartitionLog, name: str
 ) -> None:
     log.closed_segments(1)
@@ -147,7 +147,7 @@ def test_a_flipped_bit_in_a_partitions_file_holds_back_that_partition(
         running.wait(lambda: held(running, f"{name} of t-0") is None, "the error to be gone")
 
 
-def test_without_the_high_watermark_checkpoint_the_brokers_are_asked(
+def test_brokers_are_asked_when_the_high_watermark_checkpoint_is_damaged(
     site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
 ) -> None:
     log.closed_segments(2)
@@ -166,11 +166,11 @@ def test_without_the_high_watermark_checkpoint_the_brokers_are_asked(
         running.wait(lambda: held(running, str(path)) is None, "the error to be gone")
 
 
-# -- steps of a partition -------------------------------------------------------------------------
+# -- partition steps ------------------------------------------------------------------------------
 
 
 class FaultyLogDirs(LogDirs):
-    """Log dirs in which one partition cannot be found, for a reason that nobody expects."""
+    """Log dirs in which one partition cannot be found because of an unexpected exception."""
 
     def __init__(self, log_dirs: Iterable[str], wanted: Callable[[str], bool]) -> None:
         super().__init__(log_dirs, wanted)
@@ -188,7 +188,7 @@ class FaultyLogDirs(LogDirs):
         return tp
 
 
-def test_a_step_that_fails_holds_back_its_partition(
+def test_failed_step_delays_its_partition(
     site: Site, store: FakeStorage, log: PartitionLog, good: PartitionLog
 ) -> None:
     made: list[FaultyLogDirs] = []
@@ -204,7 +204,7 @@ def test_a_step_that_fails_holds_back_its_partition(
         error = "RuntimeError: for the test"
         running.wait(lambda: held(running, "listing of t-0") == error, "the error in the status")
         running.wait(lambda: error in last_error(running, log.tp), "the error of the partition")
-        log.closed_segments(1)  # a hint, which cannot be followed either
+        log.closed_segments(1)  # a hint, which cannot be processed either
         running.wait(lambda: held(running, f"a hint at {log.path}") == error, "the hint to fail")
         made[0].broken.clear()
         store_all(running, site, log)
@@ -213,11 +213,11 @@ def test_a_step_that_fails_holds_back_its_partition(
     check_archive(store, log.tp)
 
 
-# -- questions to the brokers ---------------------------------------------------------------------
+# -- requests to the brokers ----------------------------------------------------------------------
 
 
 class FaultyConfigs(ConfigsByHand):
-    """Raises what nobody expects, while it is `broken`."""
+    """Raise an unexpected exception while it is `broken`."""
 
     broken = True
 
@@ -239,7 +239,7 @@ class AnswersForOthers(FaultyConfigs):
 @pytest.mark.parametrize(
     ("source", "error"), [(FaultyConfigs, "retention.ms"), (AnswersForOthers, "KeyError: 'other'")]
 )
-def test_a_strange_answer_about_topics_is_asked_for_again(
+def test_topic_configs_are_requested_again_after_an_unexpected_answer(
     site: Site,
     store: FakeStorage,
     log: PartitionLog,
@@ -260,7 +260,7 @@ def test_a_strange_answer_about_topics_is_asked_for_again(
 
 
 class FaultyHighWatermarks(HighWatermarksByHand):
-    """Raises what nobody expects at the first question."""
+    """Raise an unexpected exception at the first request."""
 
     def high_watermarks(
         self, partitions: Iterable[TopicPartition]
@@ -271,7 +271,7 @@ class FaultyHighWatermarks(HighWatermarksByHand):
         return answers
 
 
-def test_a_strange_answer_about_high_watermarks_is_asked_for_again(
+def test_high_watermarks_are_requested_again_after_an_unexpected_answer(
     site: Site, store: FakeStorage, log: PartitionLog
 ) -> None:
     log.closed_segments(1)
@@ -286,10 +286,10 @@ def test_a_strange_answer_about_high_watermarks_is_asked_for_again(
 # -- expected errors ------------------------------------------------------------------------------
 
 
-def test_an_expected_error_is_not_counted_as_unexpected(
+def test_expected_error_is_not_counted_as_unexpected(
     site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog
 ) -> None:
-    """A refusal of the store has a counter of its own."""
+    """A refusal by the store has a counter of its own."""
     store.refuse(key_of(log.tp, 0, FileKind.INDEX))
     log.closed_segments(1)
     log_dir.checkpoint_high_watermarks()

@@ -1,4 +1,4 @@
-"""One segment on its way to the store: what the last looks at it refuse."""
+"""The upload of one segment: what its last checks refuse."""
 
 import pytest
 
@@ -28,9 +28,9 @@ def destination(store: FakeStorage, log: PartitionLog, *, begins: bool = False) 
     )
 
 
-def test_a_segment_that_changes_while_it_is_sent_is_not_taken_for_stored(log: PartitionLog) -> None:
-    """A store that verifies another checksum than ours takes what it gets. The broker has truncated
-    the segment after it was verified, and has written other records in its place.
+def test_segment_that_changes_during_its_upload_is_not_stored(log: PartitionLog) -> None:
+    """The store verifies another checksum than ours, so it accepts any bytes. The broker truncates
+    the segment after the verification and writes other records in its place.
     """
     store = FakeStorage(
         capabilities=StorageCapabilities(conditional_writes=True, checksum=ChecksumAlgorithm.CRC32C)
@@ -58,7 +58,9 @@ def test_a_segment_that_changes_while_it_is_sent_is_not_taken_for_stored(log: Pa
 def upload_from_within_a_batch(
     store: FakeStorage, log: PartitionLog, *, begins: bool
 ) -> StoredSegment:
-    """The archive ends, or is to begin, at 7; the batch from 5 to 9 has left the log."""
+    """Upload from offset 7, where the archive ends or is to begin; the batch [5, 10) has left the
+    log.
+    """
     log.closed_segment(10, batch=5)
     log.stage(0)
     pinned = pin(
@@ -73,7 +75,7 @@ def upload_from_within_a_batch(
         pinned.close()
 
 
-def test_an_archive_that_ends_within_a_batch_is_of_another_history(
+def test_archive_that_ends_within_a_batch_is_of_another_history(
     store: FakeStorage, log: PartitionLog
 ) -> None:
     with pytest.raises(StoredOtherwiseError, match="ends at 7, within the record batch from 5"):
@@ -81,9 +83,9 @@ def test_an_archive_that_ends_within_a_batch_is_of_another_history(
     assert not store.contents()
 
 
-def test_an_archive_may_begin_within_a_batch(store: FakeStorage, log: PartitionLog) -> None:
-    """`offset_reset: latest` has settled the start at a segment that was truncated since, or at
-    that of a replica that rolled elsewhere: nothing is stored yet that could be of another history.
+def test_archive_may_begin_within_a_batch(store: FakeStorage, log: PartitionLog) -> None:
+    """`offset_reset: latest` set the start at a segment that was truncated since, or at one of a
+    replica with other boundaries: nothing of another history is stored yet.
     """
     stored = upload_from_within_a_batch(store, log, begins=True)
     assert (stored.base_offset, stored.next_offset) == (5, 10)

@@ -1,4 +1,4 @@
-"""The last look before an upload, at genuine segments of a broker and at broken ones."""
+"""Verification before an upload, with genuine segments of a broker and with broken ones."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ CHUNK = 4096
 
 
 class Look:
-    """Pins a segment of a directory and verifies it; what was pinned is let go in the end."""
+    """Pin a segment of a directory and verify it; the pins are released at the end."""
 
     def __init__(self) -> None:
         self.pinned: list[PinnedSegment] = []
@@ -88,7 +88,7 @@ def look() -> Iterator[Look]:
 
 @pytest.fixture
 def closed(log: PartitionLog) -> PartitionLog:
-    """0 to 99 in twenty batches, closed."""
+    """A closed segment with the offsets 0 to 99 in twenty batches."""
     log.closed_segment(100)
     return log
 
@@ -106,7 +106,7 @@ def checked(file: VerifiedFile) -> bytes:
 
 
 @pytest.mark.parametrize("segment", SEGMENTS, ids=str)
-def test_a_brokers_segment_passes_as_it_is(segment: BrokerSegment, look: Look) -> None:
+def test_genuine_segment_passes_unchanged(segment: BrokerSegment, look: Look) -> None:
     found = look(segment.directory, segment.base, segment.next_base)
     assert checked(found.log) == segment.read(FileKind.LOG)
     assert checked(found.index) == segment.read(FileKind.INDEX)
@@ -118,7 +118,7 @@ def test_a_brokers_segment_passes_as_it_is(segment: BrokerSegment, look: Look) -
 @pytest.mark.parametrize("segment", SEGMENTS[:3], ids=str)
 @pytest.mark.parametrize("kind", [FileKind.INDEX, FileKind.TIMEINDEX])
 @pytest.mark.parametrize("damage", ["missing", "preallocated", "garbage", "cut"])
-def test_an_index_that_cannot_be_used_is_rebuilt(
+def test_unusable_index_is_rebuilt(
     segment: BrokerSegment, kind: FileKind, damage: str, look: Look, tmp_path: Path
 ) -> None:
     directory = tmp_path / segment.directory.name
@@ -146,10 +146,12 @@ def test_an_index_that_cannot_be_used_is_rebuilt(
 
 @pytest.mark.parametrize("bit", range(8))
 @pytest.mark.parametrize("byte", [4, 5, 6, 7])
-def test_an_index_with_a_flipped_bit_in_a_position_is_rebuilt(
+def test_offset_index_with_a_flipped_bit_in_a_position_is_rebuilt(
     closed: PartitionLog, look: Look, byte: int, bit: int
 ) -> None:
-    """It may rise still, and lie within the log: a reader would start in the middle of a batch."""
+    """The positions may still increase and lie within the log: a reader would start in the middle
+    of a batch.
+    """
     path = closed.file(0, FileKind.INDEX)
     sound = path.read_bytes()
     damaged = bytearray(sound)
@@ -164,10 +166,12 @@ def test_an_index_with_a_flipped_bit_in_a_position_is_rebuilt(
 
 @pytest.mark.parametrize("bit", [0, 4])
 @pytest.mark.parametrize("byte", [6, 7, 11])
-def test_a_time_index_with_a_flipped_bit_is_rebuilt(
+def test_time_index_with_a_flipped_bit_is_rebuilt(
     closed: PartitionLog, look: Look, byte: int, bit: int
 ) -> None:
-    """It may rise still, and lie within the log: a reader that seeks a time would miss records."""
+    """The entries may still increase and lie within the log: a reader that seeks a time would miss
+    records.
+    """
     path = closed.file(0, FileKind.TIMEINDEX)
     damaged = bytearray(path.read_bytes())
     damaged[byte] ^= 1 << bit
@@ -181,7 +185,7 @@ def test_a_time_index_with_a_flipped_bit_is_rebuilt(
         assert timestamp == max(until)
 
 
-def test_an_index_of_zero_bytes_is_stored_as_such(closed: PartitionLog, look: Look) -> None:
+def test_index_of_zero_bytes_is_stored_unchanged(closed: PartitionLog, look: Look) -> None:
     closed.file(0, FileKind.INDEX).write_bytes(b"")
     found = look(closed.path, 0, 100)
     assert checked(found.index) == b""
@@ -189,17 +193,17 @@ def test_an_index_of_zero_bytes_is_stored_as_such(closed: PartitionLog, look: Lo
 
 
 @pytest.mark.parametrize("cut", [1, 30, 61, 100, 250])
-def test_a_cut_tail_is_refused(closed: PartitionLog, look: Look, cut: int) -> None:
+def test_truncated_tail_is_refused(closed: PartitionLog, look: Look, cut: int) -> None:
     os.truncate(closed.file(0), len(closed.written[0]) - cut)
     with pytest.raises(DamagedSegmentError, match=r"00000000000000000000\.log"):
         look(closed.path, 0, 100)
 
 
 @pytest.mark.parametrize("at", [0, 7, 8, 11, 12, 16, 17, 20, 21, 26, 40, 60, 61, 100])
-def test_a_flipped_bit_anywhere_in_a_batch_is_refused(
+def test_flipped_bit_anywhere_in_a_batch_is_refused(
     closed: PartitionLog, look: Look, at: int
 ) -> None:
-    """Of the base offset, length, leader epoch, magic, CRC, attributes, header, and records."""
+    """In base offset, length, leader epoch, magic, CRC, attributes, header and records."""
     data = bytearray(closed.written[0])
     second = 12 + struct.unpack_from(">i", data, 8)[0]
     data[second + at] ^= 0x40
@@ -208,47 +212,51 @@ def test_a_flipped_bit_anywhere_in_a_batch_is_refused(
         look(closed.path, 0, 100)
 
 
-def test_a_log_of_zero_bytes_is_refused(closed: PartitionLog, look: Look) -> None:
+def test_empty_log_is_refused(closed: PartitionLog, look: Look) -> None:
     closed.file(0).write_bytes(b"")
     with pytest.raises(DamagedSegmentError, match="no record batch"):
         look(closed.path, 0, 100)
 
 
-def test_a_log_of_zeros_is_refused(closed: PartitionLog, look: Look) -> None:
+def test_log_of_zeros_is_refused(closed: PartitionLog, look: Look) -> None:
     closed.file(0).write_bytes(bytes(500))
     with pytest.raises(DamagedSegmentError):
         look(closed.path, 0, 100)
 
 
-def test_an_old_message_format_is_refused_as_such(closed: PartitionLog, look: Look) -> None:
+def test_old_message_format_is_refused_by_name(closed: PartitionLog, look: Look) -> None:
     closed.file(0).write_bytes(make_batch(0, 10, magic=1))
     with pytest.raises(UnsupportedFormatError, match="v1"):
         look(closed.path, 0, 100)
 
 
 @pytest.mark.parametrize("end", [99, 101, 150])
-def test_a_tail_that_misses_the_next_base_is_refused(
+def test_log_that_ends_before_the_next_base_offset_is_refused(
     closed: PartitionLog, look: Look, end: int
 ) -> None:
-    """Cut at a batch border, every CRC is right: only the next segment's base tells."""
+    """Cut at a batch boundary, every CRC is right: only the next segment's base offset reveals the
+    cut.
+    """
     with pytest.raises(DamagedSegmentError, match=rf"begins at {end}"):
         look(closed.path, 0, end)
 
 
-def test_a_compacted_tail_may_end_before_the_next_base(closed: PartitionLog, look: Look) -> None:
+def test_compacted_log_may_end_before_the_next_base_offset(
+    closed: PartitionLog, look: Look
+) -> None:
     found = look(closed.path, 0, 150, compacted=True)
     assert found.next_offset == 150
 
 
 def merged_to(pinned: PinnedSegment, end: int) -> VerifiedSegment:
-    """As it is planned once the listing shows this end."""
+    """Verify with the end that the later listing shows."""
     listed = replace(pinned.segment, next_base=BaseOffset(end))
     pages = ColdPages(pinned.log, watch=False)
     reading = Reading(pages, memoryview(bytearray(CHUNK)), lambda _: None, compacted=True)
     return verify(pinned, PlannedSegment(listed, Offset(0)), reading)
 
 
-def test_one_that_was_merged_with_what_followed_is_looked_at_anew(
+def test_segment_merged_with_its_successor_is_pinned_again(
     closed: PartitionLog, look: Look
 ) -> None:
     pinned = look.pin(closed.path, 0, 100)
@@ -261,7 +269,7 @@ def test_one_that_was_merged_with_what_followed_is_looked_at_anew(
 
 
 @pytest.mark.parametrize("unlinked", [False, True])
-def test_where_the_merged_file_is_gone_too_it_is_stored_as_far_as_it_reaches(
+def test_segment_whose_merged_file_is_gone_is_stored_up_to_its_own_end(
     closed: PartitionLog, look: Look, *, unlinked: bool
 ) -> None:
     pinned = look.pin(closed.path, 0, 100)
@@ -273,8 +281,8 @@ def test_where_the_merged_file_is_gone_too_it_is_stored_as_far_as_it_reaches(
     assert caught.value.next_offset == 100
 
 
-def test_indexes_of_a_compacted_topic_are_never_believed(closed: PartitionLog, look: Look) -> None:
-    """Those of the file before it may fit by chance, and the times in them may not."""
+def test_indexes_of_a_compacted_topic_are_always_rebuilt(closed: PartitionLog, look: Look) -> None:
+    """Indexes of the file before compaction may fit by chance, with wrong times."""
     first_entry = closed.file(0, FileKind.INDEX).read_bytes()[:8]
     closed.file(0, FileKind.INDEX).write_bytes(first_entry)
     assert checked(look(closed.path, 0, 100).index) == first_entry
@@ -302,10 +310,10 @@ def test_batches_of_another_epoch_history_are_refused(
         look(closed.path, 0, 100)
 
 
-def test_of_an_epoch_that_the_checkpoint_has_dropped_only_the_log_itself_is_proof(
+def test_segment_of_a_dropped_epoch_is_accepted_only_in_the_live_log_or_committed(
     closed: PartitionLog, look: Look
 ) -> None:
-    """Retention and truncation rename to the same names."""
+    """Retention and truncation rename to the same file names."""
     pinned = look.pin(closed.path, 0, 100)
     (closed.path / "leader-epoch-checkpoint").write_text("0\n1\n1 100\n")
     assert look.verify(pinned).next_offset == 100, "it has its live name"
@@ -315,14 +323,14 @@ def test_of_an_epoch_that_the_checkpoint_has_dropped_only_the_log_itself_is_proo
     assert look.verify(pinned, committed=True).next_offset == 100
 
 
-def test_a_directory_that_is_gone_is_told_as_such(closed: PartitionLog, look: Look) -> None:
+def test_deleted_partition_directory_raises_segment_gone(closed: PartitionLog, look: Look) -> None:
     pinned = look.pin(closed.path, 0, 100)
     closed.delete_topic()
     with pytest.raises(SegmentGoneError, match="leader-epoch-checkpoint"):
         look.verify(pinned)
 
 
-def test_the_bytes_of_a_deleted_segment_pass(closed: PartitionLog, look: Look) -> None:
+def test_deleted_segment_passes_verification(closed: PartitionLog, look: Look) -> None:
     pinned = look.pin(closed.path, 0, 100)
     closed.stage(0)
     closed.unlink(0)
@@ -349,7 +357,7 @@ def _rewrite_without_a_name(log: PartitionLog) -> None:
 
 
 @pytest.mark.parametrize("change", [_truncate, _rewrite, _replace, _rewrite_without_a_name])
-def test_a_change_before_the_look_is_noticed(
+def test_change_before_the_verification_is_detected(
     closed: PartitionLog, look: Look, change: Callable[[PartitionLog], None]
 ) -> None:
     closed.set_age(0, 5)
@@ -360,7 +368,7 @@ def test_a_change_before_the_look_is_noticed(
 
 
 @pytest.mark.parametrize("change", [_rewrite, _replace, _rewrite_without_a_name])
-def test_a_change_during_the_read_is_noticed(
+def test_change_during_the_verification_is_detected(
     closed: PartitionLog,
     look: Look,
     change: Callable[[PartitionLog], None],
@@ -385,7 +393,7 @@ def test_a_change_during_the_read_is_noticed(
 
 
 @pytest.mark.parametrize("start", range(5, 100, 13))
-def test_a_slice_begins_with_the_batch_that_holds_its_start(
+def test_slice_begins_with_the_batch_that_holds_its_start(
     closed: PartitionLog, look: Look, start: int
 ) -> None:
     found = look(closed.path, 0, 100, start=start)
@@ -403,12 +411,12 @@ def test_a_slice_begins_with_the_batch_that_holds_its_start(
     assert times.entries[-1] == (found.max_timestamp, 99)
 
 
-def test_a_slice_that_nothing_reaches_is_refused(closed: PartitionLog, look: Look) -> None:
+def test_slice_beyond_the_end_of_the_segment_is_refused(closed: PartitionLog, look: Look) -> None:
     with pytest.raises(DamagedSegmentError, match="reaches offset 100"):
         look(closed.path, 0, 150, start=100)
 
 
-def test_damage_before_a_slice_is_not_sent_and_no_obstacle(
+def test_damage_before_a_slice_is_neither_sent_nor_an_obstacle(
     closed: PartitionLog, look: Look
 ) -> None:
     data = bytearray(closed.written[0])
@@ -417,10 +425,12 @@ def test_damage_before_a_slice_is_not_sent_and_no_obstacle(
     assert look(closed.path, 0, 100, start=50).base_offset == 50
 
 
-def test_an_index_that_changes_after_it_was_looked_at_is_not_believed(
+def test_index_changed_after_verification_does_not_match_its_checksum(
     closed: PartitionLog, look: Look
 ) -> None:
-    """What is sent later has the checksum of what was sound: the store refuses anything else."""
+    """The upload carries the checksum of the verified bytes, so the store refuses any other
+    bytes.
+    """
     found = look(closed.path, 0, 100)
     sound = closed.file(0, FileKind.INDEX).read_bytes()
     assert found.index.crc64nvme == crc64nvme(sound)

@@ -1,4 +1,4 @@
-"""The watch on real directories: events that come, events that the kernel dropped, and its end."""
+"""The watch on real directories: events, events that the kernel dropped, and its end."""
 
 import struct
 import threading
@@ -59,7 +59,7 @@ def roll(partition: Path, base_offset: int) -> None:
     (partition / f"{base_offset:020d}.log").touch()
 
 
-def test_a_roll_is_a_hint_for_its_directory(
+def test_roll_is_a_hint_for_its_directory(
     watcher: Watcher, partition: Path, board: HintBoard, registry: CollectorRegistry
 ) -> None:
     watcher.start()
@@ -68,10 +68,10 @@ def test_a_roll_is_a_hint_for_its_directory(
     assert overflows(registry) == 0
 
 
-def test_a_new_leader_epoch_is_a_hint_for_its_directory(
+def test_new_leader_epoch_is_a_hint_for_its_directory(
     watcher: Watcher, partition: Path, board: HintBoard
 ) -> None:
-    """The broker writes the checkpoint beside its name, and renames it."""
+    """The broker writes the checkpoint to a temporary file and renames it."""
     watcher.start()
     temporary = partition / "leader-epoch-checkpoint.tmp"
     temporary.touch()
@@ -79,14 +79,14 @@ def test_a_new_leader_epoch_is_a_hint_for_its_directory(
     assert hints(board) == Hints({str(partition): 0.0}, everything=False)
 
 
-def test_when_the_kernel_dropped_events_everything_is_looked_at_and_the_watch_goes_on(
+def test_dropped_events_cause_a_full_rescan_and_the_watch_continues(
     watcher: Watcher,
     partition: Path,
     board: HintBoard,
     registry: CollectorRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The reader stands still until more has happened than the kernel's queue holds."""
+    """The reader waits until more has happened than the kernel's queue holds."""
     go_on = threading.Event()
     plain = InotifyFD.read_events
 
@@ -110,7 +110,7 @@ def test_when_the_kernel_dropped_events_everything_is_looked_at_and_the_watch_go
         assert str(directory) in hints(board).directories
 
 
-def test_the_raw_event_is_told(
+def test_raw_overflow_event_is_reported(
     watcher: Watcher, board: HintBoard, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = [struct.pack("iIII", -1, IN_Q_OVERFLOW, 0, 0)]
@@ -126,10 +126,10 @@ def test_the_raw_event_is_told(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_reader_is_noticed_and_replaced(
+def test_dead_reader_is_detected_and_replaced(
     watcher: Watcher, partition: Path, board: HintBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread alone knows of events: without it the others would wait for ever."""
+    """Only its thread receives events: without it the others would wait forever."""
 
     def broken(self: InotifyFD, event: InotifyEvent) -> None:
         raise RuntimeError(f"{self} cannot handle {event}")
@@ -143,7 +143,7 @@ def test_a_dead_reader_is_noticed_and_replaced(
     assert str(partition) in hints(board).directories
 
 
-def test_a_watch_that_cannot_start_leaves_no_thread(partition: Path, board: HintBoard) -> None:
+def test_watch_that_cannot_start_leaves_no_thread(partition: Path, board: HintBoard) -> None:
     absent = [str(partition / "absent"), str(partition / "absent too")]
     watcher = Watcher(absent, board, "auto", Metrics(CollectorRegistry()))
     before = threading.active_count()
@@ -152,10 +152,8 @@ def test_a_watch_that_cannot_start_leaves_no_thread(partition: Path, board: Hint
     wait_until(lambda: threading.active_count() == before, SECONDS, "its threads to end")
 
 
-def test_a_log_dir_that_cannot_be_read_is_watched_once_it_is_back(
-    partition: Path, board: HintBoard
-) -> None:
-    """The others are watched from the start."""
+def test_unreadable_log_dir_is_watched_once_it_is_back(partition: Path, board: HintBoard) -> None:
+    """The other log dirs are watched from the start."""
     away = partition.parent.with_name("away")
     log_dirs = [str(away), str(partition.parent)]
     watcher = Watcher(log_dirs, board, "auto", Metrics(CollectorRegistry()))

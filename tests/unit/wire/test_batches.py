@@ -1,4 +1,4 @@
-"""Headers of record batches that are changed in place, over genuine batches."""
+"""Record batch headers changed in place, on genuine batches."""
 
 import pytest
 
@@ -27,7 +27,9 @@ def made(**changes: object) -> memoryview:
 
 @pytest.mark.parametrize("was_transactional", [False, True])
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_batch_becomes_one_of_a_producer(*, was_transactional: bool, transactional: bool) -> None:
+def test_batch_gets_the_producer_of_the_target(
+    *, was_transactional: bool, transactional: bool
+) -> None:
     batch = made(is_transactional=was_transactional, producer_id=3, producer_epoch=1)
     before, records = parse_batch_header(batch), bytes(batch[61:])
     set_producer(batch, PRODUCER, 41, transactional=transactional)
@@ -47,7 +49,7 @@ def test_a_batch_becomes_one_of_a_producer(*, was_transactional: bool, transacti
     check_crc(batch)
 
 
-def test_without_idempotence_a_batch_has_no_producer() -> None:
+def test_batch_has_no_producer_without_idempotence() -> None:
     batch = made(is_transactional=True, producer_id=3, producer_epoch=1)
     set_producer(batch, None, 0, transactional=False)
     header = parse_batch_header(batch)
@@ -56,7 +58,7 @@ def test_without_idempotence_a_batch_has_no_producer() -> None:
     check_crc(batch)
 
 
-def test_the_bit_of_log_append_time_is_cleared() -> None:
+def test_log_append_time_bit_is_cleared() -> None:
     batch = made(timestamp_type=TimestampType.LOG_APPEND_TIME)
     set_producer(batch, PRODUCER, 0, transactional=True)
     assert parse_batch_header(batch).timestamp_type is TimestampType.CREATE_TIME
@@ -64,7 +66,7 @@ def test_the_bit_of_log_append_time_is_cleared() -> None:
 
 
 @pytest.mark.parametrize("position", [21, 30, 45, 60, 61, -1])
-def test_a_damaged_batch_never_gets_a_crc_that_fits(position: int) -> None:
+def test_damaged_batch_never_gets_a_matching_crc(position: int) -> None:
     batch = made()
     batch[position] ^= 0x20
     with pytest.raises(DamagedSegmentError, match="the batch at offset 500 does not have its CRC"):
@@ -73,14 +75,14 @@ def test_a_damaged_batch_never_gets_a_crc_that_fits(position: int) -> None:
         check_crc(batch)
 
 
-def test_a_leader_epoch_is_changed_beside_the_crc() -> None:
+def test_leader_epoch_is_changed_without_affecting_the_crc() -> None:
     batch = made()
     set_leader_epoch(batch, 0)
     assert parse_batch_header(batch).leader_epoch == 0
     check_crc(batch)
 
 
-def test_fetched_records_are_split_without_a_copy_up_to_the_batch_that_is_cut_off() -> None:
+def test_fetched_records_are_split_without_a_copy_up_to_the_truncated_batch() -> None:
     log = bytearray(make_batch(0, 2) + make_batch(2, 3) + make_batch(5, 1))
     for cut in (1, 20, len(make_batch(5, 1)) - 1):
         split = list(split_batches(memoryview(log)[: len(log) - cut]))
@@ -91,14 +93,14 @@ def test_fetched_records_are_split_without_a_copy_up_to_the_batch_that_is_cut_of
     assert parse_batch_header(log).leader_epoch == 9
 
 
-def test_messages_of_old_formats_are_refused() -> None:
+def test_old_message_formats_are_refused() -> None:
     log = bytearray(make_batch(0, 2))
     log[16] = 1
     with pytest.raises(UnsupportedFormatError, match="message format v1"):
         list(split_batches(memoryview(log)))
 
 
-def test_sequences_go_on_at_zero() -> None:
+def test_sequences_wrap_around_to_zero() -> None:
     assert next_sequence(7, 3) == 10
     assert next_sequence(2**31 - 1, 1) == 0
     assert next_sequence(2**31 - 2, 5) == 3

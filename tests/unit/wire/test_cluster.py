@@ -1,4 +1,4 @@
-"""Requests find the right broker, and are tried again under one deadline."""
+"""Requests are sent to the right broker and retried under one deadline."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ PRODUCER = Producer(9, 1)
 
 
 class World:
-    """Two brokers and what they say of each other; broker 1 is asked first."""
+    """Two brokers and their metadata; broker 1 is contacted first."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.brokers = {BrokerId(n): stack.enter_context(fake_broker()) for n in (1, 2)}
@@ -83,7 +83,9 @@ class World:
         )
 
     def on_end_txn(self, *codes: ErrorCode) -> None:
-        """Both brokers answer with these error codes one after the other, then without one."""
+        """Make both brokers answer EndTxn with these error codes in order, and then without an
+        error.
+        """
         left = list(codes)
         for broker in self.brokers.values():
             broker.answers[ApiKey.END_TXN] = lambda request: request.response(
@@ -126,7 +128,7 @@ def offsets(broker: FakeBroker, offset: int, code: ErrorCode = ErrorCode.none) -
     broker.answers[ApiKey.LIST_OFFSETS] = answer
 
 
-def test_the_leader_is_asked_and_remembered(world: World) -> None:
+def test_leader_is_looked_up_once_and_cached(world: World) -> None:
     world.leader = 2
     offsets(world.brokers[BrokerId(2)], 77)
     for _ in range(2):
@@ -135,7 +137,7 @@ def test_the_leader_is_asked_and_remembered(world: World) -> None:
     assert world.asked(1, ApiKey.LIST_OFFSETS) == 0
 
 
-def test_after_an_election_the_new_leader_is_asked(world: World) -> None:
+def test_new_leader_is_used_after_an_election(world: World) -> None:
     world.leader = 2
     offsets(world.brokers[BrokerId(2)], 77)
     requests.list_offsets(world.cluster, {TP: requests.LATEST})
@@ -145,7 +147,7 @@ def test_after_an_election_the_new_leader_is_asked(world: World) -> None:
     assert requests.list_offsets(world.cluster, {TP: requests.LATEST})[TP].offset == 78
 
 
-def test_a_coordinator_that_moved_is_looked_up_again(world: World) -> None:
+def test_moved_coordinator_is_looked_up_again(world: World) -> None:
     world.on_end_txn(ErrorCode.not_coordinator)
     world.end_txn()
     assert world.asked(1, ApiKey.FIND_COORDINATOR) == 2
@@ -153,7 +155,7 @@ def test_a_coordinator_that_moved_is_looked_up_again(world: World) -> None:
     assert world.asked(1, ApiKey.FIND_COORDINATOR) == 2
 
 
-def test_markers_of_the_transaction_before_are_waited_for_at_the_same_coordinator(
+def test_pending_markers_are_waited_for_at_the_same_coordinator(
     world: World,
 ) -> None:
     world.on_end_txn(ErrorCode.concurrent_transactions, ErrorCode.concurrent_transactions)
@@ -162,7 +164,7 @@ def test_markers_of_the_transaction_before_are_waited_for_at_the_same_coordinato
     assert world.asked(1, ApiKey.FIND_COORDINATOR) == 1
 
 
-def test_a_refusal_names_broker_request_and_code(world: World) -> None:
+def test_refusal_names_broker_request_and_code(world: World) -> None:
     world.on_end_txn(ErrorCode.producer_fenced)
     text = rf"broker {world.brokers[BrokerId(1)].address} refuses EndTxn v4: PRODUCER_FENCED \(90\)"
     with pytest.raises(KafkaApiError, match=text) as raised:
@@ -171,7 +173,7 @@ def test_a_refusal_names_broker_request_and_code(world: World) -> None:
     assert world.asked(1, ApiKey.END_TXN) == 1
 
 
-def test_the_cause_is_told_before_what_was_left_undone_because_of_it(world: World) -> None:
+def test_cause_is_reported_instead_of_operations_not_attempted(world: World) -> None:
     results = [(0, ErrorCode.operation_not_attempted), (1, ErrorCode.topic_authorization_failed)]
     world.brokers[BrokerId(1)].answers[ApiKey.ADD_PARTITIONS_TO_TXN] = lambda request: (
         request.response(
@@ -193,20 +195,20 @@ def test_the_cause_is_told_before_what_was_left_undone_because_of_it(world: Worl
         )
 
 
-def test_the_last_error_is_raised_at_the_deadline(world: World) -> None:
+def test_last_error_is_raised_at_the_deadline(world: World) -> None:
     world.on_end_txn(*[ErrorCode.coordinator_load_in_progress] * 1000)
     with pytest.raises(KafkaApiError, match="COORDINATOR_LOAD_IN_PROGRESS"):
         world.end_txn(timeout=0.3)
     assert world.asked(1, ApiKey.END_TXN) > 1
 
 
-def test_a_silent_broker_costs_no_more_than_the_deadline(world: World) -> None:
+def test_silent_broker_takes_no_longer_than_the_deadline(world: World) -> None:
     world.brokers[BrokerId(1)].answers[ApiKey.END_TXN] = lambda _: None
     with pytest.raises(BrokerUnavailableError, match="EndTxn: timed out"):
         world.end_txn(timeout=0.3)
 
 
-def test_a_connection_that_broke_is_opened_again(world: World) -> None:
+def test_broken_connection_is_reopened(world: World) -> None:
     broker, calls = world.brokers[BrokerId(1)], []
 
     def answer(request: Received) -> bytes:
@@ -220,7 +222,7 @@ def test_a_connection_that_broke_is_opened_again(world: World) -> None:
     assert (len(calls), broker.connections) == (2, 2)
 
 
-def test_once_stopped_nothing_is_tried_again() -> None:
+def test_nothing_is_retried_after_stop() -> None:
     stop = Event()
     stop.set()
     attempts = []
@@ -234,7 +236,7 @@ def test_once_stopped_nothing_is_tried_again() -> None:
     assert attempts == [1]
 
 
-def test_any_bootstrap_server_will_do_and_if_none_does_all_are_named() -> None:
+def test_any_bootstrap_server_suffices_and_all_are_named_if_none_answers() -> None:
     with fake_broker() as broker:
         gone = broker.address
     with ExitStack() as stack:
@@ -252,7 +254,7 @@ def test_any_bootstrap_server_will_do_and_if_none_does_all_are_named() -> None:
     assert str(alive) in str(raised.value)
 
 
-def test_a_topic_that_may_not_be_described_is_told_apart(world: World) -> None:
+def test_unauthorized_topic_is_a_separate_result(world: World) -> None:
     world.unknown["secret"] = ErrorCode.topic_authorization_failed
     metadata = world.cluster.metadata(["secret", "topic"])
     assert metadata.topics.keys() == {"topic"}
@@ -261,12 +263,12 @@ def test_a_topic_that_may_not_be_described_is_told_apart(world: World) -> None:
         world.cluster.leaders([TopicPartition("secret", 0)])
 
 
-def test_a_partition_that_does_not_exist_is_named(world: World) -> None:
+def test_error_for_a_missing_partition_names_it(world: World) -> None:
     with pytest.raises(KafkaApiError, match="the brokers do not know partition topic-7"):
         world.cluster.leaders([TopicPartition("topic", 7)])
 
 
-def test_a_partition_without_a_leader_is_worth_another_attempt(world: World) -> None:
+def test_partition_without_a_leader_is_a_retryable_error(world: World) -> None:
     world.leader = -1
     with pytest.raises(KafkaApiError, match="topic-0 has no leader now") as raised:
         world.cluster.leaders([TP])
@@ -275,12 +277,12 @@ def test_a_partition_without_a_leader_is_worth_another_attempt(world: World) -> 
     assert world.cluster.leaders([TP]) == {BrokerId(2): [TP]}
 
 
-def test_controller_and_brokers_are_found_by_metadata(world: World) -> None:
+def test_controller_and_brokers_are_found_in_metadata(world: World) -> None:
     assert world.cluster.connection(Controller()).address == world.addresses()[BrokerId(2)]
     with pytest.raises(KafkaApiError, match="the cluster has no broker 8 now"):
         world.cluster.connection(Broker(BrokerId(8)))
 
 
-def test_connections_of_their_own_are_not_shared(world: World) -> None:
+def test_dedicated_connections_are_not_shared(world: World) -> None:
     with world.cluster.connect(BrokerId(1)) as own:
         assert own is not world.cluster.connection(Broker(BrokerId(1)))

@@ -35,7 +35,7 @@ def broker() -> Iterator[FakeBroker]:
 
 
 def coordinator(request: Received) -> bytes:
-    """The key's own number as the coordinator."""
+    """Answer with the number in the key as the coordinator."""
     return request.response(
         throttle_time=0,
         error_code=ErrorCode.none,
@@ -54,7 +54,7 @@ def find(connection: Connection, key: int) -> Any:  # noqa: ANN401 - kio's
     return connection.build(ApiKey.FIND_COORDINATOR, key=str(key), key_type=0)
 
 
-def test_a_request_gets_its_response(broker: FakeBroker) -> None:
+def test_request_gets_its_response(broker: FakeBroker) -> None:
     with connect(broker, client_id="me") as connection:
         response: Any = connection.request(find(connection, 5))
     assert response.node_id == 5
@@ -63,7 +63,7 @@ def test_a_request_gets_its_response(broker: FakeBroker) -> None:
     assert (asked.version, asked.client_id) == (3, "me")
 
 
-def test_responses_come_in_the_order_of_requests_in_flight(broker: FakeBroker) -> None:
+def test_responses_arrive_in_the_order_of_requests_in_flight(broker: FakeBroker) -> None:
     with connect(broker, max_in_flight=3) as connection:
         for key in (1, 2, 3):
             connection.send(find(connection, key))
@@ -77,7 +77,7 @@ def test_responses_come_in_the_order_of_requests_in_flight(broker: FakeBroker) -
             connection.receive()
 
 
-def test_a_response_can_come_in_pieces(broker: FakeBroker) -> None:
+def test_response_can_arrive_in_pieces(broker: FakeBroker) -> None:
     broker.piece_bytes = 3
     with connect(broker) as connection:
         connection.send(find(connection, 1))
@@ -126,7 +126,7 @@ def _other_id(frame: bytes) -> bytes:
         ),
     ],
 )
-def test_after_a_response_that_breaks_the_protocol_the_connection_is_closed(
+def test_connection_is_closed_after_a_response_that_breaks_the_protocol(
     broker: FakeBroker, rewrite: Callable[[bytes], bytes], error: type[Exception], text: str
 ) -> None:
     with connect(broker, max_response_bytes=100_000) as connection:
@@ -138,7 +138,7 @@ def test_after_a_response_that_breaks_the_protocol_the_connection_is_closed(
             connection.send(find(connection, 1))
 
 
-def test_a_silent_broker_is_waited_for_until_the_deadline_of_each_request(
+def test_silent_broker_is_waited_for_until_each_requests_deadline(
     broker: FakeBroker,
 ) -> None:
     broker.answers[ApiKey.FIND_COORDINATOR] = lambda _: None
@@ -149,7 +149,7 @@ def test_a_silent_broker_is_waited_for_until_the_deadline_of_each_request(
         assert connection.is_closed
 
 
-def test_a_broker_that_reads_nothing_does_not_hold_a_large_request(broker: FakeBroker) -> None:
+def test_broker_that_reads_nothing_does_not_block_a_large_request(broker: FakeBroker) -> None:
     reads_on = Event()
 
     def late(request: Received) -> bytes:
@@ -177,16 +177,18 @@ def send_echo(connection: Connection, *parts: bytes) -> None:
     connection.send_buffers(ApiKey.SASL_AUTHENTICATE, 0, [size, *parts])
 
 
-def test_more_than_the_sockets_hold_is_sent_and_received_whole(broker: FakeBroker) -> None:
+def test_request_and_response_larger_than_the_socket_buffers_are_complete(
+    broker: FakeBroker,
+) -> None:
     broker.answers[ApiKey.SASL_AUTHENTICATE] = echo
-    parts = [bytes([number % 251]) * 30_011 for number in range(1100)]  # more than a call takes
+    parts = [bytes([number % 251]) * 30_011 for number in range(1100)]  # more than one call accepts
     with connect(broker, send_buffer_bytes=50_000) as connection:
         send_echo(connection, *parts)
         response: Any = connection.receive()
     assert response.auth_bytes == b"".join(parts)
 
 
-def test_the_memory_of_a_large_response_is_used_again_once_nobody_sees_it(
+def test_buffer_of_a_large_response_is_reused_once_unreferenced(
     broker: FakeBroker,
 ) -> None:
     broker.answers[ApiKey.SASL_AUTHENTICATE] = echo
@@ -211,7 +213,7 @@ def test_the_memory_of_a_large_response_is_used_again_once_nobody_sees_it(
         assert body(b"4" * 1_700_000).obj is not memory
 
 
-def test_no_connection_is_worth_another_attempt() -> None:
+def test_refused_connection_is_a_retryable_error() -> None:
     with fake_broker() as broker:
         pass
     with pytest.raises(BrokerUnavailableError, match=f"{HOST}.* cannot be reached") as raised:
@@ -219,20 +221,22 @@ def test_no_connection_is_worth_another_attempt() -> None:
     assert raised.value.retry
 
 
-def test_a_peer_that_hangs_up_at_once_is_asked_about_by_protocol(broker: FakeBroker) -> None:
+def test_error_for_an_immediate_disconnect_suggests_the_security_protocol(
+    broker: FakeBroker,
+) -> None:
     broker.answers[ApiKey.API_VERSIONS] = lambda _: HANG_UP
     with pytest.raises(BrokerUnavailableError, match=r"does security\.protocol fit this listener"):
         connect(broker)
 
 
-def test_a_listener_with_tls_is_told_apart(broker: FakeBroker) -> None:
+def test_listener_with_tls_is_recognised(broker: FakeBroker) -> None:
     broker.rewrite = lambda _, frame: b"\x15\x03\x03\x00\x02\x02\x46" + frame
     with pytest.raises(MalformedResponseError, match=r"set security\.protocol to SSL or SASL_SSL"):
         connect(broker)
 
 
-def test_an_older_broker_is_asked_for_versions_again(broker: FakeBroker) -> None:
-    """KIP-511: the refusal has version 0, whatever was asked."""
+def test_api_versions_is_repeated_for_an_older_broker(broker: FakeBroker) -> None:
+    """KIP-511: the refusal has version 0 for any requested version."""
     broker.versions[ApiKey.API_VERSIONS] = (0, 2)
 
     def answer(request: Received) -> bytes:
@@ -246,7 +250,7 @@ def test_an_older_broker_is_asked_for_versions_again(broker: FakeBroker) -> None
     assert [each.version for each in broker.received] == [4, 2]
 
 
-def test_the_highest_version_that_both_know_is_used() -> None:
+def test_highest_common_version_is_used() -> None:
     versions = {ApiKey.API_VERSIONS: (0, 4), ApiKey.METADATA: (0, 7), ApiKey.FETCH: (0, 3)}
     with fake_broker(versions) as broker, connect(broker) as connection:
         assert connection.version(ApiKey.METADATA) == 7
@@ -264,7 +268,7 @@ def test_the_highest_version_that_both_know_is_used() -> None:
             connection.send(newer)
 
 
-def test_a_value_that_an_old_version_cannot_say_is_refused() -> None:
+def test_value_that_an_old_version_cannot_encode_is_refused() -> None:
     versions = {ApiKey.API_VERSIONS: (0, 4), ApiKey.OFFSET_FETCH: (0, 6)}
     with fake_broker(versions) as broker, connect(broker) as connection:
         connection.build(ApiKey.OFFSET_FETCH, group_id="g", topics=None, require_stable=False)
@@ -335,7 +339,7 @@ def sasl(mechanism: str, password: str = "secret") -> SaslSettings:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
-def test_a_login_with_the_right_password(broker: FakeBroker, mechanism: str) -> None:
+def test_login_with_the_right_password_succeeds(broker: FakeBroker, mechanism: str) -> None:
     Login(broker)
     with connect(broker, sasl=sasl(mechanism)) as connection:
         response: Any = connection.request(find(connection, 1))
@@ -343,7 +347,7 @@ def test_a_login_with_the_right_password(broker: FakeBroker, mechanism: str) -> 
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
-def test_a_login_with_another_password_is_refused(broker: FakeBroker, mechanism: str) -> None:
+def test_login_with_a_wrong_password_is_refused(broker: FakeBroker, mechanism: str) -> None:
     Login(broker)
     with pytest.raises(BrokerLoginError, match=r"broker .*: (Invalid|Authentication)") as raised:
         connect(broker, sasl=sasl(mechanism, "wrong"))
@@ -351,8 +355,8 @@ def test_a_login_with_another_password_is_refused(broker: FakeBroker, mechanism:
     assert "wrong" not in str(raised.value)
 
 
-def test_a_broker_that_does_not_know_the_password_is_refused(broker: FakeBroker) -> None:
-    """SCRAM is mutual: whoever only pretends to be the broker cannot sign its last message."""
+def test_broker_that_does_not_know_the_password_is_refused(broker: FakeBroker) -> None:
+    """SCRAM is mutual: an impostor cannot sign its last message."""
     login = Login(broker)
 
     def impostor(request: Received) -> bytes:
@@ -371,7 +375,7 @@ def test_a_broker_that_does_not_know_the_password_is_refused(broker: FakeBroker)
         connect(broker, sasl=sasl("SCRAM-SHA-256"))
 
 
-def test_a_mechanism_that_the_broker_does_not_have_is_named(broker: FakeBroker) -> None:
+def test_error_for_an_unsupported_mechanism_names_it(broker: FakeBroker) -> None:
     Login(broker)
     broker.answers[ApiKey.SASL_HANDSHAKE] = lambda request: request.response(
         error_code=ErrorCode.unsupported_sasl_mechanism, mechanisms=("GSSAPI",)
@@ -380,7 +384,7 @@ def test_a_mechanism_that_the_broker_does_not_have_is_named(broker: FakeBroker) 
         connect(broker, sasl=sasl("PLAIN"))
 
 
-def test_a_token_that_cannot_be_had_ends_the_login(broker: FakeBroker) -> None:
+def test_failure_to_get_a_token_ends_the_login(broker: FakeBroker) -> None:
     Login(broker)
 
     def token() -> str:
@@ -390,8 +394,8 @@ def test_a_token_that_cannot_be_had_ends_the_login(broker: FakeBroker) -> None:
         connect(broker, sasl=SaslSettings("OAUTHBEARER", token=token))
 
 
-def test_before_its_session_ends_a_connection_logs_in_again(broker: FakeBroker) -> None:
-    """KIP-368; responses in flight are received before, and are not lost."""
+def test_connection_logs_in_again_before_its_session_ends(broker: FakeBroker) -> None:
+    """KIP-368; responses in flight are received before that, and none is lost."""
     login = Login(broker)
     login.lifetime = 1000
     now = [0.0]
@@ -441,7 +445,7 @@ def test_tls_carries_small_and_large_buffers(authority: trustme.CA, trusted: Tls
         assert response.auth_bytes == large
 
 
-def test_a_client_certificate_is_shown(
+def test_client_certificate_is_sent(
     authority: trustme.CA, trusted: TlsSettings, tmp_path: Path
 ) -> None:
     context = server_context(authority)
@@ -463,7 +467,7 @@ def test_a_client_certificate_is_shown(
     ("issuer", "name", "text"),
     [("other", HOST, "self-signed|unable to get"), ("same", "localhost", "IP address mismatch")],
 )
-def test_a_certificate_of_another_authority_or_host_is_refused(
+def test_certificate_of_another_authority_or_host_is_refused(
     authority: trustme.CA, trusted: TlsSettings, issuer: str, name: str, text: str
 ) -> None:
     issued_by = authority if issuer == "same" else trustme.CA()
@@ -474,9 +478,7 @@ def test_a_certificate_of_another_authority_or_host_is_refused(
             pass
 
 
-def test_a_host_name_is_not_checked_where_told_so(
-    authority: trustme.CA, trusted: TlsSettings
-) -> None:
+def test_host_name_check_can_be_disabled(authority: trustme.CA, trusted: TlsSettings) -> None:
     with (
         fake_broker(context=server_context(authority, "localhost")) as broker,
         connect(broker, tls=replace(trusted, check_hostname=False)),

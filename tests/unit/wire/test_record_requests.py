@@ -1,4 +1,4 @@
-"""Produce and Fetch by hand against kio's own encoding, in every version."""
+"""Our own Produce and Fetch encoding compared with kio's, in every version."""
 
 import struct
 from datetime import timedelta
@@ -35,7 +35,7 @@ def versions(api: ApiKey) -> range:
 
 @pytest.mark.parametrize("version", versions(ApiKey.PRODUCE))
 @pytest.mark.parametrize("transactional_id", [None, "id"])
-def test_a_produce_request_is_what_kio_reads(version: int, transactional_id: str | None) -> None:
+def test_produce_request_can_be_read_by_kio(version: int, transactional_id: str | None) -> None:
     body = encode_produce(version, BATCHES, transactional_id=transactional_id, timeout=1.5)
     request: Any
     data = b"".join(body)
@@ -51,7 +51,7 @@ def test_a_produce_request_is_what_kio_reads(version: int, transactional_id: str
     assert encode(request) == data
 
 
-def test_the_batches_of_a_produce_request_are_not_copied() -> None:
+def test_batches_of_a_produce_request_are_not_copied() -> None:
     body = encode_produce(9, BATCHES, transactional_id=None, timeout=1)
     assert [buffer for buffer in body if any(buffer is batch for _, batch in BATCHES)] == [
         BATCHES[0][1],
@@ -67,7 +67,7 @@ def test_two_batches_of_a_partition_are_refused() -> None:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FETCH))
-def test_a_fetch_response_is_what_kio_writes(version: int) -> None:
+def test_fetch_response_written_by_kio_is_decoded(version: int) -> None:
     body = fetch_response(version, records=b"r" * 200, aborted=[(5, 10), (6, 20)])
     fetched, empty = decode_fetched(version, memoryview(body), IDS, "broker")
     assert fetched.partition == TopicPartition("topic", 2)
@@ -83,7 +83,7 @@ def test_a_fetch_response_is_what_kio_writes(version: int) -> None:
     assert (empty.error_code, bytes(empty.records), empty.aborted) == (1, b"", ())
 
 
-def test_the_records_of_a_fetch_response_are_views_that_can_be_changed() -> None:
+def test_records_of_a_fetch_response_are_writable_views() -> None:
     body = bytearray(fetch_response(12, records=b"records", aborted=[]))
     fetched, _ = decode_fetched(12, memoryview(body), IDS, "broker")
     fetched.records[0:1] = b"R"
@@ -91,7 +91,7 @@ def test_the_records_of_a_fetch_response_are_views_that_can_be_changed() -> None
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 17])
-def test_a_fetch_response_that_ends_early_is_refused(version: int) -> None:
+def test_truncated_fetch_response_is_refused(version: int) -> None:
     body = fetch_response(version, records=b"r" * 20, aborted=[(5, 10)])
     for end in range(len(body)):
         with pytest.raises(MalformedResponseError):
@@ -100,19 +100,21 @@ def test_a_fetch_response_that_ends_early_is_refused(version: int) -> None:
         decode_fetched(version, memoryview(body + b"\0"), IDS, "broker")
 
 
-def test_a_topic_id_that_was_not_asked_for_is_refused() -> None:
+def test_topic_id_that_was_not_requested_is_refused() -> None:
     body = fetch_response(13, records=b"", aborted=[])
     with pytest.raises(MalformedResponseError, match=f"topic id {TOPIC_ID}"):
         decode_fetched(13, memoryview(body), {}, "broker")
 
 
-def test_an_error_of_the_whole_fetch_is_raised() -> None:
+def test_error_of_the_whole_fetch_is_raised() -> None:
     with pytest.raises(KafkaApiError, match="broker, Fetch v7: FETCH_SESSION_ID_NOT_FOUND"):
         decode_fetched(7, memoryview(struct.pack(">ihii", 0, 70, 0, 0)), {}, "broker")
 
 
 def fetch_response(version: int, *, records: bytes, aborted: list[tuple[int, int]]) -> bytes:
-    """What kio writes, with two partitions of a topic; the second has an error and null fields."""
+    """A response written by kio, with two partitions of a topic; the second has an error and null
+    fields.
+    """
     response = load_response_schema(ApiKey.FETCH, version)
     module = __import__(response.__module__, fromlist=["PartitionData"])
 

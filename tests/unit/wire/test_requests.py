@@ -1,4 +1,4 @@
-"""Every request can be encoded in every version that brokers may ask for."""
+"""Every request can be encoded in every version that brokers may require."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -31,11 +31,11 @@ KIND = groups.GroupKind("type", "protocol")
 
 
 class _SentError(Exception):
-    """Carries what would have been sent."""
+    """Contains the request that would have been sent."""
 
 
 class Sending(Cluster):
-    """Ends each call with its first request."""
+    """End each call with its first request."""
 
     def leaders(
         self, partitions: Collection[TopicPartition]
@@ -133,7 +133,7 @@ CALLS: dict[str, tuple[Callable[[Cluster], object], int]] = {
 
 
 @pytest.mark.parametrize(("call", "oldest"), CALLS.values(), ids=CALLS.keys())
-def test_a_request_is_encoded_from_its_oldest_version_on_and_refused_below(
+def test_request_is_encoded_from_its_oldest_version_on_and_refused_below(
     call: Callable[[Cluster], object], oldest: int
 ) -> None:
     with pytest.raises(_SentError) as raised:
@@ -147,8 +147,8 @@ def test_a_request_is_encoded_from_its_oldest_version_on_and_refused_below(
         assert encode(build_request(api, version, **values))
 
 
-def test_a_transactional_id_without_a_transaction_is_described() -> None:
-    """The entity of kio cannot say that a transaction has no start."""
+def test_transactional_id_without_a_transaction_is_decoded() -> None:
+    """Kio's entity has no value for a transaction without a start time."""
     state = {
         "error_code": ErrorCode.none,
         "transactional_id": "id",

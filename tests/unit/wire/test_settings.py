@@ -1,4 +1,4 @@
-"""librdkafka's properties, and what is refused of them."""
+"""librdkafka's properties, and the refused ones."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from sidetier.wire.settings import Address, ClientSettings, TlsSettings
 SERVERS = {"bootstrap.servers": "one:9092"}
 
 
-def test_defaults() -> None:
+def test_defaults_are_applied() -> None:
     settings = ClientSettings.from_properties(SERVERS)
     assert settings == ClientSettings((Address("one", 9092),))
 
 
-def test_everything_together() -> None:
+def test_all_properties_are_read_together() -> None:
     settings = ClientSettings.from_properties(
         {
             "bootstrap.servers": "one:1,two, [::1]:3",
@@ -58,7 +58,7 @@ def test_everything_together() -> None:
     assert "secret" not in repr(settings)
 
 
-def test_a_token_comes_from_the_callback() -> None:
+def test_token_comes_from_the_callback() -> None:
     settings = ClientSettings.from_properties(
         SERVERS
         | {
@@ -105,18 +105,18 @@ def test_a_token_comes_from_the_callback() -> None:
         ({"no.such.property": "1"}, r"no\.such\.property is not supported"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(properties: dict[str, str], text: str) -> None:
+def test_unusable_property_is_refused_by_name(properties: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as raised:
         ClientSettings.from_properties(SERVERS | properties)
     assert "secret" not in str(raised.value)
 
 
-def test_without_servers_nothing_can_be_asked() -> None:
+def test_missing_bootstrap_servers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is required"):
         ClientSettings.from_properties({})
 
 
-def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_error_for_unreadable_certificates_names_the_property(tmp_path: Path) -> None:
     missing = tmp_path / "missing.pem"
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location \(.*missing\.pem\) cannot be"):
         TlsSettings(ca=missing).context()
@@ -126,6 +126,6 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         TlsSettings(ciphers="ROT13").context()
 
 
-def test_a_directory_of_authorities_is_taken(tmp_path: Path) -> None:
+def test_directory_of_authorities_is_accepted(tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "0a1b2c3d.0"))
     TlsSettings(ca=tmp_path).context()

@@ -1,4 +1,4 @@
-"""Archives and stores on their bad days: nothing is skipped in silence, and nothing lost."""
+"""Reading damaged archives and failing stores: nothing is skipped silently, and nothing is lost."""
 
 import logging
 
@@ -58,10 +58,10 @@ def fake(archive: MadeArchive) -> FakeStorage:
     return archive.store
 
 
-# What is stored wrongly
+# Damaged objects
 
 
-def test_an_object_cut_short_is_told_with_the_offsets_that_are_missing(
+def test_truncated_object_is_an_error_that_names_the_missing_offsets(
     archive: MadeArchive,
 ) -> None:
     log = encoded(batches(100, 200))
@@ -81,7 +81,7 @@ def test_an_object_cut_short_is_told_with_the_offsets_that_are_missing(
     assert offsets(read_over(archive, 50)) == [*range(50, 195), *range(200, 300)]
 
 
-def test_of_a_segment_with_a_flipped_bit_only_that_batch_is_missing(archive: MadeArchive) -> None:
+def test_flipped_bit_loses_only_its_batch(archive: MadeArchive) -> None:
     log = bytearray(encoded(batches(100, 200)))
     at = len(encoded(batches(100, 150)))
     log[at + 70] ^= 1
@@ -97,7 +97,7 @@ def test_of_a_segment_with_a_flipped_bit_only_that_batch_is_missing(archive: Mad
     assert offsets(read_over(archive, 0)) == [*range(150), *range(155, 300)]
 
 
-def test_a_damaged_header_loses_what_lies_behind_it_in_the_segment(archive: MadeArchive) -> None:
+def test_damaged_header_loses_the_rest_of_its_segment(archive: MadeArchive) -> None:
     log = bytearray(encoded(batches(100, 200)))
     log[len(encoded(batches(100, 150))) + 16] = 9
     archive.put(archive.key(100), bytes(log), {"sidetier-next-offset": "200"})
@@ -105,7 +105,7 @@ def test_a_damaged_header_loses_what_lies_behind_it_in_the_segment(archive: Made
     assert offsets(read_over(archive, 0)) == [*range(150), *range(200, 300)]
 
 
-def test_where_another_segment_holds_what_is_damaged_nothing_is_missing(
+def test_damage_is_harmless_if_another_segment_has_the_offsets(
     archive: MadeArchive,
 ) -> None:
     archive.put(archive.key(100), encoded(batches(100, 200))[:-30])
@@ -118,7 +118,7 @@ def test_where_another_segment_holds_what_is_damaged_nothing_is_missing(
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_missing_segment_is_told_as_a_gap(archive: MadeArchive, *, recorded: bool) -> None:
+def test_missing_segment_is_reported_as_a_gap(archive: MadeArchive, *, recorded: bool) -> None:
     archive.lose(100)
     if recorded:
         archive.gap(100, 200)
@@ -134,7 +134,7 @@ def test_a_missing_segment_is_told_as_a_gap(archive: MadeArchive, *, recorded: b
     assert offsets(read_over(archive, 0)) == [*range(100), *range(200, 300)]
 
 
-def test_a_gap_is_told_again_as_long_as_nobody_steps_over_it(archive: MadeArchive) -> None:
+def test_gap_is_reported_until_the_reader_seeks_past_it(archive: MadeArchive) -> None:
     archive.lose(100)
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
@@ -145,7 +145,7 @@ def test_a_gap_is_told_again_as_long_as_nobody_steps_over_it(archive: MadeArchiv
         assert take_to_end(reader)[-1] == first[-1]
 
 
-def test_offsets_below_the_start_are_told_as_out_of_range(archive: MadeArchive) -> None:
+def test_offsets_below_the_start_are_reported_as_out_of_range(archive: MadeArchive) -> None:
     archive.lose(0)
 
     taken = read_from(archive, 5)
@@ -167,7 +167,7 @@ def test_compaction_leaves_no_gap(archive: MadeArchive) -> None:
 
 
 class Heard:
-    """Which keys fell back to scanning."""
+    """Record the keys whose segments were scanned for lack of an index."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -193,7 +193,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("harm", ["missing", "empty", "half an entry", "falling", "beyond the log"])
-def test_without_a_usable_index_the_segment_is_scanned_and_that_is_said_once(
+def test_segment_without_a_usable_index_is_scanned_and_reported_once(
     harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     archive = MadeArchive()
@@ -224,7 +224,7 @@ def test_without_a_usable_index_the_segment_is_scanned_and_that_is_said_once(
     assert len([text for text in caplog.messages if archive.key(0) in text]) == 1
 
 
-def test_who_wants_to_know_hears_of_bytes_records_and_hits(archive: MadeArchive) -> None:
+def test_observer_receives_bytes_records_and_cache_hits(archive: MadeArchive) -> None:
     heard = Heard()
     with reading(archive.store, observer=heard) as reader:
         reader.assign(TP, 0)
@@ -235,7 +235,7 @@ def test_who_wants_to_know_hears_of_bytes_records_and_hits(archive: MadeArchive)
     assert len(heard.hits) == 3
 
 
-# What Pinterest's uploader leaves
+# Archives of Pinterest's uploader
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def peers() -> MadeArchive:
     return made
 
 
-def test_of_the_peer_s_archive_the_end_is_told_from_the_bytes(peers: MadeArchive) -> None:
+def test_end_of_a_pinterest_archive_is_read_from_its_bytes(peers: MadeArchive) -> None:
     peers.mark(0, 0)
     peers.put(LAYOUT.metadata_key(TP), b'{"topicPartition": "names no segment at all"}')
 
@@ -255,7 +255,7 @@ def test_of_the_peer_s_archive_the_end_is_told_from_the_bytes(peers: MadeArchive
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
-def test_of_the_peer_s_archive_a_gap_below_the_watermark_is_told_and_one_above_is_the_end(
+def test_gap_of_a_pinterest_archive_is_reported_below_and_ends_it_above_the_watermark(
     peers: MadeArchive,
 ) -> None:
     peers.segment(400, batches(400, 500))
@@ -268,7 +268,7 @@ def test_of_the_peer_s_archive_a_gap_below_the_watermark_is_told_and_one_above_i
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
-def test_of_the_peer_s_archive_empty_indexes_are_read_past_in_one_request(
+def test_empty_indexes_of_a_pinterest_archive_need_one_request(
     peers: MadeArchive,
 ) -> None:
     assert isinstance(peers.store, FakeStorage)
@@ -285,7 +285,9 @@ def test_of_the_peer_s_archive_empty_indexes_are_read_past_in_one_request(
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_of_the_peer_s_last_segment_what_is_cut_is_told(peers: MadeArchive, *, index: bool) -> None:
+def test_truncated_last_segment_of_a_pinterest_archive_is_reported(
+    peers: MadeArchive, *, index: bool
+) -> None:
     peers.put(peers.key(200), encoded(batches(200, 300))[:-10])
     if not index:
         peers.put(peers.key(200, FileKind.INDEX), b"")
@@ -299,10 +301,10 @@ def test_of_the_peer_s_last_segment_what_is_cut_is_told(peers: MadeArchive, *, i
     assert offsets(taken) == list(range(295))
 
 
-# What changes while it is read
+# Changes during the read
 
 
-def test_the_same_base_stored_again_and_longer_is_read_on() -> None:
+def test_segment_stored_again_with_more_records_is_read_on() -> None:
     peers = MadeArchive(is_pinterest=True)
     peers.segment(0, batches(0, 100))
     peers.segment(100, batches(100, 150))
@@ -319,7 +321,7 @@ def test_the_same_base_stored_again_and_longer_is_read_on() -> None:
     assert taken[-1] == ReachedEnd(TP, Offset(200))
 
 
-def test_the_same_base_stored_again_in_the_middle_of_reading_it() -> None:
+def test_segment_replaced_while_it_is_read_is_read_on() -> None:
     peers = MadeArchive(is_pinterest=True)
     peers.segment(0, batches(0, 400))
     peers.segment(500, batches(500, 600))
@@ -334,7 +336,7 @@ def test_the_same_base_stored_again_in_the_middle_of_reading_it() -> None:
     assert taken[-1] == ReachedEnd(TP, Offset(600))
 
 
-def test_what_is_new_is_seen_after_the_interval_at_one_request_per_look(
+def test_new_segments_are_found_at_the_interval_with_one_request_per_check(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     clock = Clock()
@@ -360,8 +362,10 @@ def test_what_is_new_is_seen_after_the_interval_at_one_request_per_look(
     assert (asked.count("list"), asked.count("get")) == (1, 2)  # offset.wm and _metadata
 
 
-def test_what_the_store_deletes_at_the_start_is_seen_after_a_while(archive: MadeArchive) -> None:
-    """With or without new segments: nothing else tells of it."""
+def test_deletions_at_the_archive_start_are_noticed_after_most_view_age(
+    archive: MadeArchive,
+) -> None:
+    """With or without new segments: nothing else reveals such a deletion."""
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
         found = reader.bounds(TP)
@@ -379,13 +383,13 @@ def test_what_the_store_deletes_at_the_start_is_seen_after_a_while(archive: Made
     assert offsets(taken) == list(range(150, 350))
 
 
-def test_segments_above_the_watermark_are_not_handed_out(archive: MadeArchive) -> None:
+def test_segments_above_the_watermark_are_not_returned(archive: MadeArchive) -> None:
     archive.segment(300, batches(300, 400))
 
     assert offsets(read_from(archive, 280)) == list(range(280, 300))
 
 
-def test_a_recreated_topic_is_told(archive: MadeArchive) -> None:
+def test_recreated_topic_is_an_error(archive: MadeArchive) -> None:
     archive.mark(200, 300, topic_id="first")
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
@@ -404,7 +408,7 @@ def test_a_recreated_topic_is_told(archive: MadeArchive) -> None:
     assert failed.next_offset == 300
 
 
-def test_a_retired_archive_is_told(archive: MadeArchive) -> None:
+def test_retired_archive_is_an_error(archive: MadeArchive) -> None:
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
         reader.assign(TP, 250)
@@ -418,7 +422,7 @@ def test_a_retired_archive_is_told(archive: MadeArchive) -> None:
     assert "retired or removed" in str(failed.error)
 
 
-def test_a_divergence_set_aside_below_the_position_is_told(archive: MadeArchive) -> None:
+def test_quarantine_below_the_position_is_an_error(archive: MadeArchive) -> None:
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
         reader.assign(TP, 250)
@@ -436,11 +440,11 @@ def test_a_divergence_set_aside_below_the_position_is_told(archive: MadeArchive)
     assert "moved to quarantine" in str(failed.error)
 
 
-def test_a_divergence_set_aside_above_the_position_is_read_as_it_is_now(
+def test_quarantine_above_the_position_is_read_as_replaced(
     archive: MadeArchive,
 ) -> None:
     clock = Clock()
-    # Not all has come before it is looked at.
+    # Not all records have arrived before the archive is checked again.
     with reading(
         archive.store, clock=clock, most_view_age=60, first_range=500, largest_range=500
     ) as reader:
@@ -457,10 +461,10 @@ def test_a_divergence_set_aside_above_the_position_is_read_as_it_is_now(
     assert taken[-1] == ReachedEnd(TP, Offset(220))
 
 
-# A store that fails
+# Failing stores
 
 
-def test_a_store_that_goes_away_is_told_and_then_read_on_without_losing_the_position(
+def test_store_outage_is_reported_and_the_read_continues_at_its_position(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     clock = Clock()
@@ -481,7 +485,7 @@ def test_a_store_that_goes_away_is_told_and_then_read_on_without_losing_the_posi
     assert offsets(taken) == list(range(300))
 
 
-def test_a_store_that_is_away_from_the_start_is_told_and_asked_again_after_a_pause(
+def test_store_that_is_away_at_the_start_is_reported_and_retried_after_a_pause(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     clock = Clock()
@@ -500,7 +504,7 @@ def test_a_store_that_is_away_from_the_start_is_told_and_asked_again_after_a_pau
     assert offsets(taken) == list(range(120, 300))
 
 
-def test_what_fails_for_a_moment_is_tried_by_the_store_s_own_layer_and_never_told(
+def test_brief_failures_are_retried_by_the_storage_layer_and_not_reported(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     fake.fail("stream", StoreThrottledError("503 SlowDown"), nth=2, times=2)
@@ -514,7 +518,7 @@ def test_what_fails_for_a_moment_is_tried_by_the_store_s_own_layer_and_never_tol
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
-def test_a_store_that_throttles_is_told_with_its_reason(
+def test_throttling_store_is_reported_with_its_reason(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     fake.fail("get", StoreThrottledError("get: 503 SlowDown"), times=1)
@@ -525,7 +529,7 @@ def test_a_store_that_throttles_is_told_with_its_reason(
     assert "503 SlowDown" in str(taken[-1].error)
 
 
-def test_expired_credentials_are_told_and_nothing_is_tried_until_somebody_says_so(
+def test_expired_credentials_are_reported_and_stop_requests_until_resume(
     archive: MadeArchive, fake: FakeStorage
 ) -> None:
     expired = AccessDeniedError("GetObject: 400 ExpiredToken: the provided token has expired")
@@ -547,7 +551,7 @@ def test_expired_credentials_are_told_and_nothing_is_tried_until_somebody_says_s
     assert not failed.error.retry
 
 
-def test_a_partition_that_fails_does_not_stop_the_others(fake: FakeStorage) -> None:
+def test_failing_partition_does_not_stop_the_others(fake: FakeStorage) -> None:
     good = MadeArchive(fake, tp=replace_partition(1))
     good.segments(0, 100, 200)
     fake.fail("stream", StoreUnavailableError("cut"), key=MadeArchive().key(0), times=None)
@@ -563,10 +567,10 @@ def replace_partition(number: int) -> TopicPartition:
     return TP._replace(partition=number)
 
 
-# Where it is looked for
+# The requested position
 
 
-def test_an_offset_above_the_end_waits_for_the_archive_to_reach_it(archive: MadeArchive) -> None:
+def test_offset_above_the_end_waits_for_the_archive_to_reach_it(archive: MadeArchive) -> None:
     clock = Clock()
     with reading(archive.store, clock=clock) as reader:
         reader.assign(TP, 350)
@@ -579,7 +583,7 @@ def test_an_offset_above_the_end_waits_for_the_archive_to_reach_it(archive: Made
     assert offsets(taken) == list(range(350, 400))
 
 
-def test_a_watermark_that_does_not_parse_is_told_by_its_key(archive: MadeArchive) -> None:
+def test_malformed_watermark_is_reported_with_its_key(archive: MadeArchive) -> None:
     archive.put(LAYOUT.watermark_key(TP), b"not a watermark")
 
     failed = read_from(archive, 0)[-1]
@@ -589,7 +593,7 @@ def test_a_watermark_that_does_not_parse_is_told_by_its_key(archive: MadeArchive
     assert LAYOUT.watermark_key(TP) in str(failed.error)
 
 
-def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_gap(archive: MadeArchive) -> None:
+def test_segment_that_vanishes_during_the_read_is_reported_as_a_gap(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.bounds(TP)
         archive.lose(100)
@@ -602,7 +606,7 @@ def test_a_segment_that_vanishes_while_it_is_read_is_told_as_a_gap(archive: Made
     assert gap.offsets == (100, 200)
 
 
-def test_no_archive_says_where_it_was_looked_for() -> None:
+def test_missing_archive_error_names_the_searched_location() -> None:
     archive = MadeArchive()
 
     failed = read_from(archive, 0)[-1]
@@ -626,7 +630,9 @@ def test_segments_without_a_watermark_are_not_read(archive: MadeArchive) -> None
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_other_entropy_bits_are_told_with_what_to_set(archive: MadeArchive, *, noted: bool) -> None:
+def test_error_for_other_entropy_bits_gives_the_setting(
+    archive: MadeArchive, *, noted: bool
+) -> None:
     if noted:
         archive.put(LAYOUT.layout_key(), b'{"version":1,"bits":3,"kafka_cluster_id":null}')
     other = ArchiveLayout(LAYOUT.cluster, 5)
@@ -649,7 +655,7 @@ def test_two_versions_of_a_segment_are_never_mixed() -> None:
     archive = MadeArchive()
     log = archive.segment(0, segment(b"a"))
     archive.mark(0, 60)
-    whole = 4 * len(log) // 60  # of batches: no checksum tells that they are of two versions
+    whole = 4 * len(log) // 60  # of batches: no checksum reveals that they are of two versions
     with reading(
         archive.store, memory_budget=1 << 20, first_range=whole, largest_range=whole
     ) as reader:

@@ -1,4 +1,4 @@
-"""Reading up to a bound, from the archive and from a part of it that was handed on."""
+"""Reading up to a bound, from the archive and from an extract of it."""
 
 import pytest
 
@@ -34,7 +34,7 @@ from tests.harness.record_batches import TransactionalLog
 from tests.harness.splits import CountingStorage
 
 FIRST_INDEX = 200
-"""Bytes between the entries of a made index."""
+"""Bytes between the entries of a generated index."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def archive(store: CountingStorage) -> MadeArchive:
 
 @pytest.mark.usefixtures("archive")
 @pytest.mark.parametrize("isolation", IsolationLevel)
-def test_records_below_the_bound_come_and_then_its_end(
+def test_records_below_the_bound_are_followed_by_its_end(
     store: CountingStorage, isolation: IsolationLevel
 ) -> None:
     for first, until in ((0, 100), (30, 250), (103, 104), (198, 203), (990, 1000)):
@@ -66,12 +66,13 @@ def test_records_below_the_bound_come_and_then_its_end(
 
 
 @pytest.mark.usefixtures("archive")
-def test_nothing_is_fetched_behind_the_bound(store: CountingStorage) -> None:
+def test_nothing_is_fetched_beyond_the_bound(store: CountingStorage) -> None:
     with reading(store, isolation=IsolationLevel.READ_COMMITTED) as reader:
         reader.assign(TP, 150, until=250)
         assert offsets(take_to_end(reader)) == list(range(150, 250))
 
-    # Two entries of the index lie between where the bound's batch begins and where it surely ends.
+    # Two index entries lie between the start of the bound's batch and the offset where it ends for
+    # sure.
     behind = len(encoded(batches(200, 250))) + 2 * (FIRST_INDEX + len(encoded(batches(0, 5))))
     (start, end), *rest = store.ranges.of("0200.log")
     assert (start, rest) == (0, [])
@@ -80,7 +81,7 @@ def test_nothing_is_fetched_behind_the_bound(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_seek_keeps_the_bound(store: CountingStorage) -> None:
+def test_seek_keeps_the_bound(store: CountingStorage) -> None:
     with reading(store) as reader:
         reader.assign(TP, 0, until=150)
         take_until(reader, lambda one: isinstance(one, Records), most=10)
@@ -95,7 +96,7 @@ def test_a_seek_keeps_the_bound(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_bound_above_the_end_is_waited_for(store: CountingStorage, archive: MadeArchive) -> None:
+def test_bound_above_the_end_is_waited_for(store: CountingStorage, archive: MadeArchive) -> None:
     with reading(store, look_interval=0.01) as reader:
         reader.assign(TP, 990, until=1010)
         assert take_to_end(reader)[-1] == ReachedEnd(TP, Offset(1000))
@@ -105,7 +106,7 @@ def test_a_bound_above_the_end_is_waited_for(store: CountingStorage, archive: Ma
         assert offsets(taken) == list(range(1000, 1010))
 
 
-def test_a_gap_is_told_as_far_as_it_is_wanted(store: CountingStorage, archive: MadeArchive) -> None:
+def test_gap_is_reported_up_to_the_bound(store: CountingStorage, archive: MadeArchive) -> None:
     archive.lose(100)
     with reading(store) as reader:
         reader.assign(TP, 50, until=150)
@@ -119,14 +120,16 @@ def test_a_gap_is_told_as_far_as_it_is_wanted(store: CountingStorage, archive: M
 
 
 def damage(archive: MadeArchive, base: int, end: int, within: int) -> None:
-    """One byte of the batch that ends before offset `within`, in the segment of this base."""
+    """Damage one byte of the batch that ends before offset `within`, in the segment of this
+    base.
+    """
     log = bytearray(encoded(batches(base, end)))
     log[len(encoded(batches(base, within))) - 1] ^= 1
     archive.put(archive.key(base), bytes(log), {NEXT_OFFSET_KEY: str(end)})
 
 
 @pytest.mark.parametrize("until", [None, 60])
-def test_a_batch_that_cannot_be_decoded_is_told_before_what_lies_behind_it(
+def test_batch_that_cannot_be_decoded_is_reported_before_later_errors(
     store: CountingStorage, archive: MadeArchive, until: int | None
 ) -> None:
     damage(archive, 0, 100, 55)
@@ -144,7 +147,7 @@ def test_a_batch_that_cannot_be_decoded_is_told_before_what_lies_behind_it(
         assert offsets(take_to_end(reader)) == list(range(55, until or 100))
 
 
-# A part that was handed on
+# Extracts
 
 
 def extract_of(archive: MadeArchive, *bases: int, end: int, first: int = 0) -> Extract:
@@ -155,7 +158,7 @@ def extract_of(archive: MadeArchive, *bases: int, end: int, first: int = 0) -> E
 
 
 @pytest.mark.parametrize("is_pinterest", [False, True])
-def test_a_part_is_read_without_a_look_and_what_follows_with_one(
+def test_extract_is_read_without_listing_and_later_offsets_with_one(
     store: CountingStorage, *, is_pinterest: bool
 ) -> None:
     archive = MadeArchive(store, is_pinterest=is_pinterest)
@@ -173,7 +176,7 @@ def test_a_part_is_read_without_a_look_and_what_follows_with_one(
         assert offsets(take_to_end(reader)) == list(range(100, 400))
 
 
-def test_a_part_does_not_age(store: CountingStorage, archive: MadeArchive) -> None:
+def test_extract_does_not_expire(store: CountingStorage, archive: MadeArchive) -> None:
     clock = Clock()
     extract = extract_of(archive, 100, 200, end=1000, first=100)
     store.forget()
@@ -189,7 +192,7 @@ def test_a_part_does_not_age(store: CountingStorage, archive: MadeArchive) -> No
     assert {one.operation for one in store.requests} == {"stream"}
 
 
-def test_what_lies_behind_the_bound_is_not_held() -> None:
+def test_records_beyond_the_bound_are_not_buffered() -> None:
     log = TransactionalLog()
     log.write(7, 10)
     log.write(-1, 10, transactional=False)
@@ -208,7 +211,7 @@ def test_what_lies_behind_the_bound_is_not_held() -> None:
     assert held.blocked_at == 0
 
 
-def test_the_bounds_of_a_part_are_those_of_the_archive(
+def test_bounds_of_an_extract_are_those_of_the_archive(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     with reading(store) as reader:
@@ -219,7 +222,7 @@ def test_the_bounds_of_a_part_are_those_of_the_archive(
     assert bounds.next_offset == 1000
 
 
-def test_a_transaction_that_is_never_decided_is_held_back_at_the_bound(
+def test_undecided_transaction_is_held_back_at_the_bound(
     store: CountingStorage,
 ) -> None:
     log = TransactionalLog()
@@ -237,7 +240,7 @@ def test_a_transaction_that_is_never_decided_is_held_back_at_the_bound(
         assert taken[-1] == ReachedEnd(TP, Offset(10))
 
 
-def test_a_missing_index_is_no_hindrance(store: CountingStorage, archive: MadeArchive) -> None:
+def test_missing_index_is_no_obstacle(store: CountingStorage, archive: MadeArchive) -> None:
     archive.lose(200, FileKind.INDEX)
     with reading(store) as reader:
         reader.assign(TP, 150, until=300)

@@ -1,4 +1,4 @@
-"""Memory that is used again, and never while somebody reads it."""
+"""Buffers are reused, but never while a reference to them exists."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ from sidetier.archive.reader.memory import LEAST_BUFFER, BufferPool
 SIZE = 2 * LEAST_BUFFER
 
 
-def test_what_nobody_refers_to_is_handed_out_again() -> None:
+def test_buffer_without_references_is_reused() -> None:
     buffers = BufferPool()
     first = buffers.take(SIZE, 0)
     owner = first.obj
@@ -26,7 +26,7 @@ def test_what_nobody_refers_to_is_handed_out_again() -> None:
         lambda room: pa.py_buffer(room).slice(7, 3),
     ],
 )
-def test_what_is_referred_to_is_not(refer: object) -> None:
+def test_referenced_buffer_is_not_reused(refer: object) -> None:
     assert callable(refer)
     buffers = BufferPool()
     first = buffers.take(SIZE, 0)
@@ -41,7 +41,7 @@ def test_what_is_referred_to_is_not(refer: object) -> None:
     assert set(memoryview(part).tobytes()) == {ord("a")}
 
 
-def test_another_size_gets_memory_of_its_own() -> None:
+def test_another_size_gets_its_own_buffer() -> None:
     buffers = BufferPool()
     owner = buffers.take(SIZE, 10 * SIZE).obj
     other = buffers.take(SIZE + 1, 10 * SIZE)
@@ -51,7 +51,7 @@ def test_another_size_gets_memory_of_its_own() -> None:
     assert buffers.take(SIZE, 10 * SIZE).obj is owner
 
 
-def test_what_is_free_is_let_go_where_there_is_no_space_left() -> None:
+def test_free_buffers_are_released_beyond_the_limit() -> None:
     buffers = BufferPool()
     owner = buffers.take(SIZE, SIZE - 1).obj
     buffers.take(SIZE + 1, SIZE - 1)
@@ -59,7 +59,7 @@ def test_what_is_free_is_let_go_where_there_is_no_space_left() -> None:
     assert buffers.take(SIZE, SIZE - 1).obj is not owner
 
 
-def test_what_is_small_is_not_kept() -> None:
+def test_small_buffers_are_not_pooled() -> None:
     buffers = BufferPool()
     owner = buffers.take(10, SIZE).obj
 

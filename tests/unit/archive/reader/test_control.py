@@ -1,4 +1,4 @@
-"""Assigning, seeking, pausing, closing; what is asked of the store; memory; several partitions."""
+"""Assign, seek, pause and close; requests to the store; memory; several partitions."""
 
 import threading
 from time import monotonic
@@ -48,7 +48,7 @@ def large_batches(first: int, end: int, size: int) -> list[MadeBatch]:
     return [MadeBatch((MadeRecord(offset, value=bytes(size)),)) for offset in range(first, end)]
 
 
-def test_a_seek_goes_back_and_forth(archive: MadeArchive) -> None:
+def test_seek_moves_backwards_and_forwards(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
         take_until(reader, lambda one: isinstance(one, Records), most=7)
@@ -59,7 +59,7 @@ def test_a_seek_goes_back_and_forth(archive: MadeArchive) -> None:
         assert offsets(take_to_end(reader)) == list(range(50, 300))
 
 
-def test_no_more_records_come_than_were_asked_for(archive: MadeArchive) -> None:
+def test_take_returns_at_most_the_requested_number_of_records(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
         taken = take_to_end(reader, most=3)
@@ -71,7 +71,7 @@ def test_no_more_records_come_than_were_asked_for(archive: MadeArchive) -> None:
     assert nexts == [offsets([one])[-1] + 1 for one in taken if isinstance(one, Records)]
 
 
-def test_a_paused_partition_keeps_its_position(archive: MadeArchive) -> None:
+def test_paused_partition_keeps_its_position(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
         taken = take_until(reader, lambda one: isinstance(one, Records), most=7)
@@ -83,7 +83,7 @@ def test_a_paused_partition_keeps_its_position(archive: MadeArchive) -> None:
     assert offsets(taken) == list(range(300))
 
 
-def test_nothing_comes_of_a_partition_that_is_not_assigned_any_more(archive: MadeArchive) -> None:
+def test_unassigned_partition_returns_nothing(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.assign(TP, 0)
         take_until(reader, lambda one: isinstance(one, Records), most=7)
@@ -95,7 +95,7 @@ def test_nothing_comes_of_a_partition_that_is_not_assigned_any_more(archive: Mad
         assert offsets(take_to_end(reader)) == list(range(290, 300))
 
 
-def test_the_end_is_said_once(archive: MadeArchive) -> None:
+def test_end_is_reported_once(archive: MadeArchive) -> None:
     with reading(archive.store, look_interval=0.05) as reader:
         reader.assign(TP, 290)
         taken = take_to_end(reader)
@@ -113,7 +113,7 @@ def test_bounds_are_those_of_the_archive(archive: MadeArchive, store: FakeStorag
         assert len(store.requests) == asked
 
 
-def test_close_ends_a_take_that_waits(archive: MadeArchive) -> None:
+def test_close_ends_a_waiting_take(archive: MadeArchive) -> None:
     with reading(archive.store) as reader:
         reader.assign(TP, 300)
         take_to_end(reader)
@@ -127,9 +127,7 @@ def test_close_ends_a_take_that_waits(archive: MadeArchive) -> None:
         assert reader.take(1, 60) == []
 
 
-def test_close_does_not_wait_for_a_store_that_hangs(
-    archive: MadeArchive, store: FakeStorage
-) -> None:
+def test_close_does_not_wait_for_a_hung_store(archive: MadeArchive, store: FakeStorage) -> None:
     with store.hold("stream"), reading(archive.store) as reader:
         reader.assign(TP, 0)
         wait_until(lambda: store.count("stream"), 5, "a request")
@@ -138,7 +136,7 @@ def test_close_does_not_wait_for_a_store_that_hangs(
         assert monotonic() - began < 4
 
 
-def test_fewer_than_one_record_cannot_be_asked_for(archive: MadeArchive) -> None:
+def test_take_of_less_than_one_record_is_refused(archive: MadeArchive) -> None:
     with reading(archive.store) as reader, pytest.raises(ValueError, match="0 records"):
         reader.take(0, 1)
 
@@ -152,17 +150,15 @@ def test_fewer_than_one_record_cannot_be_asked_for(archive: MadeArchive) -> None
         ({"look_interval": 0}, "look interval"),
     ],
 )
-def test_settings_that_nothing_could_work_with_are_refused(
-    settings: dict[str, int], text: str
-) -> None:
+def test_unusable_settings_are_refused(settings: dict[str, int], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         ReaderSettings(**settings)  # type: ignore[arg-type]
 
 
-# What is asked of the store
+# Requests to the store
 
 
-def test_the_first_record_in_the_middle_takes_an_index_and_a_range(store: FakeStorage) -> None:
+def test_first_record_within_a_segment_needs_an_index_and_one_range(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 10_000, each=50))
     archive.mark(0, 10_000)
@@ -177,7 +173,7 @@ def test_the_first_record_in_the_middle_takes_an_index_and_a_range(store: FakeSt
     assert store.count("list") == 1
 
 
-def test_by_timestamp_too_three_ranged_requests_are_enough(store: FakeStorage) -> None:
+def test_search_by_timestamp_needs_three_ranged_requests(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 10_000, each=50))
     archive.mark(0, 10_000)
@@ -193,7 +189,7 @@ def test_by_timestamp_too_three_ranged_requests_are_enough(store: FakeStorage) -
     assert kinds.count("timeindex") == kinds.count("index") == 1
 
 
-def test_an_index_is_read_once(archive: MadeArchive, store: FakeStorage) -> None:
+def test_index_is_read_once(archive: MadeArchive, store: FakeStorage) -> None:
     with reading(store) as reader:
         for offset in (150, 180, 120):
             reader.assign(TP, offset)
@@ -215,9 +211,7 @@ def test_segments_are_listed_once_for_many_polls(archive: MadeArchive, store: Fa
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
-def test_the_memory_that_is_held_stays_within_the_budget(
-    store: FakeStorage, partitions: int
-) -> None:
+def test_memory_stays_within_the_budget(store: FakeStorage, partitions: int) -> None:
     tps = [TopicPartition("large", number) for number in range(partitions)]
     for tp in tps:
         archive = MadeArchive(store, tp=tp)
@@ -240,7 +234,7 @@ def test_the_memory_that_is_held_stays_within_the_budget(
     assert all(numbers == list(range(60)) for numbers in found.values())
 
 
-def test_one_batch_that_is_larger_than_the_budget_is_read_all_the_same(store: FakeStorage) -> None:
+def test_batch_larger_than_the_budget_is_read(store: FakeStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(0, [*large_batches(0, 3, 10), *large_batches(3, 5, 3 << 20)])
     archive.mark(0, 5)
@@ -248,7 +242,7 @@ def test_one_batch_that_is_larger_than_the_budget_is_read_all_the_same(store: Fa
     assert offsets(read_from(archive, 0, memory_budget=1 << 20)) == list(range(5))
 
 
-def test_none_is_served_twice_while_another_waits(store: FakeStorage) -> None:
+def test_no_partition_is_served_twice_while_another_waits(store: FakeStorage) -> None:
     tps = [TopicPartition("fair", number) for number in range(4)]
     for tp in tps:
         MadeArchive(store, tp=tp).segments(0, 200, 400)
@@ -266,7 +260,7 @@ def test_none_is_served_twice_while_another_waits(store: FakeStorage) -> None:
 # Transactions
 
 
-def test_an_open_transaction_holds_back_until_it_is_decided(store: FakeStorage) -> None:
+def test_open_transaction_holds_records_back_until_it_is_decided(store: FakeStorage) -> None:
     log = TransactionalLog()
     log.write(-1, 3, transactional=False)
     log.write(7, 2)
@@ -294,7 +288,7 @@ def test_an_open_transaction_holds_back_until_it_is_decided(store: FakeStorage) 
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_transaction_larger_than_the_memory_is_decided_by_looking_ahead(
+def test_transaction_larger_than_the_memory_is_decided_by_reading_ahead(
     store: FakeStorage, *, commit: bool
 ) -> None:
     archive = MadeArchive(store)
@@ -315,7 +309,7 @@ def test_a_transaction_larger_than_the_memory_is_decided_by_looking_ahead(
     assert taken[-1] == ReachedEnd(TP, Offset(101))
 
 
-def test_reading_uncommitted_shows_all_but_markers(store: FakeStorage) -> None:
+def test_read_uncommitted_returns_all_records_except_markers(store: FakeStorage) -> None:
     log = TransactionalLog()
     log.write(7, 2)
     log.mark(7, commit=False)
@@ -328,14 +322,16 @@ def test_reading_uncommitted_shows_all_but_markers(store: FakeStorage) -> None:
     assert offsets(read_from(archive, 0)) == []
 
 
-def test_only_the_columns_that_were_asked_for_are_decoded(archive: MadeArchive) -> None:
+def test_only_requested_columns_are_decoded(archive: MadeArchive) -> None:
     taken = read_from(archive, 290, columns=("value",))
 
     records = [one.records for one in taken if isinstance(one, Records)]
     assert all(set(one.schema.names) == {"offset", "value"} for one in records)
 
 
-def test_segments_whose_companions_say_enough_are_not_read_to_decide(store: FakeStorage) -> None:
+def test_transaction_is_decided_from_transaction_indexes_without_reading_segments(
+    store: FakeStorage,
+) -> None:
     archive = MadeArchive(store)
     archive.segment(
         0,
@@ -366,7 +362,7 @@ def test_segments_whose_companions_say_enough_are_not_read_to_decide(store: Fake
     assert archive.key(90, FileKind.TXNINDEX) in {one.key for one in store.requests}
 
 
-def test_a_companion_that_is_not_the_one_that_was_noted_is_not_believed(
+def test_transaction_index_with_another_checksum_is_ignored(
     store: FakeStorage,
 ) -> None:
     archive = MadeArchive(store)

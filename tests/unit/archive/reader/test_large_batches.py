@@ -1,4 +1,4 @@
-"""Record batches that are larger, decompressed, than the reader's limit."""
+"""Record batches whose decompressed size exceeds the reader's limit."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.harness.record_batches import MadeBatch, MadeRecord
 
 @pytest.fixture
 def archive() -> MadeArchive:
-    """Offsets 0 to 39; those from 20 to 24 are one batch of a bit more than 5 MB."""
+    """Offsets 0 to 39; offsets 20 to 24 are one batch of slightly more than 5 MB."""
     made = MadeArchive()
     value = bytes(1 << 20)
     large = MadeBatch(
@@ -32,7 +32,7 @@ def archive() -> MadeArchive:
 
 
 @pytest.mark.parametrize("isolation", list(IsolationLevel))
-def test_a_large_batch_is_an_error_that_names_the_limit(
+def test_error_for_a_large_batch_names_the_limit(
     archive: MadeArchive, isolation: IsolationLevel
 ) -> None:
     taken = read_from(archive, 3, isolation=isolation, max_batch_bytes=5 << 20)
@@ -48,12 +48,12 @@ def test_a_large_batch_is_an_error_that_names_the_limit(
     assert "tiered.storage.max.batch.bytes, --max-batch-bytes" in told
 
 
-def test_with_a_higher_limit_it_is_read(archive: MadeArchive) -> None:
+def test_large_batch_is_read_with_a_higher_limit(archive: MadeArchive) -> None:
     assert offsets(read_from(archive, 0, max_batch_bytes=6 << 20)) == list(range(40))
     assert offsets(read_from(archive, 0)) == list(range(40))
 
 
-def test_reading_stands_still_there_until_it_is_told_to_seek(archive: MadeArchive) -> None:
+def test_reader_stops_at_a_large_batch_until_it_seeks(archive: MadeArchive) -> None:
     with reading(archive.store, max_batch_bytes=5 << 20) as reader:
         reader.assign(archive.tp, 0)
         take_to_end(reader)
@@ -67,7 +67,7 @@ def test_reading_stands_still_there_until_it_is_told_to_seek(archive: MadeArchiv
         assert isinstance(taken[-1], ReachedEnd)
 
 
-def test_a_search_for_a_timestamp_has_the_same_limit(archive: MadeArchive) -> None:
+def test_search_by_timestamp_has_the_same_limit(archive: MadeArchive) -> None:
     with reading(archive.store, max_batch_bytes=5 << 20) as reader:
         assert reader.offset_for_time(TP, 7) == 7
         with pytest.raises(BatchTooLargeError, match=r"offsets \[20, 25\)"):
@@ -75,7 +75,7 @@ def test_a_search_for_a_timestamp_has_the_same_limit(archive: MadeArchive) -> No
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1 << 31])
-def test_a_limit_that_no_batch_can_have_is_refused(limit: int) -> None:
+def test_limit_outside_the_valid_range_is_refused(limit: int) -> None:
     with (
         pytest.raises(ConfigurationError, match=r"max\.batch\.bytes"),
         reading(MadeArchive().store, max_batch_bytes=limit),

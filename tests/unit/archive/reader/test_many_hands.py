@@ -1,4 +1,4 @@
-"""Several threads at one reader: each partition comes in order from where it was sought."""
+"""Several threads use one reader: each partition stays in order from its last seek on."""
 
 import random
 import threading
@@ -31,7 +31,7 @@ def meddle_once(reader: ArchiveReader, dice: random.Random) -> None:
 
 @contextmanager
 def meddling(reader: ArchiveReader) -> Iterator[None]:
-    """Another thread seeks, assigns, pauses and asks, without end."""
+    """Run a thread that constantly seeks, assigns, pauses and queries the reader."""
     stop, dice = threading.Event(), random.Random(7)
 
     def meddle() -> None:
@@ -57,7 +57,7 @@ def read_all(reader: ArchiveReader) -> dict[TopicPartition, list[int]]:
     return found
 
 
-def test_whatever_other_threads_do_each_partition_stays_in_order() -> None:
+def test_each_partition_stays_in_order_under_concurrent_calls() -> None:
     store = FakeStorage()
     for tp in TPS:
         MadeArchive(store, tp=tp).segments(0, 150, 300, END)

@@ -1,4 +1,4 @@
-"""Many partitions in one reader: all is handed out once, in turn, within one bound of memory."""
+"""Many partitions in one reader: all records arrive once, in turns, within one memory bound."""
 
 from collections.abc import Mapping
 from time import monotonic
@@ -13,7 +13,7 @@ from tests.harness.waiting import wait_until
 KIB, MIB = 1 << 10, 1 << 20
 TPS = [TopicPartition("many", number) for number in range(200)]
 MOST = 10
-"""Records that are taken at once."""
+"""Number of records that are read at once."""
 
 
 def log_of(first: int, end: int, size: int) -> bytes:
@@ -22,7 +22,9 @@ def log_of(first: int, end: int, size: int) -> bytes:
 
 
 def read_all(reader: ArchiveReader) -> tuple[dict[TopicPartition, list[int]], int]:
-    """Every record up to each end, and how many had come when the last partition began."""
+    """Read every record up to each end; also return how many had arrived when the last partition
+    began.
+    """
     found: dict[TopicPartition, list[int]] = {tp: [] for tp in TPS}
     ended: set[TopicPartition] = set()
     come, last, deadline = 0, 0, monotonic() + 100
@@ -43,7 +45,7 @@ def is_complete(found: Mapping[TopicPartition, list[int]], end: int) -> bool:
     return all(numbers == list(range(end)) for numbers in found.values())
 
 
-def test_none_waits_until_others_have_come_to_their_ends() -> None:
+def test_no_partition_waits_until_others_reach_their_ends() -> None:
     """Two segments each, all of them fetched before the first record is taken."""
     store, logs = FakeStorage(), [log_of(0, 4, 10), log_of(4, 8, 10)]
     for tp in TPS:
@@ -61,8 +63,10 @@ def test_none_waits_until_others_have_come_to_their_ends() -> None:
     assert last < 0.6 * 8 * len(TPS)
 
 
-def test_all_comes_once_within_one_bound_of_memory() -> None:
-    """A partition's share is far below one batch, and every tenth has batches above its range."""
+def test_all_records_arrive_once_within_the_memory_bound() -> None:
+    """A partition's share is far below one batch, and every tenth partition has batches above its
+    range.
+    """
     store, budget = FakeStorage(), MIB
     logs = {size: log_of(0, 2, size) for size in (30 * KIB, 200 * KIB)}
     for tp in TPS:

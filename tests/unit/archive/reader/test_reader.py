@@ -1,4 +1,4 @@
-"""Reading an archive of ours from any offset, in order."""
+"""Reading an archive from any offset, in order."""
 
 from contextlib import closing
 
@@ -21,7 +21,7 @@ from tests.harness.record_batches import MadeBatch, MadeRecord
 
 
 class SeenRooms(BufferPool):
-    """Remembers whose memory was handed out."""
+    """A buffer pool that remembers the owners of its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,21 +41,21 @@ def archive() -> MadeArchive:
 
 
 @pytest.mark.parametrize("start", [0, 3, 99, 100, 150, 299])
-def test_every_record_comes_once_and_in_order(archive: MadeArchive, start: int) -> None:
+def test_every_record_arrives_once_and_in_order(archive: MadeArchive, start: int) -> None:
     taken = read_from(archive, start)
 
     assert offsets(taken) == list(range(start, 300))
     assert taken[-1] == ReachedEnd(TP, Offset(300))
 
 
-def test_values_come_as_they_were_produced(archive: MadeArchive) -> None:
+def test_values_are_returned_as_produced(archive: MadeArchive) -> None:
     taken = read_from(archive, 150)
 
     first = next(one for one in taken if isinstance(one, Records)).records.to_pylist()[0]
     assert (first["offset"], first["value"], first["timestamp"]) == (150, b"value-150", 150)
 
 
-def test_readers_that_follow_one_another_use_the_same_memory() -> None:
+def test_consecutive_readers_use_the_same_memory() -> None:
     made, buffers = MadeArchive(), SeenRooms()
     made.segment(0, [MadeBatch((MadeRecord(0, value=b"v" * LEAST_BUFFER),))])
     made.mark(0, 1)

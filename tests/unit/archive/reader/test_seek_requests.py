@@ -1,4 +1,4 @@
-"""What a seek asks of the store before the first record is there."""
+"""Requests of a seek to the store until the first record arrives."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(slots=True)
 class UntilTaken(NullReadingObserver):
-    """Remembers what was asked for by the time that the last range was taken."""
+    """A store that remembers the requests before the last range was taken."""
 
     store: FakeStorage
     asked: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class UntilTaken(NullReadingObserver):
 
 
 def sized(first: int, end: int, size: int, each: int = 4) -> list[MadeBatch]:
-    """Batches of so many records, about so many bytes; each record has a time of its own."""
+    """Batches of `count` records with about `size` bytes; each record has its own timestamp."""
     value = bytes(size // each)
     return [
         MadeBatch(tuple(MadeRecord(at, at * 10, value=value) for at in range(start, start + each)))
@@ -37,7 +37,7 @@ def sized(first: int, end: int, size: int, each: int = 4) -> list[MadeBatch]:
 
 
 def asked_for(archive: MadeArchive, timestamp: int, budget: int = 64 * MIB) -> list[str]:
-    """The kinds of the files that were read until the first record of the time was there."""
+    """Kinds of the files that were read until the first record of the timestamp arrived."""
     store = archive.store
     assert isinstance(store, FakeStorage)
     seen = UntilTaken(store)
@@ -59,7 +59,7 @@ def first_of(reader: ArchiveReader, tp: TopicPartition, offset: int) -> int:
     ("size", "budget"),
     [(KIB, MIB), (16 * KIB, MIB), (300 * KIB, MIB), (MIB, 4 * MIB), (MIB, 64 * MIB)],
 )
-def test_a_time_takes_its_index_an_index_and_one_range(size: int, budget: int) -> None:
+def test_timestamp_search_reads_a_time_index_an_index_and_one_range(size: int, budget: int) -> None:
     archive = MadeArchive()
     archive.segment(0, sized(0, 80, size))
     archive.mark(0, 80)
@@ -68,7 +68,7 @@ def test_a_time_takes_its_index_an_index_and_one_range(size: int, budget: int) -
         assert asked_for(archive, timestamp, budget) == ["timeindex", "index", "log"]
 
 
-def test_segments_above_the_answer_are_not_asked() -> None:
+def test_segments_above_the_answer_are_not_read() -> None:
     archive = MadeArchive()
     for base in range(0, 400, 80):
         archive.segment(base, sized(base, base + 80, KIB))
@@ -78,8 +78,8 @@ def test_segments_above_the_answer_are_not_asked() -> None:
     assert asked_for(archive, 1005) == ["timeindex", "timeindex", "timeindex", "index", "log"]
 
 
-def test_a_time_that_many_batches_share_is_found_without_reading_them_all() -> None:
-    """The indexes say from where to where; what lies between is not read a piece at a time."""
+def test_timestamp_shared_by_many_batches_is_found_without_reading_them() -> None:
+    """The indexes give start and end; the batches between them are not read."""
     archive = MadeArchive()
     same = [MadeBatch((MadeRecord(at, 5, value=bytes(16 * KIB)),)) for at in range(60)]
     late = [MadeBatch((MadeRecord(at, 9, value=bytes(16 * KIB)),)) for at in range(60, 90)]
@@ -92,8 +92,8 @@ def test_a_time_that_many_batches_share_is_found_without_reading_them_all() -> N
     assert len([one for one in store.requests if one.operation == "stream"]) == 3
 
 
-def test_a_record_behind_a_lying_index_is_found_all_the_same() -> None:
-    """Its indexes are those of a log of the same size with other times."""
+def test_record_is_found_despite_wrong_indexes() -> None:
+    """Its indexes belong to a log of the same size with other timestamps."""
     archive = MadeArchive()
     lying = MadeArchive()
     log = [

@@ -1,4 +1,4 @@
-"""However small the memory, what is waited for comes."""
+"""Requested records arrive even with very little memory."""
 
 import random
 import tracemalloc
@@ -26,7 +26,7 @@ SIZES = (16 * KIB, 300 * KIB, MIB)
 
 
 def sized(first: int, end: int, size: int, *, transactional: bool = False) -> list[MadeBatch]:
-    """Batches of one record each; a record's timestamp is its offset."""
+    """Batches of one record each; timestamps equal offsets."""
     return [
         MadeBatch(
             (MadeRecord(at, at, value=bytes(size)),),
@@ -38,7 +38,7 @@ def sized(first: int, end: int, size: int, *, transactional: bool = False) -> li
 
 
 def first_of(reader: ArchiveReader, tp: TopicPartition) -> Taken:
-    """What comes first of this partition."""
+    """The first item of this partition."""
     end = monotonic() + 5
     while monotonic() < end:
         for one in reader.take(2, 0.5):
@@ -49,7 +49,7 @@ def first_of(reader: ArchiveReader, tp: TopicPartition) -> Taken:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("budget", [MIB, 4 * MIB])
-def test_what_a_search_has_read_does_not_stand_in_the_way(budget: int, size: int) -> None:
+def test_memory_of_a_search_does_not_block_the_read(budget: int, size: int) -> None:
     archive = MadeArchive()
     archive.segment(0, sized(0, 60, size))
     archive.mark(0, 60)
@@ -62,10 +62,10 @@ def test_what_a_search_has_read_does_not_stand_in_the_way(budget: int, size: int
 
 
 @pytest.mark.parametrize(("threads", "budget"), list(product((1, 2, 4), BUDGETS)))
-def test_every_seek_goes_on_whatever_the_memory(
+def test_every_seek_completes_with_any_memory_budget(
     threads: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below what the settings allow, too: what counts is the piece beside the memory."""
+    """Also below the allowed minimum: one piece is always allowed beside the budget."""
     monkeypatch.setattr(reader_settings, "LEAST_MEMORY", BUDGETS[0])
     dice = random.Random(f"{threads} {budget}")
     store = FakeStorage()
@@ -91,8 +91,8 @@ def test_every_seek_goes_on_whatever_the_memory(
                 assert offsets([first_of(reader, tp)])[0] == wanted
 
 
-def test_batches_that_need_more_than_their_share_do_not_wait_for_another_partition_to_end() -> None:
-    """Both ask for all the memory there is; the one with the small batches never stands still."""
+def test_large_batches_do_not_wait_for_another_partition_to_end() -> None:
+    """Both partitions need all the memory; the one with small batches never pauses."""
     store = FakeStorage()
     small, large = TopicPartition("mixed", 0), TopicPartition("mixed", 1)
     for tp, size, count in ((small, 16 * KIB, 4000), (large, MIB, 4)):
@@ -112,8 +112,8 @@ def test_batches_that_need_more_than_their_share_do_not_wait_for_another_partiti
     assert len(found[small]) < 4000
 
 
-def test_a_batch_that_has_no_room_is_held_twice_at_most_while_it_is_put_together() -> None:
-    """The range that it came in, and the batch; `memory.budget` counts the greater of the two."""
+def test_batch_beyond_the_budget_is_held_at_most_twice_during_assembly() -> None:
+    """Once in its range and once as a batch; `memory.budget` counts the larger of the two."""
     store, size = FakeStorage(), 4 * MIB
     archive = MadeArchive(store)
     archive.segment(0, sized(0, 1, size))

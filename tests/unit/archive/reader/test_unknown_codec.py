@@ -1,4 +1,4 @@
-"""Stored record batches that this version cannot decode: they are not missing."""
+"""Stored record batches that this version cannot decode: they do not count as missing."""
 
 import pytest
 
@@ -10,12 +10,13 @@ from tests.harness.made_archive import MadeArchive, batches, encoded, offsets, r
 from tests.harness.record_batches import MadeBatch, MadeRecord
 
 MAGIC, CODEC = 16, 22
-"""Which byte of a batch has the message format, and which one the compression codec."""
+"""Positions in a batch of the byte with the message format and the byte with the compression codec.
+"""
 BEFORE, BEHIND = encoded(batches(0, 20)), encoded(batches(21, 40))
 
 
 def archive_of(batch: bytes) -> MadeArchive:
-    """Offsets 0 to 39; 20 is in this batch, which was replaced on the store."""
+    """Offsets 0 to 39; offset 20 is in the given batch, which replaces the stored one."""
     made = MadeArchive()
     made.segment(0, BEFORE + MadeBatch((MadeRecord(20),)).encoded() + BEHIND)
     made.mark(0, 40)
@@ -25,14 +26,14 @@ def archive_of(batch: bytes) -> MadeArchive:
 
 
 def changed(made: MadeBatch, byte: int, bits: int) -> bytearray:
-    """A batch with some bits of one byte flipped, and the CRC32C that it had."""
+    """A batch with some bits of one byte flipped and its original CRC32C."""
     batch = bytearray(made.encoded())
     batch[byte] ^= bits
     return batch
 
 
 @pytest.mark.parametrize("isolation", list(IsolationLevel))
-def test_an_unknown_codec_is_an_error_of_its_own(isolation: IsolationLevel) -> None:
+def test_unknown_codec_is_a_separate_error(isolation: IsolationLevel) -> None:
     archive = archive_of(with_crc(changed(MadeBatch((MadeRecord(20),)), CODEC, 6)))
     taken = read_from(archive, 3, isolation=isolation)
     assert offsets(taken) == list(range(3, 20))
@@ -46,7 +47,7 @@ def test_an_unknown_codec_is_an_error_of_its_own(isolation: IsolationLevel) -> N
     assert "not missing" in told
 
 
-def test_an_unknown_codec_of_a_marker_is_an_error_of_its_own() -> None:
+def test_unknown_codec_of_a_marker_is_a_separate_error() -> None:
     marker = MadeBatch((MadeRecord(20, key=bytes(4)),), is_control=True)
     archive = archive_of(with_crc(changed(marker, CODEC, 6)))
     taken = read_from(archive, 0, isolation=IsolationLevel.READ_COMMITTED)
@@ -56,7 +57,7 @@ def test_an_unknown_codec_of_a_marker_is_an_error_of_its_own() -> None:
     assert type(failed.error) is UnsupportedFormatError
 
 
-def test_a_flipped_bit_that_names_an_unknown_codec_is_damage() -> None:
+def test_flipped_bit_that_gives_an_unknown_codec_is_damage() -> None:
     taken = read_from(archive_of(bytes(changed(MadeBatch((MadeRecord(20),)), CODEC, 6))), 0)
     failed = taken[-1]
     assert isinstance(failed, Failed)
@@ -64,7 +65,7 @@ def test_a_flipped_bit_that_names_an_unknown_codec_is_damage() -> None:
     assert failed.error.offsets == (20, 21)
 
 
-def test_an_old_message_format_is_an_error_of_its_own() -> None:
+def test_old_message_format_is_a_separate_error() -> None:
     taken = read_from(archive_of(bytes(changed(MadeBatch((MadeRecord(20),)), MAGIC, 3))), 0)
     assert offsets(taken) == list(range(20))
     failed = taken[-1]

@@ -7,7 +7,7 @@ from tests.harness.terminal import Terminal
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_without_a_terminal_nothing_is_shown(*, wanted: bool) -> None:
+def test_progress_is_hidden_without_a_terminal(*, wanted: bool) -> None:
     stream = io.StringIO()
     with shown(wanted=wanted, stream=stream) as counter:
         counter.begin(100)
@@ -15,7 +15,7 @@ def test_without_a_terminal_nothing_is_shown(*, wanted: bool) -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_shows_the_total_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_the_total_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     stream = Terminal()

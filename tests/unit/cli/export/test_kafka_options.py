@@ -1,4 +1,4 @@
-"""How the client is set up that reads what only the brokers have."""
+"""Settings of the client that reads records from the brokers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def given(**changes: object) -> dict[str, Any]:
     return {"tail": "kafka", "kafka_options": {}, "kafka_config": None, **changes}
 
 
-def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+def test_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SSL\nkafka.client.id: theirs\n")
     found = kafka_properties(given(kafka_config=file, kafka_options={"security.protocol": "X"}))
@@ -27,14 +27,14 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         kafka_properties(given(kafka_config=tmp_path))
 
 
-def test_where_the_cluster_is() -> None:
+def test_bootstrap_servers_come_from_options_command_line_or_configuration() -> None:
     assert reached_at(BROKER, None, {}).bootstrap_servers == "own:9092"
     assert reached_at(BROKER, "other:1", {}).bootstrap_servers == "other:1"
     named = {"bootstrap.servers": "third:1"}
     assert reached_at(BROKER, "other:1", named).bootstrap_servers == "third:1"
 
 
-def test_secrets_are_sent_by_where_they_are() -> None:
+def test_secrets_are_passed_as_references() -> None:
     options = {"bootstrap.servers": "b:1", "sasl.password": "env:WORD", "client.id": "x"}
     found = read_by(BROKER, None, options)
     assert found.bootstrap_servers == "b:1"
@@ -50,10 +50,10 @@ def test_secrets_are_sent_by_where_they_are() -> None:
     "name",
     ["sasl.jaas.config", "kafka.ssl.keystore.password", "ssl.keystore.key", "ssl.key.password"],
 )
-def test_for_tables_no_secret_stands_on_the_command_line(
+def test_secrets_for_tables_are_refused_on_the_command_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The properties file may hold it; what Spark's source gets is the secret itself."""
+    """The properties file may contain the secret; Spark's source receives the secret itself."""
     plain = name.removeprefix("kafka.")
     with pytest.raises(ConfigurationError, match=f"--kafka-option {plain}: .*not be the secret"):
         java_kafka_properties(given(kafka_options={name: "word"}))

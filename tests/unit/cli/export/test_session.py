@@ -1,4 +1,4 @@
-"""Where an export's Spark starts, and on which Python its workers run."""
+"""The directory where an export's Spark starts, and the Python of its workers."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ from sidetier.segments.errors import ConfigurationError
         ("local[2]", None, sys.executable),
         ("local-cluster[2,1,1024]", None, sys.executable),
         ("local[2]", "/opt/python", "/opt/python"),
-        ("spark://master:7077", None, None),  # what is here is not what is there
+        ("spark://master:7077", None, None),  # the Python on this machine does not exist there
     ],
 )
-def test_workers_on_this_machine_run_on_this_python_unless_another_is_named(
+def test_local_workers_use_this_python_unless_another_is_configured(
     monkeypatch: pytest.MonkeyPatch, master: str, named: str | None, taken: str | None
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", named or "")
@@ -30,10 +30,10 @@ def test_workers_on_this_machine_run_on_this_python_unless_another_is_named(
     monkeypatch.setenv("PYSPARK_PYTHON", "")  # so that it is put back whatever was set
 
 
-def test_a_directory_that_spark_cannot_write_to_is_told_before_it_starts(
+def test_unwritable_directory_is_reported_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`access` stands in for a read-only root: whoever runs the tests may write anywhere."""
+    """`access` simulates a read-only root, because the user of the tests may write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, _: path != Path("/app"))
     check_directory(Path("/app"), "4.0.1")
     check_directory(Path("/home"), "4.0.0")

@@ -1,4 +1,4 @@
-"""What the commands of exports into tables are given, up to where Spark would start."""
+"""Arguments of the table export commands, up to the start of Spark."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,7 +82,7 @@ def request(**given: object) -> TableRequest:
     )
 
 
-def test_a_run_begins_at_the_table_unless_told_otherwise() -> None:
+def test_run_begins_at_the_tables_offsets_by_default() -> None:
     plain = request()
     assert plain.read.starting is Edge.EARLIEST
     assert plain.terms == TableTerms(timeout=7.0, allow_empty=False)
@@ -109,7 +109,7 @@ def test_a_run_begins_at_the_table_unless_told_otherwise() -> None:
         ({"value_format": "json"}, "need a schema"),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
+def test_error_names_the_wrong_argument(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         request(**given)
 
@@ -124,17 +124,17 @@ def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
         ("hdfs://name:8020/lake/orders", "hdfs://name:8020/lake"),
     ],
 )
-def test_a_lease_is_beside_its_table(base_path: str, url: str) -> None:
+def test_lease_is_stored_beside_its_table(base_path: str, url: str) -> None:
     assert lock_url(base_path) == url
 
 
 @pytest.mark.parametrize("base_path", ["lake/orders", "file:///orders", "/orders"])
-def test_a_table_without_a_place_beside_it(base_path: str) -> None:
+def test_table_without_a_parent_directory_for_the_lease_is_refused(base_path: str) -> None:
     with pytest.raises(ConfigurationError, match="must be absolute, and below a directory"):
         lock_url(base_path)
 
 
-def test_properties_of_the_sink(tmp_path: Path) -> None:
+def test_properties_of_the_sink_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "orders.properties"
     file.write_text("target.table.name=orders\nhoodie.datasource.write.operation : upsert\n")
     assert read_options(file) == {
@@ -146,7 +146,7 @@ def test_properties_of_the_sink(tmp_path: Path) -> None:
     assert read_options(None) == {}
 
 
-def test_a_jar_that_is_named_is_the_one_that_is_used() -> None:
+def test_configured_jar_replaces_the_default_one() -> None:
     given = {"spark.jars": "/jars/hudi.jar", "spark.serializer": "mine"}
     assert with_jars(given, {"spark.serializer": "kryo"}, TableJar.HUDI) == given
     version = pyspark.__version__
@@ -156,7 +156,7 @@ def test_a_jar_that_is_named_is_the_one_that_is_used() -> None:
     }
 
 
-def test_what_was_done_is_counted() -> None:
+def test_result_counts_records_and_commits() -> None:
     result = TableResult("lake.db.orders")
     assert result.as_tables()[0].footer == "nothing is new"
     for first, until in ((3, 5), (5, 9)):
@@ -189,7 +189,7 @@ def test_what_was_done_is_counted() -> None:
         (["iceberg", "orders", "--table", "l.d.t", "--option", "branch=b"], "branch is set by"),
     ],
 )
-def test_a_mistake_ends_with_2_before_spark_starts(
+def test_usage_error_exits_with_2_before_spark_starts(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").mkdir()
@@ -201,7 +201,9 @@ def test_a_mistake_ends_with_2_before_spark_starts(
 
 
 class SeenLogs(TopicLogs):
-    """Offsets 90 to 94 are archived, in a transaction whose end is not; the broker begins at 95."""
+    """Logs in which the offsets [90, 95) are archived, in a transaction whose end is not; the
+    broker's log begins at 95.
+    """
 
     def read(
         self, isolation: IsolationLevel, behind: list[BehindError] | None = None
@@ -216,7 +218,7 @@ def planned(ranges: dict[TopicPartition, OffsetRange], _request: object) -> Plan
 
 
 @pytest.mark.parametrize(("loss", "code"), [("error", 1), ("skip", 3)])
-def test_what_waits_for_the_archive_is_told_by_the_exit_code(loss: str, code: int) -> None:
+def test_exit_code_3_reports_offsets_that_wait_for_the_archive(loss: str, code: int) -> None:
     asked = request(tail="kafka", on_data_loss=loss)
     planner: Any = SimpleNamespace(
         plan_ranges=planned,

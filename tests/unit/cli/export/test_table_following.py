@@ -1,4 +1,4 @@
-"""Exports into tables that go on and on, while the archive that they read is set aside."""
+"""Continuous exports into tables while the archive that they read is quarantined."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -71,10 +71,10 @@ def offsets(table: FakeTable) -> list[int]:
     return [offset for _, offset in table.rows]
 
 
-def test_what_is_set_aside_under_a_round_is_planned_again(
+def test_round_over_a_quarantined_archive_is_planned_again(
     orders: MadeArchive, following: Callable[..., Between], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its tasks fail, and Spark says so in words of its own; nothing had been exported."""
+    """Its tasks fail, and Spark reports that with its own error; nothing had been exported."""
 
     def fork() -> None:
         elect_uncleanly(orders, topic_id=ID)
@@ -86,7 +86,7 @@ def test_what_is_set_aside_under_a_round_is_planned_again(
     assert "set aside, or replaced; tried again" in capsys.readouterr().err
 
 
-def test_records_that_were_exported_and_thrown_away_end_it(
+def test_truncation_of_exported_records_ends_the_export(
     orders: MadeArchive, following: Callable[..., Between]
 ) -> None:
     table = FakeTable()
@@ -95,7 +95,7 @@ def test_records_that_were_exported_and_thrown_away_end_it(
     assert offsets(table) == list(range(40))
 
 
-def test_they_are_exported_anew_where_that_was_said_before(
+def test_truncated_records_are_exported_again_with_reread(
     orders: MadeArchive, following: Callable[..., Between]
 ) -> None:
     table = FakeTable()
@@ -103,7 +103,7 @@ def test_they_are_exported_anew_where_that_was_said_before(
     assert offsets(table) == [*range(40), *range(FORK, END)]
 
 
-def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
+def test_quarantined_archive_is_waited_for_until_it_can_be_compared(
     orders: MadeArchive, following: Callable[..., Between], capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = FakeTable()
@@ -114,7 +114,7 @@ def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
     assert capsys.readouterr().err.count(told) == 1
 
 
-def test_without_following_it_is_told_by_the_exit_code(
+def test_quarantine_without_follow_exits_with_3(
     orders: MadeArchive, following: Callable[..., Between]
 ) -> None:
     table = FakeTable()

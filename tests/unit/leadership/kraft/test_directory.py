@@ -1,4 +1,4 @@
-"""Which files of the metadata log's directory count."""
+"""Files in the metadata log's directory that count."""
 
 from sidetier.leadership.kraft.metadata_log import SnapshotId, parse_files
 from sidetier.segments.offsets import Offset
@@ -17,14 +17,14 @@ LISTING = [
 ]
 
 
-def test_segments_and_snapshots_by_age() -> None:
+def test_segments_and_snapshots_are_sorted_by_age() -> None:
     files = parse_files(LISTING)
     assert files.logs == (300, 600)
     assert files.snapshots == (SnapshotId(Offset(279), 2), SnapshotId(Offset(557), 1))
     assert files.snapshots[-1].file_name == LISTING[0]
 
 
-def test_where_to_begin_and_what_follows() -> None:
+def test_first_segment_to_read_and_its_successors_are_found() -> None:
     files = parse_files(LISTING)
     assert files.segment_holding(Offset(557)) == 300
     assert files.segment_holding(Offset(600)) == 600

@@ -38,7 +38,7 @@ def orders(*partitions: int, epoch: int = 0) -> dict[TopicPartition, int]:
     return {TopicPartition("orders", number): epoch for number in partitions}
 
 
-def test_what_is_appended_is_read(writer: MetadataLogWriter, log: MetadataLog) -> None:
+def test_appended_records_are_read(writer: MetadataLogWriter, log: MetadataLog) -> None:
     assert led(log) == orders(0)
     writer.append(written.partition(ID, 1, 1))
     assert log.poll()
@@ -46,16 +46,14 @@ def test_what_is_appended_is_read(writer: MetadataLogWriter, log: MetadataLog) -
     assert log.reloads == 1
 
 
-def test_an_idle_log_says_that_nothing_changed(writer: MetadataLogWriter, log: MetadataLog) -> None:
+def test_idle_log_reports_no_change(writer: MetadataLogWriter, log: MetadataLog) -> None:
     writer.append(written.no_op())
     assert not log.poll()
     assert not log.poll()
     assert log.reloads == 1
 
 
-def test_a_batch_that_is_being_written_is_waited_for(
-    writer: MetadataLogWriter, log: MetadataLog
-) -> None:
+def test_incomplete_batch_is_waited_for(writer: MetadataLogWriter, log: MetadataLog) -> None:
     data = written.batch(writer.next_offset, [written.partition(ID, 1, 1)])
     for cut in (30, 70, len(data) - 1):
         with writer.active.open("ab") as file:
@@ -69,7 +67,7 @@ def test_a_batch_that_is_being_written_is_waited_for(
     assert log.reloads == 1
 
 
-def test_a_roll_is_followed(writer: MetadataLogWriter, log: MetadataLog) -> None:
+def test_roll_is_followed(writer: MetadataLogWriter, log: MetadataLog) -> None:
     writer.append(written.partition(ID, 1, 1))
     writer.roll()
     writer.append(written.partition(ID, 2, 1))
@@ -82,7 +80,7 @@ def test_a_roll_is_followed(writer: MetadataLogWriter, log: MetadataLog) -> None
     assert log.reloads == 1
 
 
-def test_a_snapshot_and_cleaned_segments_change_nothing_for_a_reader_in_place(
+def test_snapshot_and_cleaned_segments_do_not_affect_an_up_to_date_reader(
     writer: MetadataLogWriter, log: MetadataLog
 ) -> None:
     writer.snapshot(written.topic("orders", ID), written.partition(ID, 0, 1))
@@ -96,7 +94,7 @@ def test_a_snapshot_and_cleaned_segments_change_nothing_for_a_reader_in_place(
     assert log.reloads == 1
 
 
-def test_a_new_reader_begins_with_the_newest_snapshot(writer: MetadataLogWriter) -> None:
+def test_new_reader_begins_with_the_newest_snapshot(writer: MetadataLogWriter) -> None:
     writer.snapshot(written.topic("orders", ID), written.partition(ID, 0, 1, epoch=3))
     writer.append(written.partition_change(ID, 0, 1))
     log = MetadataLog(writer.directory)
@@ -104,7 +102,9 @@ def test_a_new_reader_begins_with_the_newest_snapshot(writer: MetadataLogWriter)
     assert led(log) == orders(0, epoch=4), "the segment's own earlier records are passed over"
 
 
-def test_a_snapshot_inside_a_batch_is_honoured_by_the_record(writer: MetadataLogWriter) -> None:
+def test_snapshot_that_ends_within_a_batch_is_applied_to_the_record(
+    writer: MetadataLogWriter,
+) -> None:
     writer.append(written.partition_change(ID, 0, 1), written.partition_change(ID, 0, 1))
     path = writer.snapshot(written.topic("orders", ID), written.partition(ID, 0, 1, epoch=1))
     path.rename(path.with_name(f"{writer.next_offset - 1:020d}-{writer.epoch:010d}.checkpoint"))
@@ -113,7 +113,7 @@ def test_a_snapshot_inside_a_batch_is_honoured_by_the_record(writer: MetadataLog
     assert led(log) == orders(0, epoch=2)
 
 
-def test_a_reader_left_behind_by_cleaning_begins_anew(
+def test_reader_behind_cleaned_segments_restarts_from_the_snapshot(
     writer: MetadataLogWriter, log: MetadataLog
 ) -> None:
     writer.append(written.partition(ID, 1, 2))
@@ -126,7 +126,7 @@ def test_a_reader_left_behind_by_cleaning_begins_anew(
     assert log.reloads == 2
 
 
-def test_a_snapshot_fetched_in_place_of_the_log_is_taken(
+def test_snapshot_fetched_in_place_of_the_log_is_read(
     writer: MetadataLogWriter, log: MetadataLog
 ) -> None:
     old = writer.active
@@ -141,7 +141,7 @@ def test_a_snapshot_fetched_in_place_of_the_log_is_taken(
     assert led(log) == orders(8, 9, epoch=7)
 
 
-def test_a_truncated_tail_is_forgotten(writer: MetadataLogWriter, log: MetadataLog) -> None:
+def test_truncated_tail_is_forgotten(writer: MetadataLogWriter, log: MetadataLog) -> None:
     size, offset = writer.active.stat().st_size, writer.next_offset
     writer.append(written.topic("ghost", b"G" * 16), written.partition(b"G" * 16, 0, 1))
     log.poll()
@@ -152,7 +152,7 @@ def test_a_truncated_tail_is_forgotten(writer: MetadataLogWriter, log: MetadataL
     assert log.reloads == 2
 
 
-def test_a_tail_that_was_rewritten_to_the_same_length_is_noticed(
+def test_tail_rewritten_to_the_same_length_is_detected(
     writer: MetadataLogWriter, log: MetadataLog
 ) -> None:
     size, offset = writer.active.stat().st_size, writer.next_offset
@@ -167,7 +167,7 @@ def test_a_tail_that_was_rewritten_to_the_same_length_is_noticed(
     assert log.reloads == 2
 
 
-def test_a_truncation_across_a_roll_is_noticed(writer: MetadataLogWriter, log: MetadataLog) -> None:
+def test_truncation_across_a_roll_is_detected(writer: MetadataLogWriter, log: MetadataLog) -> None:
     size, offset, segment = writer.active.stat().st_size, writer.next_offset, writer.segment
     writer.append(written.partition(ID, 1, 1))
     writer.roll()
@@ -183,7 +183,7 @@ def test_a_truncation_across_a_roll_is_noticed(writer: MetadataLogWriter, log: M
 
 
 @pytest.mark.parametrize("chunk_bytes", [61, 100, 1000])
-def test_a_log_larger_than_a_chunk(writer: MetadataLogWriter, chunk_bytes: int) -> None:
+def test_log_larger_than_a_chunk_is_read(writer: MetadataLogWriter, chunk_bytes: int) -> None:
     writer.append(*(written.partition(ID, n, 1) for n in range(50)))
     for number in range(50, 60):
         writer.append(written.partition(ID, number, 1))
@@ -192,7 +192,7 @@ def test_a_log_larger_than_a_chunk(writer: MetadataLogWriter, chunk_bytes: int) 
     assert led(log) == orders(*range(60))
 
 
-def test_a_missing_directory_may_come_yet(tmp_path: Path) -> None:
+def test_missing_directory_may_appear_later(tmp_path: Path) -> None:
     log = MetadataLog(tmp_path / "__cluster_metadata-0")
     with pytest.raises(LeadershipUnavailableError, match="__cluster_metadata-0"):
         log.poll()
@@ -202,28 +202,28 @@ def test_a_missing_directory_may_come_yet(tmp_path: Path) -> None:
     assert led(log) == orders(0)
 
 
-def test_a_log_without_its_beginning_is_unavailable(writer: MetadataLogWriter) -> None:
+def test_log_without_its_beginning_is_unavailable(writer: MetadataLogWriter) -> None:
     writer.roll()
     writer.clean()
     with pytest.raises(LeadershipUnavailableError, match="no segment contains offset 0"):
         MetadataLog(writer.directory).poll()
 
 
-def test_a_gap_between_segments_is_unavailable(writer: MetadataLogWriter) -> None:
+def test_gap_between_segments_is_unavailable(writer: MetadataLogWriter) -> None:
     writer.next_offset += 1
     writer.roll()
     with pytest.raises(LeadershipUnavailableError, match="segment 4 does not follow offset 3"):
         MetadataLog(writer.directory).poll()
 
 
-def test_a_cut_snapshot_is_unavailable(writer: MetadataLogWriter) -> None:
+def test_truncated_snapshot_is_unavailable(writer: MetadataLogWriter) -> None:
     path = writer.snapshot(written.topic("orders", ID))
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(LeadershipUnavailableError, match="is cut off at byte"):
         MetadataLog(writer.directory).poll()
 
 
-def test_a_flipped_bit_is_unavailable_and_named(writer: MetadataLogWriter) -> None:
+def test_flipped_bit_is_unavailable(writer: MetadataLogWriter) -> None:
     writer.append(written.no_op())
     data = bytearray(writer.active.read_bytes())
     data[-80] ^= 0xFF
@@ -232,14 +232,14 @@ def test_a_flipped_bit_is_unavailable_and_named(writer: MetadataLogWriter) -> No
         MetadataLog(writer.directory).poll()
 
 
-def test_a_version_of_the_future_is_no_matter_of_time(writer: MetadataLogWriter) -> None:
+def test_record_of_a_future_version_is_a_permanent_error(writer: MetadataLogWriter) -> None:
     writer.append(written.frame(3, 9, b""))
     with pytest.raises(LeadershipError, match="version 9 of PartitionRecord") as caught:
         MetadataLog(writer.directory).poll()
     assert not caught.value.retry
 
 
-def test_an_unreadable_log_that_recovers_is_read_from_the_snapshot(
+def test_unreadable_log_that_recovers_is_read_from_the_snapshot(
     writer: MetadataLogWriter, log: MetadataLog
 ) -> None:
     hidden = writer.directory.with_name("hidden")

@@ -1,4 +1,4 @@
-"""Metadata records: the kinds that matter, in every version, and what is refused."""
+"""Metadata records: relevant kinds in every version, and refused records."""
 
 from collections.abc import Callable
 
@@ -22,25 +22,25 @@ ID = bytes(range(16))
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_partition_of_every_version(version: int) -> None:
+def test_partition_record_of_every_version_is_read(version: int) -> None:
     value = written.partition(ID, 7, 3, epoch=12, version=version)
     assert decode_record(value) == PartitionRecord(ID, 7, leader=3, leader_epoch=12)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("leader", [-1, 0, 300])
-def test_a_change_that_names_a_leader(version: int, leader: int) -> None:
+def test_change_with_a_leader_is_read(version: int, leader: int) -> None:
     value = written.partition_change(ID, 7, leader, version=version)
     assert decode_record(value) == PartitionChangeRecord(ID, 7, leader)
 
 
-def test_a_change_of_the_isr_alone_leaves_the_leader() -> None:
+def test_change_of_only_the_isr_keeps_the_leader() -> None:
     assert decode_record(written.partition_change(ID, 7, None)) == PartitionChangeRecord(
         ID, 7, None
     )
 
 
-def test_minus_two_says_the_same_as_no_leader_field() -> None:
+def test_leader_minus_two_equals_a_missing_leader_field() -> None:
     assert decode_record(written.partition_change(ID, 7, -2)) == PartitionChangeRecord(ID, 7, None)
 
 
@@ -55,11 +55,11 @@ def test_minus_two_says_the_same_as_no_leader_field() -> None:
         (written.no_op(), None),
     ],
 )
-def test_the_other_kinds(value: bytes, record: MetadataRecord | None) -> None:
+def test_other_kinds_are_read(value: bytes, record: MetadataRecord | None) -> None:
     assert decode_record(value) == record
 
 
-def test_a_kind_of_the_future_is_passed_over() -> None:
+def test_unknown_kind_is_skipped() -> None:
     assert decode_record(written.frame(90, 7, b"\xff" * 9)) is None
 
 
@@ -74,7 +74,7 @@ def test_a_kind_of_the_future_is_passed_over() -> None:
         (b"", "1 bytes are needed"),
     ],
 )
-def test_what_is_not_understood_is_refused(value: bytes, text: str) -> None:
+def test_malformed_record_is_refused(value: bytes, text: str) -> None:
     with pytest.raises(UnsupportedFormatError, match=text):
         decode_record(value)
 
@@ -87,7 +87,7 @@ def test_what_is_not_understood_is_refused(value: bytes, text: str) -> None:
         lambda: written.topic("orders", ID),
     ],
 )
-def test_no_cut_of_a_record_is_taken_for_another(write: Callable[[], bytes]) -> None:
+def test_truncated_record_is_never_taken_for_another(write: Callable[[], bytes]) -> None:
     value = write()
     whole = decode_record(value)
     for length in range(3, len(value)):

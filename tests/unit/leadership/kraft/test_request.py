@@ -1,4 +1,4 @@
-"""The Metadata request, where there is no broker to answer it."""
+"""The Metadata request without a broker."""
 
 import logging
 
@@ -10,12 +10,12 @@ from sidetier.segments.errors import ConfigurationError, LeadershipUnavailableEr
 from sidetier.segments.offsets import BrokerId
 
 
-def test_an_unknown_property_is_refused_by_name() -> None:
+def test_unknown_property_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"no\.such\.property"):
         BrokerMetadataRequest("127.0.0.1:9", BrokerId(1), 1.0, {"no.such.property": "1"})
 
 
-def test_no_answer_is_unavailable_and_librdkafka_complains_to_our_logger(
+def test_missing_answer_is_unavailable_and_librdkafka_logs_to_our_logger(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     request = BrokerMetadataRequest(f"127.0.0.1:{free_port()}", BrokerId(1), 0.5, {})

@@ -1,4 +1,4 @@
-"""When Metadata requests are sent."""
+"""Times at which Metadata requests are sent."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def answered_at(schedule: RequestSchedule, now: float, *, settled: bool = True) 
     schedule.answered(now, took=0.01, settled=settled)
 
 
-def test_the_first_request_is_due_at_once_and_the_next_after_the_interval() -> None:
+def test_first_request_is_due_at_once_and_the_next_after_the_interval() -> None:
     schedule = RequestSchedule(INTERVAL)
     assert schedule.may_ask(0.0)
     answered_at(schedule, 1.0)
@@ -20,14 +20,14 @@ def test_the_first_request_is_due_at_once_and_the_next_after_the_interval() -> N
     assert schedule.may_ask(11.0)
 
 
-def test_one_request_at_a_time() -> None:
+def test_only_one_request_is_sent_at_a_time() -> None:
     schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.hinted(1.0)
     assert not schedule.may_ask(100.0)
 
 
-def test_a_hint_waits_only_for_its_like() -> None:
+def test_hint_waits_only_for_the_previous_hint() -> None:
     schedule = RequestSchedule(INTERVAL)
     answered_at(schedule, 1.0)
     schedule.hinted(2.0)
@@ -36,7 +36,7 @@ def test_a_hint_waits_only_for_its_like() -> None:
     assert schedule.may_ask(2.02)
 
 
-def test_a_hint_during_a_request_needs_another_request() -> None:
+def test_hint_during_a_request_needs_another_request() -> None:
     schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.hinted(1.0)
@@ -45,7 +45,7 @@ def test_a_hint_during_a_request_needs_another_request() -> None:
     assert schedule.may_ask(1.52)
 
 
-def test_while_the_sources_disagree_pauses_double_up_to_the_interval() -> None:
+def test_pauses_double_up_to_the_interval_while_the_sources_disagree() -> None:
     schedule = RequestSchedule(INTERVAL)
     now, pauses = 0.0, []
     for _ in range(12):
@@ -56,7 +56,7 @@ def test_while_the_sources_disagree_pauses_double_up_to_the_interval() -> None:
     assert pauses[-1] == pytest.approx(INTERVAL)
 
 
-def test_a_silent_broker_is_left_in_peace_and_asked_again() -> None:
+def test_silent_broker_is_asked_less_often() -> None:
     schedule = RequestSchedule(INTERVAL)
     now = 0.0
     for _ in range(100):
@@ -70,7 +70,7 @@ def test_a_silent_broker_is_left_in_peace_and_asked_again() -> None:
     assert schedule.due - now < 0.1, "an answer ends the row of failures"
 
 
-def test_requests_that_take_long_are_sent_seldom() -> None:
+def test_slow_requests_are_sent_rarely() -> None:
     schedule = RequestSchedule(INTERVAL)
     schedule.asked()
     schedule.answered(0.0, took=2.0, settled=True)

@@ -1,4 +1,4 @@
-"""The KRaft source over a metadata log on disk and a broker that says what it is told to."""
+"""The KRaft source over a metadata log on disk and a broker with prepared answers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -57,7 +57,7 @@ def start(views: ViewRecorder) -> Iterator[Start]:
 
 
 @pytest.mark.usefixtures("writer")
-def test_the_first_view_is_confirmed_and_has_epochs(
+def test_first_view_is_confirmed_and_has_epochs(
     settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     source = start(settings, FakeMetadataRequest([ORDERS], CLUSTER))
@@ -66,7 +66,7 @@ def test_the_first_view_is_confirmed_and_has_epochs(
     assert len(views.views) == 1
 
 
-def test_a_gain_in_the_log_is_shown_once_the_broker_says_so(
+def test_gain_in_the_log_is_published_once_the_broker_confirms_it(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -80,7 +80,7 @@ def test_a_gain_in_the_log_is_shown_once_the_broker_says_so(
     views.wait_for([ORDERS, SECOND])
 
 
-def test_a_loss_in_the_log_counts_at_once(
+def test_loss_in_the_log_counts_at_once(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -93,7 +93,7 @@ def test_a_loss_in_the_log_counts_at_once(
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_loss_in_an_answer_counts_at_once(
+def test_loss_in_an_answer_counts_at_once(
     settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -103,7 +103,7 @@ def test_a_loss_in_an_answer_counts_at_once(
     views.wait_for([])
 
 
-def test_an_answer_that_was_under_way_confirms_nothing_newer(
+def test_answer_under_way_does_not_confirm_a_newer_gain(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS, SECOND])
@@ -118,7 +118,7 @@ def test_an_answer_that_was_under_way_confirms_nothing_newer(
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_silent_broker_is_believed_for_a_while(
+def test_last_answer_of_a_silent_broker_is_valid_for_stale_after(
     settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -134,7 +134,9 @@ def test_a_silent_broker_is_believed_for_a_while(
     views.wait_for([ORDERS])
 
 
-def test_the_broker_alone(settings: KraftSettings, start: Start, views: ViewRecorder) -> None:
+def test_broker_alone_is_a_source(
+    settings: KraftSettings, start: Start, views: ViewRecorder
+) -> None:
     request = FakeMetadataRequest([ORDERS])
     start(replace(settings, metadata_log_dir=None), request)
     assert views.wait_for([ORDERS]).leads == {ORDERS: UNKNOWN_EPOCH}
@@ -142,7 +144,7 @@ def test_the_broker_alone(settings: KraftSettings, start: Start, views: ViewReco
     views.wait_for([SECOND])
 
 
-def test_the_log_alone(
+def test_log_alone_is_a_source(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     start(settings, None)
@@ -151,7 +153,7 @@ def test_the_log_alone(
     views.wait_for([ORDERS, SECOND])
 
 
-def test_a_log_that_comes_later_is_found(
+def test_log_that_appears_later_is_found(
     tmp_path: Path, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -162,7 +164,7 @@ def test_a_log_that_comes_later_is_found(
     wait_until(lambda: views.last.leads == {ORDERS: 4}, 5, "the epoch from the log")
 
 
-def test_a_log_that_is_not_understood_leaves_the_broker(
+def test_unreadable_log_leaves_the_broker_as_the_source(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     writer.append(written.frame(3, 9, b""))
@@ -171,7 +173,7 @@ def test_a_log_that_is_not_understood_leaves_the_broker(
     assert source.failure() is None
 
 
-def test_a_log_that_is_not_understood_and_stands_alone_is_a_failure(
+def test_unreadable_log_without_a_broker_is_a_failure(
     writer: MetadataLogWriter, settings: KraftSettings, start: Start
 ) -> None:
     writer.append(written.frame(3, 9, b""))
@@ -182,7 +184,7 @@ def test_a_log_that_is_not_understood_and_stands_alone_is_a_failure(
 
 
 @pytest.mark.usefixtures("writer")
-def test_an_answer_from_another_cluster_is_a_failure(
+def test_answer_from_another_cluster_is_a_failure(
     settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     source = start(settings, FakeMetadataRequest([ORDERS], "another"))
@@ -193,7 +195,7 @@ def test_an_answer_from_another_cluster_is_a_failure(
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_strange_answer_concerns_its_own_request(
+def test_unexpected_answer_fails_only_its_own_request(
     settings: KraftSettings, start: Start, views: ViewRecorder
 ) -> None:
     request = FakeMetadataRequest([ORDERS])
@@ -209,7 +211,7 @@ def test_a_strange_answer_concerns_its_own_request(
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_death_of_the_asking_thread_is_a_failure(settings: KraftSettings, start: Start) -> None:
+def test_death_of_the_request_thread_is_a_failure(settings: KraftSettings, start: Start) -> None:
     request = FakeMetadataRequest([ORDERS])
     error = SystemExit("for the test")
     request.fail(error)
@@ -218,12 +220,12 @@ def test_a_death_of_the_asking_thread_is_a_failure(settings: KraftSettings, star
     assert request.closed
 
 
-def test_neither_source_is_refused(settings: KraftSettings, start: Start) -> None:
+def test_configuration_without_a_source_is_refused(settings: KraftSettings, start: Start) -> None:
     with pytest.raises(ConfigurationError, match="needs the metadata log, bootstrap servers"):
         start(replace(settings, metadata_log_dir=None), None)
 
 
-def test_a_missing_metadata_log_dir_is_refused(
+def test_missing_metadata_log_dir_is_refused(
     tmp_path: Path, settings: KraftSettings, start: Start
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"metadata log dir .*/gone is not a directory"):
@@ -231,7 +233,7 @@ def test_a_missing_metadata_log_dir_is_refused(
 
 
 @pytest.mark.usefixtures("writer")
-def test_stop_does_not_wait_for_a_broker_that_hangs(settings: KraftSettings, start: Start) -> None:
+def test_stop_does_not_wait_for_a_hung_broker(settings: KraftSettings, start: Start) -> None:
     request = FakeMetadataRequest([ORDERS])
     request.hold()
     source = start(settings, request)

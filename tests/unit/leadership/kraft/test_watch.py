@@ -35,7 +35,7 @@ def touch_until_hinted(path: Path, hinted: Event) -> None:
     wait_until(touched, 5, "a hint")
 
 
-def test_appends_and_new_files_are_hinted_at(
+def test_appends_and_new_files_cause_hints(
     tmp_path: Path, watch: DirectoryWatch, hinted: Event
 ) -> None:
     (tmp_path / "watched").mkdir()
@@ -44,7 +44,7 @@ def test_appends_and_new_files_are_hinted_at(
     touch_until_hinted(tmp_path / "watched" / "0.log", hinted)
 
 
-def test_a_directory_that_comes_later_or_again_is_watched(
+def test_directory_that_appears_later_or_again_is_watched(
     tmp_path: Path, watch: DirectoryWatch, hinted: Event
 ) -> None:
     watch.ensure()
@@ -57,7 +57,7 @@ def test_a_directory_that_comes_later_or_again_is_watched(
     touch_until_hinted(tmp_path / "watched" / "0.log", hinted)
 
 
-def test_without_inotify_it_gives_up_once(
+def test_watch_gives_up_once_without_inotify(
     tmp_path: Path,
     watch: DirectoryWatch,
     hinted: Event,
@@ -77,7 +77,7 @@ def test_without_inotify_it_gives_up_once(
     assert not hinted.is_set()
 
 
-def test_nothing_comes_after_stop(tmp_path: Path, watch: DirectoryWatch, hinted: Event) -> None:
+def test_no_hint_after_stop(tmp_path: Path, watch: DirectoryWatch, hinted: Event) -> None:
     (tmp_path / "watched").mkdir()
     watch.ensure()
     touch_until_hinted(tmp_path / "watched" / "0.log", hinted)

@@ -1,4 +1,4 @@
-"""kazoo, configured."""
+"""Configuration of kazoo."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from sidetier.segments.offsets import BrokerId
 US = BrokerId(1)
 
 
-def test_settings_reach_kazoo() -> None:
+def test_settings_are_passed_to_kazoo() -> None:
     kazoo = module._kazoo(
         ZookeeperSettings(
             US,
@@ -43,7 +43,7 @@ def test_sasl_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         KazooTreeClient(settings).start(lambda _: None, lambda _: None)
 
 
-def test_a_malformed_address_is_refused() -> None:
+def test_malformed_address_is_refused() -> None:
     settings = ZookeeperSettings(US, "one:not-a-port")
     with pytest.raises(
         ConfigurationError, match=r"zookeeper\.connect 'one:not-a-port' is not valid"
@@ -51,7 +51,7 @@ def test_a_malformed_address_is_refused() -> None:
         KazooTreeClient(settings).start(lambda _: None, lambda _: None)
 
 
-def test_secrets_do_not_show() -> None:
+def test_secrets_are_not_shown() -> None:
     settings = ZookeeperSettings(
         US,
         "one:2181",
@@ -62,7 +62,7 @@ def test_secrets_do_not_show() -> None:
     assert "hush" not in repr(settings)
 
 
-def test_stop_before_start_and_twice() -> None:
+def test_stop_before_start_and_twice_is_allowed() -> None:
     client = KazooTreeClient(ZookeeperSettings(US, "127.0.0.1:1"))
     client.stop()
     client.start(lambda _: None, lambda _: None)
@@ -70,8 +70,10 @@ def test_stop_before_start_and_twice() -> None:
     client.stop()
 
 
-def test_an_answer_after_the_end_is_let_go_by() -> None:
-    """What kazoo hands out when it is stopped finds nobody; its threads must not die of us."""
+def test_answer_after_stop_is_ignored() -> None:
+    """Answers that kazoo delivers while it stops have no receiver; its threads must not die of
+    them.
+    """
     outcomes: list[Outcome] = []
     client = KazooTreeClient(ZookeeperSettings(US, "one:2181"))
     client.stop()

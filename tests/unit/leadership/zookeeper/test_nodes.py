@@ -1,4 +1,4 @@
-"""ZooKeeper's nodes: what brokers write into them, and what is refused."""
+"""ZooKeeper nodes: contents written by brokers, and refused contents."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 ORDERS = TopicPartition("orders-eu.v1", 12)
 
 
-def test_a_topic_as_kafka_3_9_writes_it() -> None:
+def test_topic_node_of_kafka_3_9_is_read() -> None:
     node = parse_topic(
         "/brokers/topics/t",
         b'{"removing_replicas":{},"partitions":{"1":[2,1],"0":[1,2]},'
@@ -27,21 +27,21 @@ def test_a_topic_as_kafka_3_9_writes_it() -> None:
     assert node == TopicNode({0: frozenset({1, 2}), 1: frozenset({1, 2})}, "r4lXwFeOQXyJb1oPZ6wsbQ")
 
 
-def test_a_topic_of_an_old_broker_has_no_id() -> None:
+def test_topic_node_of_an_old_broker_has_no_id() -> None:
     node = parse_topic("/brokers/topics/t", b'{"version":1,"partitions":{"0":[7]}}')
     assert node == TopicNode({0: frozenset({7})}, None)
 
 
-def test_a_state() -> None:
+def test_state_node_is_read() -> None:
     data = b'{"controller_epoch":3,"leader":-1,"version":1,"leader_epoch":9,"isr":[1]}'
     assert parse_state("/s", data) == StateNode(BrokerId(-1), LeaderEpoch(9))
 
 
-def test_a_cluster_id() -> None:
+def test_cluster_id_node_is_read() -> None:
     assert parse_cluster_id(b'{"version":"1","id":"dK5Hq"}') == "dK5Hq"
 
 
-def test_paths_say_what_they_are_about() -> None:
+def test_path_names_its_topic_or_partition() -> None:
     assert parse_path(topic_path("orders-eu.v1")) == "orders-eu.v1"
     assert parse_path(state_path(ORDERS)) == ORDERS
     assert parse_path("/brokers/topics") is None
@@ -60,19 +60,19 @@ def test_paths_say_what_they_are_about() -> None:
         (b'{"partitions":{"0":5}}', "has no list of partitions"),
     ],
 )
-def test_a_malformed_topic_is_refused_by_its_path(data: bytes, text: str) -> None:
+def test_error_for_a_malformed_topic_node_names_its_path(data: bytes, text: str) -> None:
     with pytest.raises(LeadershipError, match=f"^ZooKeeper node /brokers/topics/t {text}$"):
         parse_topic("/brokers/topics/t", data)
 
 
 @pytest.mark.parametrize("data", [b"{}", b'{"leader":1}', b'{"leader":"x","leader_epoch":1}'])
-def test_a_malformed_state_is_refused_by_its_path(data: bytes) -> None:
+def test_error_for_a_malformed_state_node_names_its_path(data: bytes) -> None:
     with pytest.raises(
         LeadershipError, match=r"^ZooKeeper node /s has no leader and leader epoch$"
     ):
         parse_state("/s", data)
 
 
-def test_a_cluster_without_an_id_is_refused() -> None:
+def test_cluster_node_without_an_id_is_refused() -> None:
     with pytest.raises(LeadershipError, match=r"^ZooKeeper node /cluster/id has no id$"):
         parse_cluster_id(b"{}")

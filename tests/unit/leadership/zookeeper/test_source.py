@@ -48,7 +48,7 @@ def bootstrapped(source: ZookeeperLeadership, tree: FakeTree, views: ViewRecorde
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_the_first_view_is_whole(views: ViewRecorder) -> None:
+def test_first_view_is_complete(views: ViewRecorder) -> None:
     assert len(views.views) == 1
 
 
@@ -63,7 +63,7 @@ def test_elections_are_followed(tree: FakeTree, views: ViewRecorder) -> None:
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_topics_come_and_go(tree: FakeTree, views: ViewRecorder) -> None:
+def test_created_and_deleted_topics_are_followed(tree: FakeTree, views: ViewRecorder) -> None:
     tree.create_topic("payments", {0: 1, 1: 1}, topic_id=None)
     payments = [TopicPartition("payments", number) for number in (0, 1)]
     assert views.wait_for([ORDERS, *payments]).topic_ids.keys() == {"orders"}
@@ -74,9 +74,7 @@ def test_topics_come_and_go(tree: FakeTree, views: ViewRecorder) -> None:
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_partitions_are_added_and_their_state_comes_later(
-    tree: FakeTree, views: ViewRecorder
-) -> None:
+def test_state_of_an_added_partition_may_appear_later(tree: FakeTree, views: ViewRecorder) -> None:
     added = TopicPartition("orders", 2)
     tree.put(topic_path("orders"), b'{"partitions":{"0":[1],"1":[2],"2":[1]}}')
     wait_until(lambda: state_path(added) in tree.reads, 5, "the missing state to be looked for")
@@ -85,7 +83,7 @@ def test_partitions_are_added_and_their_state_comes_later(
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_states_of_partitions_that_are_elsewhere_are_left_alone(
+def test_states_of_partitions_without_a_replica_here_are_not_read(
     tree: FakeTree, views: ViewRecorder
 ) -> None:
     tree.create_topic("elsewhere", dict.fromkeys(range(100), 2), replicas=(2, 3))
@@ -95,7 +93,7 @@ def test_states_of_partitions_that_are_elsewhere_are_left_alone(
 
 
 @pytest.mark.usefixtures("source")
-def test_thousands_of_partitions(tree: FakeTree, views: ViewRecorder) -> None:
+def test_thousands_of_partitions_are_followed(tree: FakeTree, views: ViewRecorder) -> None:
     tree.create_topic("many", dict.fromkeys(range(3000), 1))
     tree.session(Session.CONNECTED)
     views.wait_for([ORDERS, *(TopicPartition("many", n) for n in range(3000))])
@@ -103,7 +101,7 @@ def test_thousands_of_partitions(tree: FakeTree, views: ViewRecorder) -> None:
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_a_short_break_shows_only_what_changed_meanwhile(
+def test_short_disconnection_publishes_only_the_changes(
     tree: FakeTree, views: ViewRecorder
 ) -> None:
     tree.session(Session.SUSPENDED)
@@ -114,7 +112,9 @@ def test_a_short_break_shows_only_what_changed_meanwhile(
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_a_lost_session_is_replaced_without_a_gap(tree: FakeTree, views: ViewRecorder) -> None:
+def test_expired_session_is_replaced_without_an_unknown_view(
+    tree: FakeTree, views: ViewRecorder
+) -> None:
     tree.session(Session.SUSPENDED, Session.LOST, Session.CONNECTED)
     tree.elect(ORDERS, 2)
     views.wait_for([])
@@ -124,7 +124,7 @@ def test_a_lost_session_is_replaced_without_a_gap(tree: FakeTree, views: ViewRec
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_a_long_break_makes_the_view_unknown(tree: FakeTree, views: ViewRecorder) -> None:
+def test_long_disconnection_makes_the_view_unknown(tree: FakeTree, views: ViewRecorder) -> None:
     tree.session(Session.SUSPENDED)
     assert views.last.leads == {ORDERS: 0}
     views.wait_until_unknown()
@@ -134,7 +134,7 @@ def test_a_long_break_makes_the_view_unknown(tree: FakeTree, views: ViewRecorder
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_answers_over_an_earlier_connection_are_dropped(
+def test_answers_of_an_earlier_connection_are_dropped(
     tree: FakeTree, views: ViewRecorder, source: ZookeeperLeadership
 ) -> None:
     tree.refused, tree.refusal = {state_path(ORDERS)}, ConnectionLoss()
@@ -147,10 +147,10 @@ def test_answers_over_an_earlier_connection_are_dropped(
 
 
 @pytest.mark.usefixtures("bootstrapped")
-def test_an_answer_over_an_earlier_connection_does_not_replace_a_newer_one(
+def test_late_answer_of_an_earlier_connection_does_not_replace_a_newer_one(
     tree: FakeTree, views: ViewRecorder
 ) -> None:
-    """It tells of a leader who has lost an election since."""
+    """It names a leader that has lost an election since."""
     tree.withheld = {state_path(SECOND)}
     tree.elect(SECOND, 1, epoch=1)
     wait_until(lambda: tree.reads.count(state_path(SECOND)) == 2, 5, "the state to be asked for")
@@ -165,7 +165,7 @@ def test_an_answer_over_an_earlier_connection_does_not_replace_a_newer_one(
     assert views.views[-1].leads.keys() == {ORDERS}
 
 
-def test_a_cluster_that_never_saw_a_broker_is_waited_for(
+def test_cluster_without_brokers_is_waited_for(
     tree: FakeTree, views: ViewRecorder, source: ZookeeperLeadership
 ) -> None:
     tree.nodes.clear()
@@ -186,7 +186,7 @@ def test_refused_credentials_are_a_failure(tree: FakeTree, source: ZookeeperLead
 
 @pytest.fixture
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unreadable node is read again after 20 ms, not after a second."""
+    """Read an unreadable node again after 20 ms instead of one second."""
     monkeypatch.setattr(zookeeper, "_FIRST_PAUSE", 0.02)
     monkeypatch.setattr(zookeeper, "_LONGEST_PAUSE", 0.1)
 
@@ -194,7 +194,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_short_pauses")
 @pytest.mark.parametrize("path", [topic_path("bad"), state_path(TopicPartition("bad", 0))])
 @pytest.mark.parametrize("garbage", [None, b"{}", b"\xff", b'{"leader":"x","partitions":[]}'])
-def test_an_unreadable_node_concerns_its_own_topic_alone(
+def test_unreadable_node_affects_only_its_own_topic(
     tree: FakeTree,
     views: ViewRecorder,
     source: ZookeeperLeadership,
@@ -221,7 +221,7 @@ def test_an_unreadable_node_concerns_its_own_topic_alone(
 
 
 @pytest.mark.usefixtures("_short_pauses", "bootstrapped")
-def test_while_a_state_cannot_be_read_the_last_one_counts(
+def test_last_state_counts_while_a_state_node_is_unreadable(
     tree: FakeTree, views: ViewRecorder
 ) -> None:
     path = state_path(ORDERS)
@@ -234,7 +234,7 @@ def test_while_a_state_cannot_be_read_the_last_one_counts(
 
 @pytest.mark.usefixtures("_short_pauses")
 @pytest.mark.parametrize("path", [TOPICS_PATH, "/cluster/id"])
-def test_without_the_list_of_topics_nothing_is_known(
+def test_view_is_unknown_without_the_list_of_topics(
     tree: FakeTree, views: ViewRecorder, source: ZookeeperLeadership, path: str
 ) -> None:
     tree.refused, tree.refusal = {path}, NoAuthError()

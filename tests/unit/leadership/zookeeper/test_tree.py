@@ -1,4 +1,4 @@
-"""What follows from each node that is read."""
+"""Effects of each ZooKeeper node that is read."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def tree() -> TopicTree:
     return tree
 
 
-def test_the_view_shows_what_we_lead(tree: TopicTree) -> None:
+def test_view_contains_the_partitions_led_by_this_broker(tree: TopicTree) -> None:
     view = tree.view()
     assert (view.known, view.leads) == (True, {P0: 4, P1: 5})
     assert view.topic_ids == {"orders": "AAAAAAAAAAAAAAAAAAAAAQ"}
@@ -43,18 +43,18 @@ def test_only_new_topics_and_partitions_are_read(tree: TopicTree) -> None:
 
 
 @pytest.mark.parametrize("lost", [state(OTHER, 5), state(BrokerId(-1), 5), None])
-def test_a_partition_is_lost(tree: TopicTree, lost: StateNode | None) -> None:
+def test_partition_with_another_leader_is_lost(tree: TopicTree, lost: StateNode | None) -> None:
     tree.state_read(P0, lost)
     assert tree.view().leads == {P1: 5}
 
 
-def test_a_view_stays_what_it_was(tree: TopicTree) -> None:
+def test_published_view_does_not_change(tree: TopicTree) -> None:
     view = tree.view()
     tree.state_read(P0, None)
     assert view.leads == {P0: 4, P1: 5}
 
 
-def test_a_replica_that_moved_away_is_lost_and_read_again_when_it_is_back(tree: TopicTree) -> None:
+def test_replica_that_moved_away_is_lost_and_read_again_when_it_returns(tree: TopicTree) -> None:
     assert tree.topic_read("orders", TopicNode({0: frozenset({2}), 1: frozenset({1})}, None)) == []
     assert tree.view().leads == {P1: 5}
     tree.state_read(P0, state(US, 6))
@@ -63,7 +63,7 @@ def test_a_replica_that_moved_away_is_lost_and_read_again_when_it_is_back(tree: 
 
 
 @pytest.mark.parametrize("by", ["listing", "topic"])
-def test_a_deleted_topic_is_gone_and_new_when_created_again(tree: TopicTree, by: str) -> None:
+def test_deleted_topic_is_removed_and_read_again_when_recreated(tree: TopicTree, by: str) -> None:
     if by == "listing":
         tree.listed([])
     else:
@@ -74,7 +74,7 @@ def test_a_deleted_topic_is_gone_and_new_when_created_again(tree: TopicTree, by:
     assert tree.topic_read("orders", BOTH_HERE) == [state_path(P0), state_path(P1)]
 
 
-def test_what_the_view_does_not_show_is_no_change(tree: TopicTree) -> None:
+def test_node_that_does_not_affect_the_view_is_no_change(tree: TopicTree) -> None:
     before = tree.changes
     tree.topic_read("orders", BOTH_HERE)
     tree.state_read(P0, state(US, 4))

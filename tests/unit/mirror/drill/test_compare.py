@@ -25,7 +25,7 @@ PLAN = PlannedPartition(
 
 @dataclass
 class Records:
-    """Brokers with a record at each offset from `start` on, and what was asked of them."""
+    """Brokers with a record at each offset from `start` on; records the requested ranges."""
 
     values: dict[int, bytes] = field(default_factory=dict)
     start: int = 0
@@ -73,7 +73,7 @@ def test_equal_records_have_no_difference() -> None:
     assert live.asked == [(0, 10), (10, 20), (20, 30)]
 
 
-def test_one_flipped_bit_is_found_on_either_side() -> None:
+def test_flipped_bit_is_found_on_either_side() -> None:
     flipped = Records({17: b"valud"})
     (uncommitted, committed) = differences_from_archive(PLAN, expected(Records()), flipped)
     assert uncommitted.startswith(
@@ -89,7 +89,7 @@ def test_one_flipped_bit_is_found_on_either_side() -> None:
     assert len(compare_with_live(PLAN, Records(), live, live.log_start).problems) == 1
 
 
-def test_a_record_that_should_be_hidden_is_found() -> None:
+def test_record_that_should_be_hidden_is_found() -> None:
     archive = Records(hidden=frozenset({4}))
     (problem,) = differences_from_archive(PLAN, expected(archive), Records())
     assert "read_committed: the restored broker has 30 records, expected 29" in problem
@@ -104,7 +104,7 @@ def test_only_records_that_the_live_brokers_have_are_compared() -> None:
     assert compare_with_live(PLAN, Records(), gone, gone.log_start).start is None
 
 
-def test_records_that_retention_deletes_meanwhile_are_no_difference() -> None:
+def test_records_deleted_by_retention_during_the_comparison_are_no_difference() -> None:
     live = Records()
 
     def delete() -> None:
@@ -115,7 +115,7 @@ def test_records_that_retention_deletes_meanwhile_are_no_difference() -> None:
     assert (result.start, result.problems) == (12, ())
 
 
-def test_brokers_that_do_not_answer_are_no_difference() -> None:
+def test_unavailable_brokers_are_no_difference() -> None:
     live = Records(start=5)
     with pytest.raises(LeadershipUnavailableError, match="out of range"):
         compare_with_live(PLAN, Records(), live, lambda _: 0)

@@ -39,7 +39,7 @@ def progress(target_id: UUID) -> dict[TopicPartition, CommittedOffset]:
     return {TopicPartition(COPY, 0): CommittedOffset(Offset(7), metadata=note.encoded())}
 
 
-def test_the_name_of_a_drills_topic_tells_its_group_and_when_it_started() -> None:
+def test_name_of_a_drills_topic_contains_its_group_and_start_time() -> None:
     assert topic() == DrillTopic(COPY, ID, NAMES.group, NOW, 0)
     assert not topic().is_offset_map
     assert topic(NAMES.offsets_topic).is_offset_map
@@ -57,20 +57,20 @@ def test_the_name_of_a_drills_topic_tells_its_group_and_when_it_started() -> Non
         "sidetier-drill-20231399T221320Z-00000000-topic-0",
     ],
 )
-def test_a_topic_of_another_name_is_never_looked_at(name: str) -> None:
+def test_topic_with_another_name_is_ignored(name: str) -> None:
     assert drill_topic(described(name)) is None
 
 
-def test_a_topic_without_an_id_cannot_be_deleted_safely() -> None:
+def test_topic_without_an_id_cannot_be_deleted_safely() -> None:
     assert drill_topic(described(COPY, None)) is None
 
 
-def test_an_empty_topic_is_a_drills() -> None:
+def test_empty_topic_belongs_to_a_drill() -> None:
     assert is_of_drill(topic(), [0, 0], {})
     assert is_of_drill(topic(NAMES.offsets_topic), [0], {})
 
 
-def test_records_are_a_drills_where_its_progress_names_the_topics_id() -> None:
+def test_topic_with_records_belongs_to_a_drill_if_its_progress_names_the_topic_id() -> None:
     assert is_of_drill(topic(), [0, 7], progress(ID))
     assert not is_of_drill(topic(), [0, 7], progress(OTHER_ID))
     assert not is_of_drill(topic(), [0, 7], {})
@@ -79,7 +79,7 @@ def test_records_are_a_drills_where_its_progress_names_the_topics_id() -> None:
     assert not is_of_drill(replace(topic(), name=topic_of(NAMES, 1)), [7], progress(ID))
 
 
-def test_the_offset_map_is_a_drills_as_long_as_there_is_any_progress() -> None:
+def test_offset_map_topic_belongs_to_a_drill_while_any_progress_exists() -> None:
     assert is_of_drill(topic(NAMES.offsets_topic), [7], progress(ID))
     assert not is_of_drill(topic(NAMES.offsets_topic), [7], {})
 

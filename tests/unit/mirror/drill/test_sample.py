@@ -15,7 +15,7 @@ STORED = [TopicPartition(topic, number) for topic in ("a", "b", "c") for number 
 
 
 def whole(tp: TopicPartition, *bases: int, size: int = 100) -> PlannedPartition:
-    """A partition with a segment at each base but the last, where it ends."""
+    """A partition with a segment at each base offset except the last, which is the end."""
     segments = tuple(
         PlannedSegment(base, f"{tp}/{base:020d}.log", "etag", size) for base in bases[:-1]
     )
@@ -27,7 +27,7 @@ def planned(tp: TopicPartition) -> PlannedPartition:
     return whole(tp, *range(0, 100, 10))
 
 
-def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
+def test_same_seed_gives_the_same_sample_and_other_seeds_give_others() -> None:
     chosen = choose_sample(STORED, planned, RULES)
     assert choose_sample(reversed(STORED), planned, RULES) == chosen
     others = [choose_sample(STORED, planned, replace(RULES, seed=seed)) for seed in range(5)]
@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
     assert len({part.segments[0].base_offset for item in others for part in item}) > 3
 
 
-def test_a_sample_is_valid_and_within_its_bounds() -> None:
+def test_sample_is_valid_and_within_its_bounds() -> None:
     for seed in range(30):
         chosen = choose_sample(STORED, planned, replace(RULES, seed=seed, max_bytes=700))
         assert len(chosen) == 4, "three of two segments, and one of the hundred bytes that are left"
@@ -47,14 +47,14 @@ def test_a_sample_is_valid_and_within_its_bounds() -> None:
             assert part.start == part.segments[0].base_offset
 
 
-def test_the_newest_segments_reach_the_end() -> None:
+def test_newest_segments_reach_the_end() -> None:
     (part,) = choose_sample(STORED[:1], planned, replace(RULES, newest=True))
     assert (part.start, part.end) == (70, 90)
     (less,) = choose_sample(STORED[:1], planned, replace(RULES, newest=True, max_bytes=150))
     assert (less.start, less.end) == (80, 90)
 
 
-def test_no_more_partitions_are_looked_at_than_are_needed() -> None:
+def test_only_the_needed_partitions_are_planned() -> None:
     asked = []
 
     def looked_at(tp: TopicPartition) -> PlannedPartition:
@@ -65,7 +65,7 @@ def test_no_more_partitions_are_looked_at_than_are_needed() -> None:
     assert len(asked) == 3
 
 
-def test_partitions_without_segments_and_with_large_ones_are_passed_over() -> None:
+def test_partitions_without_segments_and_with_large_ones_are_skipped() -> None:
     def mixed(tp: TopicPartition) -> PlannedPartition:
         match tp.partition:
             case 0:
@@ -87,7 +87,7 @@ def gap(start: int, end: int) -> OffsetRange:
     return OffsetRange(Offset(start), Offset(end))
 
 
-def test_a_part_keeps_the_log_start_and_the_gaps_within_it() -> None:
+def test_part_keeps_the_log_start_and_the_gaps_within_it() -> None:
     given = replace(planned(STORED[0]), start=5, gaps=(gap(8, 12), gap(35, 50)))
     first = part_of(given, 0, 1)
     assert (first.start, first.end, first.gaps) == (5, 10, (gap(8, 10),))

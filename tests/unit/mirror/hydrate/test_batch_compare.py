@@ -29,7 +29,7 @@ ABORTED: Transaction = (2, 3)
 
 
 def archived() -> TransactionalLog:
-    """Five offsets of producer 1 (committed), 4 of producer 2 (aborted), 6 without transaction."""
+    """A log of three producers: 1 commits, 2 aborts, and 3 writes without a transaction."""
     log = TransactionalLog()
     log.write(1, 3)  # 0 to 2
     log.write(2, 4)  # 3 to 6
@@ -59,7 +59,7 @@ def placed(log: TransactionalLog, plan: PlannedPartition, chunk: int = 100) -> P
 def fetched(
     batches: Collection[MadeBatch], start: int = 0, aborted: Collection[Transaction] = (ABORTED,)
 ) -> Iterator[FetchedBatches]:
-    """Each batch in an answer of its own."""
+    """Each batch in a separate fetch answer."""
     for batch in batches:
         data = memoryview(bytearray(batch.encoded()))
         set_leader_epoch(data, NORMALISED_EPOCH)
@@ -70,7 +70,7 @@ def fetched(
 
 
 @pytest.mark.parametrize("chunk", [1, 61, 100, 10_000])
-def test_equal_batches_are_counted_at_both_levels(chunk: int) -> None:
+def test_equal_batches_are_counted_at_both_isolation_levels(chunk: int) -> None:
     log = archived()
     result = compare_batches(placed(log, plan_of(log), chunk), fetched(log.batches))
     assert isinstance(result, EqualBatches)
@@ -78,7 +78,7 @@ def test_equal_batches_are_counted_at_both_levels(chunk: int) -> None:
     assert result.timestamps
 
 
-def test_a_start_inside_a_batch_and_a_cut_leave_records_out() -> None:
+def test_start_within_a_batch_and_a_cut_leave_records_out() -> None:
     log = archived()
     plan = plan_of(log, start=5, end=9)
     answers = fetched(log.batches[1:4], start=5)
@@ -100,7 +100,7 @@ def test_transactions_that_are_open_at_the_end_are_aborted() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 7, 12, 17, HEADER_BYTES + 3])
-def test_a_byte_that_differs_is_noticed(at: int) -> None:
+def test_different_byte_is_detected(at: int) -> None:
     log = archived()
     answers = list(fetched(log.batches))
     answers[2].data[at] ^= 1
@@ -108,7 +108,7 @@ def test_a_byte_that_differs_is_noticed(at: int) -> None:
     assert result == "a batch between offsets 7 and 8 differs"
 
 
-def test_a_batch_that_is_missing_at_the_end_is_noticed() -> None:
+def test_missing_batch_at_the_end_is_detected() -> None:
     log = archived()
     answers = list(fetched(log.batches))
     plan = plan_of(log)
@@ -120,7 +120,7 @@ def test_a_batch_that_is_missing_at_the_end_is_noticed() -> None:
     assert result == "the brokers have no batches after offset 15, the archive has"
 
 
-def test_more_batches_than_archived_are_noticed() -> None:
+def test_additional_batches_are_detected() -> None:
     log = archived()
     more = [*log.batches, MadeBatch((MadeRecord(15),))]
     result = compare_batches(placed(log, plan_of(log)), fetched(more))
@@ -134,13 +134,13 @@ def test_aborted_transactions_are_compared() -> None:
     assert result == "the transaction of producer 2 from offset 3 on is not aborted on the brokers"
     result = compare_batches(placed(log, plan), fetched(log.batches, aborted=[ABORTED, (1, 0)]))
     assert result == "the transaction of producer 1 from offset 0 on is aborted on the brokers"
-    later = [ABORTED, (9, plan.end + 3)]  # produced since
+    later = [ABORTED, (9, plan.end + 3)]  # produced later
     assert isinstance(
         compare_batches(placed(log, plan), fetched(log.batches, aborted=later)), EqualBatches
     )
 
 
-def test_an_aborted_transaction_need_not_be_named_before_it_begins_or_after_its_end() -> None:
+def test_aborted_transaction_is_listed_only_where_it_overlaps() -> None:
     log = archived()
     answers = [
         replace(item, aborted=frozenset([ABORTED] if 3 <= item.start <= 8 else []))
@@ -149,7 +149,7 @@ def test_an_aborted_transaction_need_not_be_named_before_it_begins_or_after_its_
     assert isinstance(compare_batches(placed(log, plan_of(log)), answers), EqualBatches)
 
 
-def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
+def test_start_within_a_compacted_batch_is_not_compared() -> None:
     log = TransactionalLog()
     batch = MadeBatch((MadeRecord(0), MadeRecord(4)), last_offset=5)
     log.batches.append(batch)
@@ -160,7 +160,9 @@ def test_a_start_inside_a_compacted_batch_is_left_to_others() -> None:
 
 
 def serve(broker: FakeBroker, log: TransactionalLog, most: int) -> None:
-    """Answer Fetch as a broker does: from the batch with the offset on, cut after `most` bytes."""
+    """Answer Fetch like a broker: from the batch with the offset on, truncated after `most`
+    bytes.
+    """
     tp = TopicPartition("orders", 0)
     broker.answers[ApiKey.METADATA] = lambda request: led_by(broker, request, tp)
 
@@ -191,14 +193,14 @@ def serve(broker: FakeBroker, log: TransactionalLog, most: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 200, 10_000])
 @pytest.mark.parametrize(("start", "end"), [(0, 15), (5, 9)])
-def test_a_partition_is_fetched_from_start_to_end(most: int, start: int, end: int) -> None:
+def test_partition_is_fetched_from_start_to_end(most: int, start: int, end: int) -> None:
     log = archived()
     plan = plan_of(log, start=start, end=end)
     with fake_broker() as broker, Cluster(ClientSettings((broker.address,))) as cluster:
         serve(broker, log, most)
         result = compare_batches(placed(log, plan), fetch_batches(cluster, plan))
         assert isinstance(result, EqualBatches)
-        log.batches[3] = replace(log.batches[3], producer_epoch=9)  # the one at offset 8
+        log.batches[3] = replace(log.batches[3], producer_epoch=9)  # the batch at offset 8
         changed = compare_batches(placed(archived(), plan), fetch_batches(cluster, plan))
         assert isinstance(changed, str)
         assert "differs" in changed

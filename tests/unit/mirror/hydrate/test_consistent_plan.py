@@ -36,7 +36,7 @@ class Partition:
         return self.archive.tp
 
     def roll(self) -> None:
-        """Archive what was written since the last time as one segment."""
+        """Archive the records written since the last call as one segment."""
         data = b"".join(batch.encoded() for batch in self.log.batches[self.rolled :])
         self.archive.segment(self.base, data)
         self.archive.mark(self.base, self.log.next_offset)
@@ -55,7 +55,7 @@ def partitions_on(
 def transaction(
     number: int, *partitions: Partition, producer: int = 7, version: int = 2, now: int | None = None
 ) -> None:
-    """Commit the producer's transaction of this number, with a record in each partition."""
+    """Commit transaction number `number` of the producer, with a record in each partition."""
     epoch = number if version == 2 else 0
     for partition in partitions:
         partition.log.write(producer, epoch=epoch)
@@ -92,7 +92,7 @@ def test_a_transaction_that_one_partition_lacks_is_left_out_of_all() -> None:
     transaction(4, first, second)
     first.roll()
     plan = planned(store)
-    # Transaction 3 is committed in two partitions, and can have records in the second.
+    # Transaction 3 is committed in two partitions and may have records in the second.
     assert ends(plan) == [3 * 2 + 1, 3 * 2, 3 * 2 + 1]
     assert plan.transactions is not None
     assert [(end.partition, end.requested) for end in plan.transactions.lowered] == [
@@ -103,8 +103,8 @@ def test_a_transaction_that_one_partition_lacks_is_left_out_of_all() -> None:
     assert plan.has_whole_transactions
 
 
-def test_the_highest_epoch_is_followed_by_another_producer_id() -> None:
-    """The marker of the last transaction has epoch 32767; the next one has a new id and epoch 0."""
+def test_highest_producer_epoch_is_followed_by_another_producer_id() -> None:
+    """The marker of the last transaction has epoch 32767; the next one has a new ID and epoch 0."""
     store = FakeStorage()
     first, second = every = partitions_on(store, 2)
     transaction(32_766, *every)
@@ -128,7 +128,8 @@ def test_a_cut_by_offset_reads_the_markers_above_it() -> None:
             item.roll()
     plan = planned(store, Cut(offsets={every[1].tp: Offset(5)}))  # the marker of transaction 2
     assert ends(plan) == [5, 5]
-    # Nothing of the producer follows there, but an hour later the partition has another one's.
+    # The producer writes nothing more there, but an hour later the partition has another producer's
+    # transaction.
     transaction(6, every[0])
     every[0].roll()
     transaction(0, every[1], producer=8, now=HOUR_MS)
@@ -137,7 +138,7 @@ def test_a_cut_by_offset_reads_the_markers_above_it() -> None:
     assert ends(planned(store, Cut(offsets={every[1].tp: Offset(12)}))) == [14, 12]
 
 
-def test_the_archive_is_read_back_to_a_marker_that_is_old_enough() -> None:
+def test_archive_is_read_back_to_a_marker_that_is_old_enough() -> None:
     store = FakeStorage()
     first, second = every = partitions_on(store, 2)
     transaction(0, *every)
@@ -152,7 +153,7 @@ def test_the_archive_is_read_back_to_a_marker_that_is_old_enough() -> None:
     assert ends(planned(store)) == [3, 3]
 
 
-def test_version_1_is_reported_and_lowers_nothing() -> None:
+def test_transactions_of_version_1_are_reported_and_lower_no_end() -> None:
     store = FakeStorage()
     first, second = every = partitions_on(store, 2)
     transaction(0, *every, version=1)
@@ -166,7 +167,7 @@ def test_version_1_is_reported_and_lowers_nothing() -> None:
     assert not plan.has_whole_transactions
 
 
-def test_a_partition_that_the_producer_may_have_begun_with_is_not_claimed() -> None:
+def test_consistency_is_not_claimed_for_a_partition_the_producer_may_have_started_with() -> None:
     store = FakeStorage()
     first, second = partitions_on(store, 2)
     transaction(1, second, producer=8)
@@ -180,7 +181,7 @@ def test_a_partition_that_the_producer_may_have_begun_with_is_not_claimed() -> N
     assert not plan.has_whole_transactions
 
 
-def test_records_in_gaps_are_not_claimed() -> None:
+def test_consistency_is_not_claimed_for_records_in_gaps() -> None:
     store = FakeStorage()
     (only,) = partitions_on(store, 1)
     transaction(0, only)

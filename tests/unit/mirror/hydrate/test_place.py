@@ -29,17 +29,17 @@ TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 class Killed(BaseException):
-    """The process died at a step."""
+    """Death of the process at a step."""
 
 
 @dataclass
 class Host:
-    """A broker's log dir as `prepare` and a clean stop leave it."""
+    """A broker's log dir after `prepare` and a clean stop."""
 
     log_dir: Path
 
     def create(self, tp: TopicPartition = TP, topic_id: str = TOPIC_ID) -> Path:
-        """The empty partition, as the broker has created it."""
+        """Create the empty partition as the broker does."""
         directory = self.log_dir / str(tp)
         directory.mkdir()
         (directory / "00000000000000000000.log").write_bytes(b"")
@@ -49,14 +49,16 @@ class Host:
         return directory
 
     def start_broker(self, tp: TopicPartition = TP) -> None:
-        """What a start changes: directories of deleted partitions go, missing partitions come."""
+        """Act as a starting broker: delete directories of deleted partitions, create missing
+        partitions.
+        """
         for path in self.log_dir.glob("*-delete"):
             shutil.rmtree(path)
         if not (self.log_dir / str(tp)).exists():
             self.create(tp)
 
     def contents(self) -> dict[str, bytes]:
-        """Every file but the journal, by its path below the log dir."""
+        """Every file except the journal, by its path below the log dir."""
         return {
             str(path.relative_to(self.log_dir)): path.read_bytes()
             for path in sorted(self.log_dir.rglob("*"))
@@ -123,7 +125,7 @@ def killed_at(number: int) -> Callable[[str], None]:
     return step
 
 
-def test_the_broker_finds_whole_segments_of_epoch_0_and_an_empty_last_one(
+def test_broker_finds_complete_segments_of_epoch_0_and_an_empty_active_one(
     archive: MadeArchive, host: Host
 ) -> None:
     (placed,) = run(planned(archive), archive, host)
@@ -163,7 +165,7 @@ def test_archived_epochs_are_normalised(archive: MadeArchive, host: Host) -> Non
     } == {0}
 
 
-def test_a_kill_at_each_step_is_finished_by_the_next_run(
+def test_placing_killed_at_each_step_is_finished_by_the_next_run(
     archive: MadeArchive, host: Host, tmp_path: Path
 ) -> None:
     plan = planned(archive)
@@ -182,7 +184,7 @@ def test_a_kill_at_each_step_is_finished_by_the_next_run(
             if broker_starts:
                 host.start_broker()
                 live = host.contents()
-                # The broker sees the empty partition, or all of it.
+                # The broker sees either the empty partition or the complete one.
                 logs = [
                     name for name in live if name.startswith("orders-0/") and name.endswith(".log")
                 ]
@@ -190,7 +192,7 @@ def test_a_kill_at_each_step_is_finished_by_the_next_run(
             (placed,) = run(plan, archive, host)
             assert placed.problem is None, (seen[number], broker_starts)
             result = host.contents()
-            # Only who is killed after the switch leaves the recovery point to the broker.
+            # Only a run killed after the switch leaves the recovery point to the broker.
             result.setdefault(
                 "recovery-point-offset-checkpoint", expected["recovery-point-offset-checkpoint"]
             )
@@ -207,7 +209,7 @@ def test_a_placed_partition_is_not_touched_again(archive: MadeArchive, host: Hos
     assert produced.read_bytes() == b"a new record"
 
 
-def test_a_cut_leaves_out_whole_batches_and_their_index_entries(
+def test_cut_leaves_out_whole_batches_and_their_index_entries(
     archive: MadeArchive, host: Host
 ) -> None:
     plan = planned(archive, Cut(offsets={TP: Offset(33)}))
@@ -222,7 +224,7 @@ def test_a_cut_leaves_out_whole_batches_and_their_index_entries(
     assert all(int.from_bytes(index[at + 4 : at + 8]) < len(log) for at in range(0, len(index), 8))
 
 
-def test_a_time_cuts_before_the_first_record_of_it(archive: MadeArchive) -> None:
+def test_time_cuts_before_its_first_record(archive: MadeArchive) -> None:
     plan = make_plan(access_to(archive.store), lambda _: True, Cut(until_ms=37), {})
     assert plan.partitions[0].end == 35
     assert plan.partitions[0].archive_end == 60
@@ -239,8 +241,8 @@ def test_deleted_records_stay_deleted(archive: MadeArchive, host: Host) -> None:
     assert read_offsets(host.log_dir / "log-start-offset-checkpoint") == {TP: 7}
 
 
-def test_transaction_indexes_are_those_of_the_broker(tmp_path: Path) -> None:
-    """On genuine segments, with aborted transactions and one that is open at the end."""
+def test_transaction_indexes_equal_the_brokers(tmp_path: Path) -> None:
+    """With genuine segments that have aborted transactions and one open at the end."""
     store = FakeStorage()
     tp = TopicPartition("tx", 0)
     segments = store_broker_segments(store, LAYOUT, "tx-0")
@@ -263,7 +265,7 @@ def test_transaction_indexes_are_those_of_the_broker(tmp_path: Path) -> None:
     assert indexes
 
 
-def test_the_snapshot_at_the_end_has_open_transactions_and_no_other_producer(host: Host) -> None:
+def test_final_snapshot_contains_only_producers_with_open_transactions(host: Host) -> None:
     log = TransactionalLog()
     log.write(7, 3)
     log.mark(7, commit=True)
@@ -280,11 +282,11 @@ def test_the_snapshot_at_the_end_has_open_transactions_and_no_other_producer(hos
     assert int.from_bytes(data[6:10]) == 1
 
 
-def test_a_broker_that_runs_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_running_broker_is_refused(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     child_ready, child_done = os.pipe(), os.pipe()
     child = os.fork()
-    if child == 0:  # locks of the same process would not collide
+    if child == 0:  # locks of the same process do not conflict
         handle = os.open(host.log_dir / ".lock", os.O_RDWR | os.O_CREAT)
         fcntl.lockf(handle, fcntl.LOCK_EX)
         os.write(child_ready[1], b"x")
@@ -301,7 +303,7 @@ def test_a_broker_that_runs_is_refused(archive: MadeArchive, host: Host) -> None
             os.close(handle)
 
 
-def test_a_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> None:
     (host.log_dir / "orders-0" / f"{0:020d}.log").write_bytes(b"a record")
     before = host.contents()
     (placed,) = run(planned(archive), archive, host)
@@ -310,7 +312,7 @@ def test_a_topic_with_records_is_refused(archive: MadeArchive, host: Host) -> No
     assert host.contents() == before
 
 
-def test_a_recreated_topic_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_recreated_topic_is_refused(archive: MadeArchive, host: Host) -> None:
     shutil.rmtree(host.log_dir / "orders-0")
     host.create(TP, "AAAAAAAAAAAAAAAAAAAAAg")
     (placed,) = run(planned(archive), archive, host)
@@ -324,7 +326,7 @@ def test_another_cluster_is_refused(archive: MadeArchive, host: Host) -> None:
         run(planned(archive), archive, host)
 
 
-def test_a_plan_whose_topics_do_not_exist_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_plan_whose_topics_do_not_exist_is_refused(archive: MadeArchive, host: Host) -> None:
     plan = make_plan(access_to(archive.store), lambda _: True, Cut(), {})
     with pytest.raises(ConfigurationError, match="sidetier hydrate prepare"):
         run(plan, archive, host)
@@ -348,14 +350,14 @@ def test_overlapping_segments_are_refused(host: Host) -> None:
     assert "archives whose segments overlap cannot be placed" in placed.problem
 
 
-def test_an_object_that_changed_since_the_plan_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_object_changed_after_the_plan_is_refused(archive: MadeArchive, host: Host) -> None:
     plan = planned(archive)
     archive.segment(20, batches(20, 40, 4))
     (placed,) = run(plan, archive, host)
     assert placed.problem is not None
 
 
-def test_a_damaged_segment_is_refused(archive: MadeArchive, host: Host) -> None:
+def test_damaged_segment_is_refused(archive: MadeArchive, host: Host) -> None:
     data = bytearray(archive.store.get_object(archive.key(20)).data)
     data[-1] ^= 1
     archive.put(archive.key(20), bytes(data))
@@ -367,7 +369,7 @@ def test_a_damaged_segment_is_refused(archive: MadeArchive, host: Host) -> None:
     assert [path.stat().st_size for path in logs] == [0]
 
 
-def test_a_topic_of_the_snapshot_without_segments_is_created_and_left_empty(
+def test_topic_of_the_snapshot_without_segments_is_created_empty(
     archive: MadeArchive,
 ) -> None:
     plan = make_plan(
@@ -390,7 +392,7 @@ def test_a_topic_of_the_snapshot_without_segments_is_created_and_left_empty(
 
 @pytest.fixture(autouse=True)
 def _no_rests(tmp_path: Path) -> Iterator[None]:
-    """No file of ours is left beside the journal."""
+    """Assert that no temporary file is left beside the journal."""
     yield
     left = [path.name for path in tmp_path.rglob(".*") if path.name != ".lock" and path.is_file()]
     assert left == []

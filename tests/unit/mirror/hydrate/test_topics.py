@@ -75,7 +75,7 @@ def log(start: int, end: int) -> OffsetRange:
     return OffsetRange(Offset(start), Offset(end))
 
 
-def test_an_empty_topic_of_an_interrupted_run_is_taken_over() -> None:
+def test_empty_topic_of_an_interrupted_run_is_taken_over() -> None:
     check_existing(planned(), {"orders": described(1)}, {ORDERS: log(0, 0)})
     check_existing(planned(), {"orders": described(1)}, {ORDERS: log(7, 7)})
 
@@ -88,14 +88,14 @@ def test_an_empty_topic_of_an_interrupted_run_is_taken_over() -> None:
         (DescribedTopic("id", ((1,), (1,)), (1, 1)), log(0, 0), "exists with 2 partitions"),
     ],
 )
-def test_a_topic_that_cannot_take_segments_is_refused(
+def test_topic_that_cannot_take_segments_is_refused(
     existing: DescribedTopic, offsets: OffsetRange, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_existing(planned(), {"orders": existing}, {ORDERS: offsets})
 
 
-def test_the_safe_settings_go_and_the_real_ones_come() -> None:
+def test_safe_settings_are_replaced_by_the_original_ones() -> None:
     final = final_configs({"cleanup.policy": "compact", "max.message.bytes": "5"})
     assert final["cleanup.policy"] == "compact"
     assert final["max.message.bytes"] == "5"
@@ -123,11 +123,11 @@ def test_throttled_replicas_of_the_lost_cluster_are_listed_and_not_restored() ->
         assert f"topic orders: {name}={value} is not restored" in (table.footer or "")
 
 
-def test_without_a_snapshot_retention_stays_unlimited() -> None:
+def test_retention_stays_unlimited_without_a_snapshot() -> None:
     assert final_configs(None) == {"cleanup.policy": None, "min.insync.replicas": None}
 
 
-def test_a_partition_that_was_not_placed_is_refused() -> None:
+def test_partition_that_was_not_placed_is_refused() -> None:
     check_placed(planned(), {ORDERS: log(5, 60)})
     check_placed(planned(), {ORDERS: log(5, 61)})  # an abort marker
     check_placed(planned(), {ORDERS: log(61, 61)})  # retention, before a step is repeated
@@ -136,13 +136,13 @@ def test_a_partition_that_was_not_placed_is_refused() -> None:
             check_placed(planned(), {ORDERS: empty_or_beginning_too_early})
 
 
-def test_a_topic_that_was_created_again_is_refused() -> None:
+def test_recreated_topic_is_refused() -> None:
     check_topics(planned(), {"orders": described(1)})
     with pytest.raises(ConfigurationError, match="is not the topic that"):
         check_topics(planned(), {"orders": described(1, topic_id="other")})
 
 
-def test_the_brokers_of_another_cluster_are_refused() -> None:
+def test_brokers_of_another_cluster_are_refused() -> None:
     plan = with_prepared(planned(), "new", planned().prepared)
     check_cluster(plan, "new")
     with pytest.raises(ConfigurationError, match="these brokers belong to Kafka cluster old"):
@@ -151,7 +151,7 @@ def test_the_brokers_of_another_cluster_are_refused() -> None:
         check_cluster(with_prepared(plan, None, {}), "new")
 
 
-def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() -> None:
+def test_configuration_waits_for_replicas_and_open_transactions() -> None:
     check_replicated(planned(2), {"orders": described(1, 2)}, [])
     with pytest.raises(ConfigurationError, match="orders-0 has 1 of 2 replicas: run `sidetier"):
         check_replicated(planned(2), {"orders": described(1)}, [])
@@ -160,7 +160,7 @@ def test_the_configuration_waits_for_replicas_and_for_the_end_of_transactions() 
         check_replicated(planned(2), {"orders": described(1, 2)}, [hung])
 
 
-def test_replicas_are_added_behind_the_one_that_has_the_records() -> None:
+def test_replicas_are_added_after_the_one_that_has_the_records() -> None:
     three = dict.fromkeys((3, 1, 2))
     assert wanted_replicas(planned(3), {"orders": described(2)}, three) == {ORDERS: (2, 3, 1)}
     assert wanted_replicas(planned(3), {"orders": described(2, 3, 1)}, three) == {}
@@ -197,14 +197,16 @@ class FakeClient:
     """librdkafka's admin client of a cluster with one broker, as `TopicAdmin` uses it.
 
     Attributes:
-        topics: the number of partitions of each topic.
-        stale: the numbers of the descriptions, from 1, that a broker answers that knows no topic.
-        refuses: configs that the brokers refuse.
-        configs: what was set, by topic and name.
-        described: how many descriptions were asked for.
-        not_leading: how many requests for offsets the broker refuses, because it does not lead the
-            partition yet.
-        without_controller: how often metadata still names a dead broker as the controller.
+        topics: The number of partitions of each topic.
+        stale: The numbers (from 1) of the describe requests that reach a broker that does not
+            know any topic yet.
+        refuses: Configs that the brokers refuse.
+        configs: The configs that were set, by topic and name.
+        described: The number of describe requests.
+        not_leading: The number of offset requests that the broker refuses because it does not lead
+            the partition yet.
+        without_controller: The number of metadata responses that still name a dead broker as the
+            controller.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -257,7 +259,7 @@ class FakeClient:
         return {tp: done(SimpleNamespace(offset=0, leader_epoch=None)) for tp in asked}
 
     def list_topics(self, **_: object) -> None:
-        """Refresh the metadata; librdkafka waits for the controller that they name."""
+        """Refresh the metadata; librdkafka waits for the controller they name."""
         self.without_controller -= 1
 
     def describe_cluster(self, **_: object) -> Future[Any]:
@@ -277,12 +279,12 @@ def test_a_request_is_retried_after_the_controller_has_died() -> None:
 
 
 class KilledError(Exception):
-    """The process ended there."""
+    """Death of the process."""
 
 
 @dataclass
 class MortalClient(FakeClient):
-    """Makes so many changes, and is killed before the next one."""
+    """Make the given number of changes, and die before the next one."""
 
     changes_left: int | None = None
 
@@ -307,10 +309,10 @@ class MortalClient(FakeClient):
 
 
 @pytest.mark.parametrize("changes", range(5))
-def test_a_kill_at_each_change_of_prepare_is_made_good_by_the_next_run(changes: int) -> None:
+def test_prepare_killed_at_each_change_is_completed_by_the_next_run(changes: int) -> None:
     plan = replace(planned(), topics={name: PlannedTopic(1) for name in ("orders", "payments")})
     client = MortalClient(topics={"orders": 1}, changes_left=changes)
-    killed = changes < 2  # a topic to create, and one of an interrupted run to make safe
+    killed = changes < 2  # one topic to create, and one of an interrupted run to make safe
     with pytest.raises(KilledError) if killed else nullcontext():
         prepare(plan, admin_of(client))
     client.changes_left = None
@@ -321,13 +323,13 @@ def test_a_kill_at_each_change_of_prepare_is_made_good_by_the_next_run(changes: 
         assert client.configs["orders", name] == value
 
 
-def test_a_topic_that_one_broker_does_not_know_yet_is_not_missing_in_the_plan() -> None:
-    """Whichever broker answers: the plan gets every topic, and its broker."""
+def test_topic_unknown_to_one_broker_is_not_missing_in_the_plan() -> None:
+    """Whichever broker answers, the plan contains every topic and its broker."""
     client = FakeClient(stale=frozenset({1, 3}))
     assert prepare(planned(), admin_of(client)) == ("new", {"orders": PreparedTopic("id", (1,))})
 
 
-def test_a_topic_that_the_first_broker_did_not_know_is_checked_and_made_safe() -> None:
+def test_topic_unknown_to_the_first_broker_is_checked_and_made_safe() -> None:
     client = FakeClient(topics={"orders": 1}, stale=frozenset({1}))
     prepare(planned(), admin_of(client))
     assert client.configs == {("orders", name): value for name, value in SAFE_CONFIGS.items()}
@@ -340,7 +342,7 @@ def test_a_request_to_a_broker_that_does_not_lead_yet_is_retried() -> None:
     assert admin_of(client).log_ranges([ORDERS]) == {ORDERS: log(0, 0)}
 
 
-def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -> None:
+def test_config_refused_by_another_version_does_not_prevent_others() -> None:
     client = FakeClient(refuses=frozenset({"message.format.version"}))
     refused = admin_of(client).configure(
         "orders", {"retention.ms": "5", "message.format.version": "2.8", "retention.bytes": None}
@@ -350,7 +352,7 @@ def test_a_config_that_another_version_refuses_keeps_no_other_from_being_set() -
 
 
 def metadata(replicas: tuple[int, ...], in_sync: tuple[int, ...]) -> Cluster:
-    """A cluster whose brokers describe the topic `orders` so."""
+    """Metadata of a cluster whose brokers describe the topic `orders` with these replicas."""
     ids, synced = tuple(map(BrokerId, replicas)), tuple(map(BrokerId, in_sync))
     partition = PartitionMetadata(BrokerId(1), LeaderEpoch(0), ids, synced)
     topic = TopicMetadata("orders", None, is_internal=False, partitions={0: partition})
@@ -358,7 +360,7 @@ def metadata(replicas: tuple[int, ...], in_sync: tuple[int, ...]) -> Cluster:
     return cast("Cluster", SimpleNamespace(metadata=lambda _: answer))
 
 
-def test_replicas_are_waited_for_also_before_a_broker_has_heard_of_them() -> None:
+def test_replicas_are_waited_for_before_a_broker_knows_them() -> None:
     assert replicas_in_sync(metadata((1,), (1,)), planned(3)) == {}
     assert replicas_in_sync(metadata((1, 2, 3), (1, 2)), planned(3)) == {}
     assert replicas_in_sync(metadata((1, 2, 3), (3, 1, 2)), planned(3)) == {ORDERS: (1, 2, 3)}

@@ -97,7 +97,7 @@ def test_only_read_uncommitted_expects_aborted_and_open_transactions() -> None:
 
 
 class Equal(BrokerSide):
-    """Brokers that hold the archived records, all with one timestamp, from offset 0 on."""
+    """Brokers that hold the archived records, all with the same timestamp, from offset 0 on."""
 
     def __init__(self, expected: Mapping[IsolationLevel, Digest]) -> None:
         super().__init__({})
@@ -114,7 +114,7 @@ class Equal(BrokerSide):
         return [0 for _ in timestamps]
 
 
-def test_the_end_of_a_partition_may_have_the_timestamps_of_its_beginning() -> None:
+def test_partition_may_have_equal_timestamps_at_its_start_and_end() -> None:
     archive = MadeArchive()
     for base in (0, 20):
         same = [MadeRecord(offset, 5) for offset in range(base, base + 20)]
@@ -151,7 +151,7 @@ def test_batches_are_scanned_from_chunks_of_any_size() -> None:
 
 @dataclass
 class FakeConsumer:
-    """A consumer of a partition whose leader it knows, or of one whose leader has changed."""
+    """A consumer of a partition; its known leader epoch is current or outdated."""
 
     outdated: bool
 
@@ -161,11 +161,11 @@ class FakeConsumer:
         return [KafkaPartition(item.topic, item.partition, 5) for item in asked]
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
 
-def test_an_election_between_two_questions_is_no_end_of_the_verification() -> None:
-    """A client asks in the leader epoch that it knows; a new one knows the new epoch."""
+def test_election_between_two_requests_does_not_end_the_verification() -> None:
+    """A client sends the leader epoch that it knows; a new client knows the new epoch."""
     consumers = [FakeConsumer(outdated=True), FakeConsumer(outdated=False)]
     brokers = BrokerSide({}, lambda _: cast("Consumer", consumers.pop(0)))
     plan = PlannedPartition("orders", 0, 0, 60, 60)
@@ -173,7 +173,7 @@ def test_an_election_between_two_questions_is_no_end_of_the_verification() -> No
     assert consumers == []
 
 
-def test_a_log_that_starts_later_is_a_difference_that_says_why() -> None:
+def test_later_log_start_is_a_difference_with_its_reason() -> None:
     plan = PlannedPartition("orders", 0, 0, 60, 60)
     archive = ArchiveSide(access_to(MadeArchive().store))
     with fake_broker() as broker:

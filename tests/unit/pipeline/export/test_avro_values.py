@@ -1,4 +1,4 @@
-"""Avro values as columns: what has no type of its own in Parquet, and schemas that change."""
+"""Avro values as columns: types without a Parquet equivalent, and schema changes."""
 
 import io
 import json
@@ -26,7 +26,7 @@ NODE = {
 
 
 def record(*fields: tuple[Any, ...], name: str = "R") -> dict[str, Any]:
-    """Fields of name, type and, with three parts, a default."""
+    """A record schema from (name, type) or (name, type, default)."""
     made = [dict(zip(("name", "type", "default"), one, strict=False)) for one in fields]
     return {"type": "record", "name": name, "fields": made}
 
@@ -74,8 +74,10 @@ CENTS = record(("c", "int", 7), ("d", DECIMAL, "\u0001"), name="Cents")
         (CENTS, {"c": 8}, {"c": 8, "d": Decimal("0.01")}),
     ],
 )
-def test_defaults_are_what_avro_means(kind: object, default: object, found: object) -> None:
-    """In each of two records: a default belongs to none of them."""
+def test_defaults_follow_the_avro_specification(
+    kind: object, default: object, found: object
+) -> None:
+    """In each of two records: no two records share a default object."""
     old = record(("a", "int"))
     decoded = read(old, [encoded(old, {"a": 1})] * 2, record(("a", "int"), ("b", kind, default)))
     assert not decoded.misfits
@@ -105,7 +107,7 @@ def test_defaults_are_what_avro_means(kind: object, default: object, found: obje
         (DECIMAL, Decimal("2.5"), {**DECIMAL, "precision": 9, "scale": 4}, Decimal("2.5000")),
     ],
 )
-def test_logical_types_come_change_and_go(
+def test_logical_types_can_be_added_changed_and_removed(
     writer: object, value: object, reader: object, found: object
 ) -> None:
     old, new = record(("v", writer)), record(("v", reader))
@@ -131,8 +133,8 @@ SEVERAL = ["null", "string", "int", logical("long", "timestamp-millis"), A, B, S
         ([1, 2], "array", [1, 2]),
     ],
 )
-def test_a_union_of_several_types_is_a_struct(value: object, member: str, found: object) -> None:
-    """One member of it is set: that of the branch which was written."""
+def test_union_of_several_types_is_a_struct(value: object, member: str, found: object) -> None:
+    """Only the member of the written branch is set."""
     schema = record(("v", SEVERAL))
     empty = dict.fromkeys(("string", "int", "long", "A", "B", "E", "array"))
     decoded = read(schema, [encoded(schema, {"v": value})])
@@ -144,7 +146,7 @@ def test_a_union_of_several_types_is_a_struct(value: object, member: str, found:
     assert read_back == {"v": {**empty, member: found}}
 
 
-def test_a_null_of_several_types_is_a_null() -> None:
+def test_null_in_a_union_of_several_types_is_null() -> None:
     schema = record(("v", SEVERAL))
     assert value_of(read(schema, [encoded(schema, {"v": None})])) == {"v": None}
 
@@ -164,12 +166,12 @@ def test_a_null_of_several_types_is_a_null() -> None:
         ),
     ],
 )
-def test_unions_that_change(writer: object, value: object, reader: object, found: object) -> None:
+def test_unions_can_change(writer: object, value: object, reader: object, found: object) -> None:
     old, new = record(("v", writer)), record(("v", reader or writer))
     assert value_of(read(old, [encoded(old, {"v": value})], new)) == {"v": found}
 
 
-def test_what_leads_back_to_its_own_record_is_json() -> None:
+def test_recursive_reference_is_a_json_column() -> None:
     value = {"name": "a", "next": {"name": "b", "next": {"name": "c", "next": None}}}
     found = value_of(read(NODE, [encoded(NODE, value)]))
     assert found["name"] == "a"
@@ -187,8 +189,10 @@ def test_what_leads_back_to_its_own_record_is_json() -> None:
 
 
 @pytest.mark.parametrize("reader", [NODE, record(("name", "string"), name="Node")])
-def test_a_value_nested_without_an_end_does_not_fit(reader: dict[str, Any]) -> None:
-    """Fastavro's compiled reader crashes with it, also where the reader's schema leaves it out."""
+def test_endlessly_nested_value_does_not_fit(reader: dict[str, Any]) -> None:
+    """Fastavro's compiled reader crashes on it, even if the reader's schema leaves the field
+    out.
+    """
     deep = b"\0\0\0\0\1" + b"\2a\2" * 1_000_000 + b"\2a\0"
     good = encoded(NODE, {"name": "a", "next": None})
     decoded = read(NODE, [good, deep], reader)
@@ -196,7 +200,7 @@ def test_a_value_nested_without_an_end_does_not_fit(reader: dict[str, Any]) -> N
     assert [one.row for one in decoded.misfits] == [1]
 
 
-def test_how_deep_a_recursive_value_may_be() -> None:
+def test_recursive_value_is_limited_in_depth() -> None:
     values = [b"\0\0\0\0\1" + b"\2a\2" * more + b"\2a\0" for more in (DEEPEST - 2, DEEPEST + 1)]
     [misfit] = read(NODE, values).misfits
     assert (misfit.row, misfit.reason.rpartition(": ")[2]) == (
@@ -215,7 +219,7 @@ def test_how_deep_a_recursive_value_may_be() -> None:
         (logical("long", "time-micros"), -1),
     ],
 )
-def test_times_that_no_column_can_hold(schema: dict[str, Any], raw: int) -> None:
+def test_time_that_no_column_can_hold_does_not_fit(schema: dict[str, Any], raw: int) -> None:
     data = encoded(record(("t", schema["type"])), {"t": raw})
     [misfit] = read(record(("t", schema)), [data]).misfits
     assert f"{raw} " in misfit.reason
@@ -223,7 +227,7 @@ def test_times_that_no_column_can_hold(schema: dict[str, Any], raw: int) -> None
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_no_bytes_end_a_run(data: bytes) -> None:
+def test_arbitrary_bytes_do_not_end_a_run(data: bytes) -> None:
     schema = record(
         ("v", SEVERAL), ("d", DECIMAL), ("t", logical("long", "time-micros")), ("n", NODE)
     )

@@ -1,4 +1,4 @@
-"""Columns written at once, as the same values are written one by one."""
+"""Columns written at once give the same bytes as values written one by one."""
 
 import io
 import tempfile
@@ -47,7 +47,7 @@ def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Types with what their values may be."""
+    """Nested types with a strategy for their values."""
     lists = inner.map(lambda one: (pa.list_(one[0]), st.lists(optional(one[1]), max_size=4)))
     maps = inner.map(
         lambda one: (
@@ -73,7 +73,7 @@ TYPES: Final = st.recursive(st.sampled_from(list(PLAIN.items())), nested, max_le
 
 @st.composite
 def columns(draw: st.DrawFn) -> pa.Array:
-    """A column, perhaps cut out of a longer one."""
+    """A column, optionally sliced from a longer one."""
     kind, values = draw(TYPES)
     rows = draw(st.lists(optional(values), max_size=8))
     start = draw(st.integers(0, len(rows)))
@@ -82,7 +82,7 @@ def columns(draw: st.DrawFn) -> pa.Array:
 
 @settings(deadline=None)
 @given(column=columns())
-def test_json_of_a_column_is_that_of_its_values(column: pa.Array) -> None:
+def test_json_of_a_column_equals_the_json_of_its_values(column: pa.Array) -> None:
     wanted = [text_of(one).encode() for one in column.to_pylist(maps_as_pydicts="strict")]
     found = texts(column)
     found.validate(full=True)
@@ -94,7 +94,7 @@ def test_json_of_a_column_is_that_of_its_values(column: pa.Array) -> None:
 
 @settings(deadline=None)
 @given(column=columns())
-def test_avro_of_columns_is_that_of_their_rows(column: pa.Array) -> None:
+def test_avro_of_columns_equals_the_avro_of_their_rows(column: pa.Array) -> None:
     table = pa.table({"value": column, "again": column})
     schema = fastavro.parse_schema(avro_schema(table.schema, "r"))
     wanted = []
@@ -108,8 +108,8 @@ def test_avro_of_columns_is_that_of_their_rows(column: pa.Array) -> None:
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 @pytest.mark.parametrize("length", [10, 15_990, 40_000])
-def test_containers_are_cut_as_fastavro_cuts_them(codec: str, length: int) -> None:
-    """Blocks go on from one write to the next."""
+def test_avro_containers_have_the_same_blocks_as_fastavros(codec: str, length: int) -> None:
+    """A block can span several writes."""
     texts_of = [str(at) * (length // 3) for at in range(40)]
     parts = [pa.table({"x": some}) for some in (texts_of[:1], [], texts_of[1:30], texts_of[30:])]
     with tempfile.TemporaryDirectory() as directory:
@@ -137,13 +137,13 @@ def test_small_batches_are_written_together(sizes: list[int]) -> None:
     assert len(list(stretches(table))) <= max(sum(sizes) // 2048 + 1, 1)
 
 
-def test_a_time_that_python_has_no_date_for_is_refused_as_before() -> None:
-    """None can come here: values like that do not fit."""
+def test_time_beyond_pythons_dates_is_refused() -> None:
+    """Such values do not reach this function, because they do not fit."""
     with pytest.raises((ValueError, OverflowError)):
         texts(pa.array([0, 2**62], pa.timestamp("us", tz="UTC")))
 
 
-def test_what_holds_nothing_is_written() -> None:
+def test_empty_types_and_tables_are_written() -> None:
     nothing = pa.struct([])
     assert records(pa.array([{}, {}], nothing)).to_pylist() == [b"", b""]
     assert texts(pa.array([{}, None], nothing)).to_pylist() == [b"{}", b"null"]

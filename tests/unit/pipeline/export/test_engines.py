@@ -37,8 +37,8 @@ def tasks(archive: MadeArchive) -> list[Task]:
     ]
 
 
-def test_the_partition_that_fails_is_the_one_that_is_told() -> None:
-    """Not those that were stopped for it; and none still runs then."""
+def test_error_of_the_failing_partition_is_raised() -> None:
+    """Not the errors of partitions stopped because of it; and no task runs afterwards."""
     archive, target = MadeArchive(), FakeStorage()
     archive.segment(0, [MadeBatch((MadeRecord(0, 0, value=b"\xff"),))])
     archive.mark(0, 1)
@@ -57,7 +57,7 @@ def test_the_partition_that_fails_is_the_one_that_is_told() -> None:
 
 
 class Watching:
-    """A `Watcher` that keeps what it is told."""
+    """A `Watcher` that records its calls."""
 
     def __init__(self) -> None:
         self.total = self.done = self.records = 0
@@ -71,7 +71,7 @@ class Watching:
         self.records += records
 
 
-def test_the_watcher_sees_every_offset_done_also_those_without_a_record() -> None:
+def test_watcher_sees_every_offset_including_those_without_a_record() -> None:
     archive, watching = MadeArchive(), Watching()
     archive.segment(
         0, [MadeBatch((MadeRecord(0, value=b"a"), MadeRecord(7, value=b"b")), last_offset=9)]
@@ -93,18 +93,18 @@ def test_the_watcher_sees_every_offset_done_also_those_without_a_record() -> Non
         ArchiveReplacedError("set aside", Offset(24)),
     ],
 )
-def test_errors_come_back_from_executors_as_they_are(error: SidetierError) -> None:
+def test_errors_return_from_executors_unchanged(error: SidetierError) -> None:
     found = pickle.loads(_packed(error))  # noqa: S301  made here
     assert (type(found), str(found)) == (type(error), str(error))
 
 
-def test_an_error_that_cannot_be_sent_comes_back_in_its_words() -> None:
+def test_error_that_cannot_be_pickled_returns_with_its_message() -> None:
     error = DamagedArchiveError("cut short", "key", 5, OffsetRange(Offset(1), Offset(3)))
     found = pickle.loads(_packed(error))  # noqa: S301
     assert (type(found), str(found)) == (SidetierError, "cut short")
 
 
-def test_what_is_sent_to_executors_and_back_can_be_sent() -> None:
+def test_work_and_results_of_executors_can_be_pickled() -> None:
     done = Done(TP, written=None)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(done)) == done  # noqa: S301
     [task, *_] = tasks(_one())

@@ -1,4 +1,4 @@
-"""What two epoch histories say of a position. The oracle compares them offset by offset."""
+"""Comparison of two epoch histories at a position. An oracle compares them offset by offset."""
 
 import pytest
 from hypothesis import given
@@ -38,24 +38,26 @@ def exported(until: int, *rows: tuple[int, int]) -> Position:
         ([(5, 0)], [(5, 0), (6, 99)], 99),
         ([(5, 0)], [(5, 0), (6, 60), (7, 130)], 60),
         ([(4, 0), (5, 50)], [(4, 0), (6, 40)], 40),
-        ([(4, 0), (5, 50)], [(4, 0), (6, 60)], 50),  # the later leader had more of epoch 4
-        ([(5, 0), (6, 60)], [(5, 0), (7, 100)], 60),  # KIP-320 alone would not see it
-        ([(5, 70)], [(6, 40)], 40),  # all that is known has another epoch now
+        ([(4, 0), (5, 50)], [(4, 0), (6, 60)], 50),  # the later leader had more records of epoch 4
+        ([(5, 0), (6, 60)], [(5, 0), (7, 100)], 60),  # KIP-320 alone does not detect it
+        ([(5, 70)], [(6, 40)], 40),  # every known offset has another epoch now
         ([], [(5, 0)], None),
         ([(5, 0)], [], None),
     ],
 )
-def test_what_lies_at_or_above_the_fork(known: Rows, present: Rows, fork: int | None) -> None:
+def test_divergence_below_the_exported_offset_is_found(
+    known: Rows, present: Rows, fork: int | None
+) -> None:
     expected = None if fork is None else (fork, 100)
     assert fork_of(exported(100, *known), *present) == expected
 
 
-def test_it_is_said_with_its_epochs() -> None:
+def test_divergence_is_described_with_its_epochs() -> None:
     found = truncated(TP, exported(100, (4, 0), (5, 50)), epoch_history_of([(4, 0), (6, 40)]))
     assert str(found) == "topic orders, partition 0, offsets [40, 100) (leader epoch 5, now 6)"
 
 
-def test_of_what_the_broker_gave_its_newest_epoch_is_known() -> None:
+def test_broker_reports_only_its_newest_epoch() -> None:
     stored = epoch_history_of([(5, 50)])
 
     def behind(newest: int | None) -> Position:
@@ -66,14 +68,14 @@ def test_of_what_the_broker_gave_its_newest_epoch_is_known() -> None:
     assert behind(4) == Position(Offset(100)), "a broker that is late tells nothing"
     assert behind(5) == Position(Offset(100), stored)
     assert rows_of(behind(6).epoch_history) == ((6, 100),)
-    # Epoch 6 may have begun anywhere, and may have no record at all.
+    # Epoch 6 may have begun at any offset and may have no record.
     assert fork_of(behind(6), (5, 50), (6, 90)) is None
     assert fork_of(behind(6), (5, 50), (7, 100)) is None
     assert fork_of(behind(6), (5, 50), (7, 80)) == (80, 100)
 
 
-def test_one_bound_does_not_prove_another() -> None:
-    """Two runs at the brokers, a leader each, before anything is archived."""
+def test_bounds_of_two_runs_do_not_contradict_each_other() -> None:
+    """Two runs at the brokers, each under another leader, before any record is archived."""
     first = position_at(Offset(100), epoch_history_of([(5, 50)]), LeaderEpoch(6), is_stored=False)
     then = position_at(Offset(150), epoch_history_of([(5, 50)]), LeaderEpoch(7), is_stored=False)
     both = Position(Offset(150), followed(first, then))
@@ -95,8 +97,10 @@ def test_one_bound_does_not_prove_another() -> None:
     assert followed(Position(Offset(100)), Position(Offset(150))).entries == ()
 
 
-def test_a_run_reads_an_archive_that_is_to_be_set_aside_and_brokers_behind_the_fork() -> None:
-    """Up to 100 of the archive, of epoch 5; to 120 of the brokers, whose epoch 6 begins at 80."""
+def test_bounds_hold_when_a_run_reads_a_diverged_archive_and_newer_brokers() -> None:
+    """Offsets up to 100 come from the archive, of epoch 5; up to 120 from the brokers, whose epoch
+    6 begins at 80.
+    """
     before, stored = exported(50, (5, 0)), epoch_history_of([(5, 0)])
     after = position_at(Offset(120), stored, LeaderEpoch(6), is_stored=False, archived=Offset(100))
     both = Position(Offset(120), followed(before, after))
@@ -111,8 +115,8 @@ def test_a_run_reads_an_archive_that_is_to_be_set_aside_and_brokers_behind_the_f
     assert rows_of(followed(both, then)) == ((5, 160), (7, 200)), "a bound that says more"
 
 
-def test_exact_rows_that_contradict_what_was_known_do_not_replace_it() -> None:
-    """The archive has gone on behind the fork while a run was under way."""
+def test_exact_epochs_that_contradict_known_ones_do_not_replace_them() -> None:
+    """The archive grew beyond the divergence while a run was under way."""
     before, after = exported(100, (5, 0)), exported(125, (5, 0), (6, 80))
     assert is_doubtful(before, after)
     both = Position(Offset(125), followed(before, after))
@@ -136,23 +140,25 @@ def test_exact_rows_that_contradict_what_was_known_do_not_replace_it() -> None:
         ([], 40, []),
     ],
 )
-def test_what_is_known_below_a_fork_stays_known(known: Rows, offset: int, kept: Rows) -> None:
-    """Exact rows, and bounds, of what was exported up to offset 100."""
+def test_epochs_below_a_divergence_stay_known(known: Rows, offset: int, kept: Rows) -> None:
+    """Exact rows and bounds of records exported up to offset 100."""
     before = Position(Offset(100), epoch_history_of(known))
     after = Position(Offset(offset), shortened(before, Offset(offset)))
     assert rows_of(after.epoch_history) == tuple(kept)
     assert after.is_bounded is (before.is_bounded and bool(kept))
 
 
-def test_compaction_has_hidden_where_an_epoch_begins() -> None:
+def test_epoch_start_hidden_by_compaction_is_no_divergence() -> None:
     known = exported(100, (4, 0), (5, 10), (6, 95))
     assert fork_of(known, (4, 0), (5, 10), (6, 80)) is None
     assert fork_of(known, (4, 0), (5, 10), (6, 80), (7, 98)) == (98, 100)
     assert fork_of(exported(100, (5, 70), (6, 80)), (5, 40), (7, 100)) == (80, 100)
 
 
-def test_of_a_recorded_gap_nothing_was_exported() -> None:
-    """Who recorded it did not know where the epoch behind it begins; the next leader does."""
+def test_epochs_within_a_recorded_gap_are_not_compared() -> None:
+    """The writer of the gap record did not know where the next epoch begins; the next leader
+    does.
+    """
     gap = [OffsetRange(Offset(60), Offset(100))]
     present = epoch_history_of([(5, 0), (6, 80)])
     assert truncated(TP, exported(100, (5, 0)), present, gap) is None
@@ -162,9 +168,7 @@ def test_of_a_recorded_gap_nothing_was_exported() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[EpochHistory, EpochHistory, int]:
-    """An epoch history, another one that leaves it at some offset or goes on with it, and an
-    offset.
-    """
+    """An epoch history, another that diverges from it or continues it, and an offset."""
     epoch, old = 0, [(0, 0)]
     for start in sorted(draw(st.sets(st.integers(1, 60), max_size=7))):
         epoch += draw(st.integers(1, 2))
@@ -179,7 +183,7 @@ def histories(draw: st.DrawFn) -> tuple[EpochHistory, EpochHistory, int]:
 
 
 @given(histories())
-def test_a_fork_is_seen_and_told_exactly_as_far_back_as_rows_are_kept(
+def test_divergence_is_found_exactly_as_far_back_as_rows_are_kept(
     drawn: tuple[EpochHistory, EpochHistory, int],
 ) -> None:
     old, new, until = drawn

@@ -53,7 +53,9 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture
 def orders(cli: CommandLine) -> Iterator[MadeArchive]:
-    """orders-0 with the offsets 0 to 39, orders-3 with 100 to 119; timestamps are offsets."""
+    """Archives of orders-0 with the offsets 0 to 39 and orders-3 with 100 to 119; timestamps equal
+    offsets.
+    """
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
     archive = MadeArchive(store, LAYOUT)
     archive.segments(0, 10, 20, 30, 40)
@@ -78,7 +80,7 @@ def export(cli: CommandLine, *options: str, code: int = 0) -> list[str]:
 
 
 @pytest.mark.usefixtures("orders")
-def test_what_is_shown_before_and_after(cli: CommandLine) -> None:
+def test_dry_run_and_result_are_printed_as_tables(cli: CommandLine) -> None:
     first, second, whole, last = export(cli, "--dry-run")
     assert first.startswith("topic orders, partition 0, offsets [0, 40): ")
     assert second.startswith("topic orders, partition 3, offsets [100, 120): ")
@@ -105,7 +107,7 @@ def test_what_is_shown_before_and_after(cli: CommandLine) -> None:
     assert set(offsets_in(objects(cli)).values()) == {1}
 
 
-def test_the_same_for_scripts(cli: CommandLine, orders: MadeArchive) -> None:
+def test_json_output_has_the_same_content(cli: CommandLine, orders: MadeArchive) -> None:
     line = ("export", "files", "orders", "--into", lake(cli))
     [plan] = cli.json(*line, "--dry-run")["plans"]
     assert [row["until_offset"] for row in plan["partitions"]] == [40, 120]
@@ -121,7 +123,7 @@ def test_the_same_for_scripts(cli: CommandLine, orders: MadeArchive) -> None:
 
 
 @pytest.mark.usefixtures("orders")
-def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
+def test_invalid_options_are_refused_before_any_write(cli: CommandLine) -> None:
     for options, reason in (
         (["--partitioner", "field"], "needs partition fields"),
         (["--partitioner", "daily", "--timezone", "Mars"], "timezone 'Mars'"),
@@ -162,7 +164,7 @@ def test_what_is_refused_before_anything_is_written(cli: CommandLine) -> None:
 
 
 @pytest.mark.usefixtures("orders")
-def test_another_range_or_another_form_needs_another_directory(cli: CommandLine) -> None:
+def test_another_range_or_format_needs_another_directory(cli: CommandLine) -> None:
     export(cli, "--to", "30")
     export(cli, code=2)
     assert "is an export of earliest to 30, not of all records" in cli.err
@@ -172,7 +174,7 @@ def test_another_range_or_another_form_needs_another_directory(cli: CommandLine)
 
 
 @pytest.mark.usefixtures("orders")
-def test_the_output_has_options_of_its_own(cli: CommandLine) -> None:
+def test_output_has_store_options_of_its_own(cli: CommandLine) -> None:
     file = cli.root / "lake.yaml"
     file.write_text(yaml.safe_dump({"url": lake(cli), "retry": {"attempts": 1}}))
     line = ("export", "files", "orders", "--into-config", str(file))
@@ -183,7 +185,7 @@ def test_the_output_has_options_of_its_own(cli: CommandLine) -> None:
     assert f"{file}: rety" in cli.err
 
 
-def test_a_store_that_cannot_keep_two_apart_is_refused() -> None:
+def test_output_store_without_conditional_writes_is_refused() -> None:
     unfenced = FakeStorage(capabilities=StorageCapabilities(False, None))  # noqa: FBT003
     config = StorageConfig(url="memory://lake")
     with pytest.raises(ConfigurationError, match=r"memory://lake: .* no conditional writes"):
@@ -192,7 +194,9 @@ def test_a_store_that_cannot_keep_two_apart_is_refused() -> None:
     require_fencing(FakeStorage(), config)
 
 
-def test_records_that_do_not_fit(cli: CommandLine, orders: MadeArchive) -> None:
+def test_record_that_does_not_fit_is_an_error_or_a_dead_letter(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
     schema = cli.root / "order.schema.json"
     schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
     orders.segment(40, [MadeBatch((MadeRecord(40, 40, value=b'{"id": 7}'),))])
@@ -209,7 +213,7 @@ def test_records_that_do_not_fit(cli: CommandLine, orders: MadeArchive) -> None:
     assert cli.lines()[1].split()[-1] == "40"
 
 
-def test_offsets_that_are_missing(cli: CommandLine, orders: MadeArchive) -> None:
+def test_missing_offsets_are_an_error_or_skipped(cli: CommandLine, orders: MadeArchive) -> None:
     orders.lose(20)
     export(cli, code=1)
     assert "offsets [20, 30)" in cli.err
@@ -219,7 +223,7 @@ def test_offsets_that_are_missing(cli: CommandLine, orders: MadeArchive) -> None
     assert (missing.first, missing.until) == (20, 30)
 
 
-def test_a_state_of_a_later_version_is_left_as_it_is(cli: CommandLine, orders: MadeArchive) -> None:
+def test_state_of_a_later_version_stays_unchanged(cli: CommandLine, orders: MadeArchive) -> None:
     export(cli)
     key = "topics/orders/_sidetier/manifest.json"
     state = json.loads(objects(cli)[key])
@@ -233,10 +237,12 @@ def test_a_state_of_a_later_version_is_left_as_it_is(cli: CommandLine, orders: M
     assert objects(cli) == before
 
 
-def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_before(
+def test_recreated_topic_is_not_taken_for_the_deleted_one(
     cli: CommandLine, orders: MadeArchive
 ) -> None:
-    """Its archive was set aside, and that of the new topic of the name has come as far already."""
+    """The old archive was retired, and the new topic's archive has already reached the same
+    offset.
+    """
     other = replace(orders, tp=TopicPartition("orders", 3))
     export(cli)  # a state without the topic's id, as the archive has none
     orders.segment(40, batches(40, 45))
@@ -255,10 +261,10 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_one_before(
     assert objects(cli) == before
 
 
-def test_following_takes_up_what_is_new_until_it_is_stopped(
+def test_follow_exports_new_records_until_it_is_stopped(
     cli: CommandLine, orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait between two runs stores more; the third one is the end."""
+    """Each wait between two runs stores more records; the third wait ends the command."""
     waits: list[float] = []
 
     class Stop(threading.Event):
@@ -276,13 +282,13 @@ def test_following_takes_up_what_is_new_until_it_is_stopped(
     assert set(offsets_in(objects(cli)).values()) == {1}
 
 
-def test_waiting_for_what_the_broker_alone_has() -> None:
+def test_wait_ends_once_the_brokers_records_are_archived() -> None:
     stored = iter([{0: 5}, {0: 9, 1: 3}, {0: 10, 1: 4}])
     assert wait_for({0: 10, 1: 4}, lambda: next(stored), lambda: True) == {}
     assert wait_for({0: 10, 1: 4}, lambda: {0: 10}, lambda: False) == {1: (0, 4)}
 
 
-def test_what_is_said_of_what_the_broker_alone_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_offsets_on_the_broker_only_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert wait_for_archive("orders", {1: 4}, lambda: {1: 2}, lambda: False)
     said = "sidetier: orders-1: offsets [2, 4) are still on the broker alone\n"
     assert capsys.readouterr().err == said
@@ -290,14 +296,16 @@ def test_what_is_said_of_what_the_broker_alone_has(capsys: pytest.CaptureFixture
     assert "the brokers have no topic of this name" in capsys.readouterr().err
 
 
-def test_what_spark_submit_runs_is_the_command_line() -> None:
+def test_spark_submit_script_runs_the_command_line() -> None:
     assert vars(submit)["main"] is main
 
 
-def test_what_waits_for_the_archive_is_told_by_the_exit_code(
+def test_exit_code_3_reports_offsets_that_wait_for_the_archive(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, orders: MadeArchive
 ) -> None:
-    """45 to 49 are archived, in a transaction whose end is not, and the broker has deleted them."""
+    """Offsets [45, 50) are archived, in a transaction whose end is not, and the broker has deleted
+    them.
+    """
     log = TransactionalLog(next_offset=40)
     log.write(1, 5, transactional=False)
     log.write(2, 5)
@@ -341,7 +349,7 @@ def export_all(cli: CommandLine, *line: str) -> int:
 
 
 @pytest.mark.parametrize("workers", ["1", "4"])
-def test_a_topic_that_fails_leaves_the_others_alone(cli: CommandLine, workers: str) -> None:
+def test_failed_topic_does_not_affect_other_topics(cli: CommandLine, workers: str) -> None:
     topic_of(cli, "a", b"poison")
     for topic in ("b", "c"):
         topic_of(cli, topic, b'{"id":1}')
@@ -356,17 +364,17 @@ def test_a_topic_that_fails_leaves_the_others_alone(cli: CommandLine, workers: s
     ]
 
 
-def test_several_topics_that_do_not_exist_are_a_mistake(cli: CommandLine) -> None:
+def test_unknown_topics_are_a_usage_error(cli: CommandLine) -> None:
     topic_of(cli, "a", b'{"id":1}')
     assert export_all(cli, "nosuch", "neither") == 2
     assert export_all(cli, "nosuch", "a", "--dry-run") == 1
     assert "topic a, partition 0, offsets [0, 1)" in cli.out
 
 
-def test_following_goes_on_with_the_other_topics(
+def test_follow_continues_with_the_other_topics(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic that has failed for good is not tried again."""
+    """The topic with a permanent failure is not tried again."""
     topic_of(cli, "a", b"poison")
     good = topic_of(cli, "b", b'{"id":1}')
     stop = Between(lambda: add_records(good, 1, b'{"id":2}'), nothing)
@@ -377,7 +385,7 @@ def test_following_goes_on_with_the_other_topics(
     assert manifest_in(objects(cli), "b").next_offsets == {0: 2}
 
 
-def test_following_ends_once_every_topic_has_failed(
+def test_follow_ends_once_every_topic_has_failed(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for topic in ("a", "b"):
@@ -391,10 +399,10 @@ def test_following_ends_once_every_topic_has_failed(
 ID = "AbCdEfGhIjKlMnOpQrStUv"
 
 
-def test_a_partition_that_was_quarantined_and_is_idle_does_not_hold_up_its_topic(
+def test_quarantined_idle_partition_does_not_block_its_topic(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next offset stays; what comes behind it is exported once the archive shows it."""
+    """Its next offset stays; later records are exported once the archive has them."""
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
     forked, other = (MadeArchive(store, LAYOUT, TopicPartition("orders", at)) for at in (0, 1))
     for archive in (forked, other):
@@ -424,7 +432,7 @@ def test_a_partition_that_was_quarantined_and_is_idle_does_not_hold_up_its_topic
     assert set(offsets_in(objects(cli)).values()) == {1}
 
 
-def test_what_is_to_be_exported_anew_is_said_as_what_it_is(cli: CommandLine) -> None:
+def test_records_to_export_again_are_reported_as_such(cli: CommandLine) -> None:
     archive = topic_of(cli, "orders")
     before_the_election(archive, ID)
     export(cli)
@@ -441,7 +449,9 @@ HOUR = 3_600_000
 
 
 def open_transaction(archive: MadeArchive, span_ms: int, began_ms: int) -> None:
-    """Producer 7 opens a transaction at offset 0; others write 50 records behind it."""
+    """Write a transaction of producer 7 that opens at offset 0, and 50 records of others after
+    it.
+    """
     rows = (MadeRecord(0, began_ms),)
     others = tuple(MadeRecord(at, began_ms + span_ms * at // 50) for at in range(1, 51))
     transaction = MadeBatch(rows, producer_id=7, is_transactional=True)
@@ -458,7 +468,7 @@ def open_transaction(archive: MadeArchive, span_ms: int, began_ms: int) -> None:
     ],
     ids=["open for 20 minutes of the log", "has just begun where the log ends", "8 days ago"],
 )
-def test_an_open_transaction_is_named_and_a_hung_one_ends_with_3(
+def test_open_transaction_is_reported_and_a_hung_one_exits_with_3(
     cli: CommandLine, span_ms: int, age_ms: int, code: int
 ) -> None:
     archive = topic_of(cli, "orders")
@@ -486,7 +496,7 @@ def test_an_open_transaction_is_named_and_a_hung_one_ends_with_3(
     export(cli, "--isolation", "read_uncommitted", "--topics-dir", "all")
 
 
-def test_a_given_range_that_ends_in_an_open_transaction_says_so(cli: CommandLine) -> None:
+def test_range_that_ends_in_an_open_transaction_is_reported(cli: CommandLine) -> None:
     log = TransactionalLog()
     log.write(1, 5, transactional=False)
     log.write(2, 5)
@@ -498,7 +508,9 @@ def test_a_given_range_that_ends_in_an_open_transaction_says_so(cli: CommandLine
     assert "offsets [5, 10) wait for a transaction: producer 2" in cli.err
 
 
-def test_a_plan_is_abandoned_when_asked(cli: CommandLine, orders: MadeArchive) -> None:
+def test_abandon_plan_withdraws_the_plan_of_an_earlier_run(
+    cli: CommandLine, orders: MadeArchive
+) -> None:
     target = open_plain(StorageEndpoint(lake(cli)))
     export(cli)
     manifest = manifest_in(objects(cli))
@@ -515,7 +527,7 @@ def test_a_plan_is_abandoned_when_asked(cli: CommandLine, orders: MadeArchive) -
     target.close()
 
 
-def test_whole_files_are_those_of_one_run_whenever_they_are_written(cli: CommandLine) -> None:
+def test_whole_files_are_equal_regardless_of_the_number_of_runs(cli: CommandLine) -> None:
     archive = topic_of(cli, "orders")
     for first, end in ((0, 100), (100, 300), (300, 450)):
         archive.segment(first, batches(first, end))

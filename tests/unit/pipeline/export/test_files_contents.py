@@ -1,4 +1,4 @@
-"""What is in files: genuine records of a broker, and each form that there is."""
+"""Contents of exported files: genuine records of a broker, in every format."""
 
 import json
 import math
@@ -46,8 +46,8 @@ def options(**given: Any) -> FilesOptions:  # noqa: ANN401  as the command line 
     return FilesOptions.model_validate(given, strict=False)
 
 
-def test_an_archive_of_a_broker_in_commits_of_so_many_bytes() -> None:
-    """What each takes depends on the archive alone; together they are what the consumer read."""
+def test_broker_archive_is_exported_in_chunks_of_bounded_bytes() -> None:
+    """The chunks depend only on the archive; together they are what a consumer read."""
     store, bound = FakeStorage(), 30_000
     segments = store_broker_segments(store, LAYOUT, "comp-none-0")
     total = sum(len(one.read(FileKind.LOG)) for one in segments)
@@ -79,8 +79,8 @@ def exported(archive: MadeArchive, made: FilesOptions) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("directory", directories(), ids=lambda path: path.name)
-def test_parquet_of_what_a_broker_has_written(directory: Path, isolation: str) -> None:
-    """Every file read back is what the broker's own consumer was handed."""
+def test_parquet_files_equal_the_brokers_consumer_output(directory: Path, isolation: str) -> None:
+    """Every file read back equals the output of the broker's own consumer."""
     store, target = FakeStorage(), FakeStorage()
     store_broker_segments(store, LAYOUT, directory.name)
     topic = directory.name.rpartition("-")[0]
@@ -125,7 +125,7 @@ def orders() -> MadeArchive:
     return archive
 
 
-def test_columns_of_parquet(orders: MadeArchive) -> None:
+def test_parquet_columns_have_the_expected_types(orders: MadeArchive) -> None:
     [(key, data)] = exported(orders, options(value=JSON, compression="zstd")).items()
     assert key == "topics/orders/partition=0/orders+0+0000000000.zstd.parquet"
     schema = parquet_schema(data)
@@ -142,7 +142,7 @@ def test_columns_of_parquet(orders: MadeArchive) -> None:
     assert last["headers"] == [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
 
 
-def test_values_alone_are_the_columns(orders: MadeArchive) -> None:
+def test_flat_values_are_the_columns(orders: MadeArchive) -> None:
     made = options(value=JSON, layout="value", null_values="skip", compression="none")
     [(key, data)] = exported(orders, made).items()
     assert key.endswith("+0000000000.parquet")
@@ -150,7 +150,7 @@ def test_values_alone_are_the_columns(orders: MadeArchive) -> None:
     assert [row["id"] for row in rows_of(key, data)] == [1, 2]
 
 
-def test_lines_of_json(orders: MadeArchive) -> None:
+def test_json_files_have_one_record_per_line(orders: MadeArchive) -> None:
     [(key, data)] = exported(orders, options(format="json", value=JSON)).items()
     assert key.endswith(".json")
     first, null, last = (json.loads(line) for line in data.splitlines())
@@ -177,7 +177,7 @@ def test_lines_of_json(orders: MadeArchive) -> None:
 
 
 @pytest.mark.parametrize("codec", ["deflate", "null"])
-def test_containers_of_avro(orders: MadeArchive, codec: str) -> None:
+def test_avro_containers_can_be_read_by_fastavro(orders: MadeArchive, codec: str) -> None:
     made = options(format="avro", value=JSON, compression=codec)
     [(key, data)] = exported(orders, made).items()
     assert key.endswith(".avro")
@@ -186,7 +186,7 @@ def test_containers_of_avro(orders: MadeArchive, codec: str) -> None:
     assert (first["offset"], null["value"], last["key"]) == (0, None, b"")
 
 
-def test_names_that_avro_does_not_know(orders: MadeArchive) -> None:
+def test_names_that_avro_does_not_allow_are_refused(orders: MadeArchive) -> None:
     schema = json.dumps({"type": "object", "properties": {"order-id": {"type": "string"}}})
     made = options(
         format="avro", null_values="skip", value={"format": "json", "schema_text": schema}
@@ -205,7 +205,9 @@ def test_names_that_avro_does_not_know(orders: MadeArchive) -> None:
         ),
     ],
 )
-def test_raw_values_and_keys(orders: MadeArchive, given: dict[str, Any], content: bytes) -> None:
+def test_raw_values_and_keys_are_exported(
+    orders: MadeArchive, given: dict[str, Any], content: bytes
+) -> None:
     [(key, data)] = exported(orders, options(format="raw", **given)).items()
     assert key.endswith("+0000000000.bin")
     assert data == content
@@ -221,13 +223,13 @@ def test_raw_values_and_keys(orders: MadeArchive, given: dict[str, Any], content
     ],
     ids=["json.gz", "bin.gz", "avro", "parquet"],
 )
-def test_made_again_a_file_has_the_same_bytes(orders: MadeArchive, made: FilesOptions) -> None:
+def test_repeated_export_gives_the_same_bytes(orders: MadeArchive, made: FilesOptions) -> None:
     first = exported(orders, made)
     assert len(first) == 1
     assert exported(orders, made) == first
 
 
-def test_what_json_has_no_number_for_is_spelt() -> None:
+def test_numbers_without_a_json_form_are_written_as_strings() -> None:
     numbers = pa.table({"x": [1e308, math.nan, math.inf, -math.inf], "y": [[0.5], None, [], [1]]})
     assert json_lines(numbers).decode().splitlines() == [
         '{"x": 1e+308, "y": [0.5]}',
@@ -260,7 +262,7 @@ MISFITS: list[tuple[MadeRecord, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("record", "given", "reason"), MISFITS)
-def test_what_fits_nowhere_is_a_dead_letter(
+def test_record_that_does_not_fit_is_a_dead_letter(
     record: MadeRecord, given: dict[str, Any], reason: str
 ) -> None:
     archive, target = MadeArchive(), FakeStorage()
@@ -275,7 +277,7 @@ def test_what_fits_nowhere_is_a_dead_letter(
 
 
 def sixty() -> pa.RecordBatch:
-    """Records with offsets and times of 0 to 59, values of 1,000 bytes."""
+    """A batch with offsets and timestamps 0 to 59 and values of 1,000 bytes."""
     times = pa.array(range(60), pa.int64())
     return pa.RecordBatch.from_arrays(
         [
@@ -297,7 +299,7 @@ TENS = options(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=5))
-def test_files_do_not_tell_how_records_were_fetched(cuts: list[int]) -> None:
+def test_files_do_not_depend_on_the_batches_that_were_fetched(cuts: list[int]) -> None:
     whole, parts = FakeStorage(), FakeStorage()
     write_range(TP, TENS, [sixty()], FileUploader(whole, "1-a"))
     pieces = [sixty().slice(first, end - first) for first, end in pairwise([0, *sorted(cuts), 60])]
@@ -316,15 +318,15 @@ def test_files_do_not_tell_how_records_were_fetched(cuts: list[int]) -> None:
         ({"layout": "value", "dead_letters": "dead"}, set(COLUMNS)),
     ],
 )
-def test_only_what_is_needed_is_read(given_: dict[str, Any], columns: set[str]) -> None:
+def test_only_required_columns_are_read(given_: dict[str, Any], columns: set[str]) -> None:
     assert set(columns_of(options(**given_))) == columns
 
 
 @pytest.mark.parametrize("form", ["parquet", "json", "avro", "raw"])
-def test_open_files_have_no_names_that_a_kill_could_leave(
+def test_open_files_leave_no_names_after_a_kill(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most so much as a kill at this moment would leave lies in `TMPDIR`: nothing."""
+    """A kill at this moment leaves nothing in `TMPDIR`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     store, seen = FakeStorage(), []
     sink = FileUploader(store, "1-a")
@@ -339,8 +341,8 @@ def test_open_files_have_no_names_that_a_kill_could_leave(
     assert sum(one.records for one in written.files) == 60
 
 
-def test_what_waits_in_memory_is_bounded() -> None:
-    """What is more than the bound becomes a row group of the file that it belongs to."""
+def test_buffered_records_are_bounded_in_memory() -> None:
+    """Records beyond the bound become a row group of their file."""
     parts = [sixty().slice(first, 10) for first in range(0, 60, 10)]
     groups = {}
     for memory in (25_000, 1_000_000):
@@ -353,7 +355,7 @@ def test_what_waits_in_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "avro", "json"])
-def test_the_first_and_the_last_timestamp_that_a_file_holds_are_exact(kind: str) -> None:
+def test_first_and_last_timestamp_of_a_file_are_exact(kind: str) -> None:
     archive, target = MadeArchive(), FakeStorage()
     ends = (EARLIEST_MS, LATEST_MS)
     archive.segment(0, [MadeBatch((MadeRecord(at, end),)) for at, end in enumerate(ends)])

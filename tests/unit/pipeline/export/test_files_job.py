@@ -1,4 +1,4 @@
-"""Runs of an export over a made archive; the store that it writes to may fail or kill it."""
+"""Export runs over an archive; the output store may fail or kill the run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,9 @@ STRICT = FilesOptions.model_validate({"value": {"format": "string"}, "flush_size
 
 @pytest.fixture
 def orders() -> MadeArchive:
-    """orders-0 with the offsets 0 to 39, orders-3 with 100 to 119; timestamps are offsets."""
+    """Archives of orders-0 with the offsets 0 to 39 and orders-3 with 100 to 119; timestamps equal
+    offsets.
+    """
     archive = MadeArchive()
     archive.segments(0, 10, 20, 30, 40)
     MadeArchive(archive.store, LAYOUT, TopicPartition("orders", 3)).segments(100, 110, 120)
@@ -70,7 +72,7 @@ def export(archive: MadeArchive, target: FakeStorage, options: FilesOptions = HO
         job.once()
 
 
-def test_each_record_once_and_nothing_new(orders: MadeArchive) -> None:
+def test_each_record_is_exported_once_and_a_second_run_writes_nothing(orders: MadeArchive) -> None:
     target = FakeStorage()
     with files_job(orders.store, target, HOURS) as job:
         result = job.once()
@@ -86,7 +88,7 @@ def test_each_record_once_and_nothing_new(orders: MadeArchive) -> None:
     assert first == "topics/orders/ten=000/orders+0+0000000000.snappy.parquet"
 
 
-def test_what_is_new_is_added_behind(orders: MadeArchive) -> None:
+def test_new_records_are_added_in_new_files(orders: MadeArchive) -> None:
     target = FakeStorage()
     export(orders, target)
     old = data_files(target.contents())
@@ -99,7 +101,7 @@ def test_what_is_new_is_added_behind(orders: MadeArchive) -> None:
     assert "topics/orders/ten=040/orders+0+0000000040.snappy.parquet" in new
 
 
-def test_the_same_range_gives_the_same_files_however_it_is_cut(orders: MadeArchive) -> None:
+def test_files_of_a_range_are_equal_for_any_chunk_size(orders: MadeArchive) -> None:
     whole, again, chunked = FakeStorage(), FakeStorage(), FakeStorage()
     export(orders, whole)
     export(orders, again)
@@ -116,7 +118,7 @@ FEW = HOURS.model_copy(update={"partition_duration_ms": 20, "flush_size": 15})
 
 
 def killed_runs(archive: MadeArchive, target: FakeStorage, after: bool) -> Iterator[int]:  # noqa: FBT001
-    """Run until one is not killed, each allowed one request more than the one before it."""
+    """Run until one run is not killed; each may send one request more than the previous one."""
     for lives in range(200):
         mortal = MortalStore(target, lives, after=after)
         with suppress(KilledError), files_job(archive.store, mortal, FEW) as job:
@@ -126,8 +128,8 @@ def killed_runs(archive: MadeArchive, target: FakeStorage, after: bool) -> Itera
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
-def test_killed_at_every_request_in_turn(orders: MadeArchive, after: bool) -> None:  # noqa: FBT001
-    """Each next run goes on from what the killed one has left."""
+def test_run_killed_at_every_request_is_completed(orders: MadeArchive, after: bool) -> None:  # noqa: FBT001
+    """Each run continues from the state that the killed one left."""
     clean, target = FakeStorage(), FakeStorage()
     export(orders, clean, FEW)
     expected = data_files(clean.contents())
@@ -143,8 +145,8 @@ def test_killed_at_every_request_in_turn(orders: MadeArchive, after: bool) -> No
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_killed_while_the_archive_grows(data: st.DataObject) -> None:
-    """However the archive has grown since: what was planned is carried out first."""
+def test_run_killed_while_the_archive_grows_finishes_its_plan_first(data: st.DataObject) -> None:
+    """The plan is carried out before records archived since are exported."""
     archive, target = MadeArchive(), FakeStorage()
     ends = [0]
     for _ in range(data.draw(st.integers(1, 4))):
@@ -168,8 +170,8 @@ def named_files(target: FakeStorage) -> tuple[FileEntry, ...]:
     return manifest_in(objects).files if any("manifest" in key for key in objects) else ()
 
 
-def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
-    """The slower one has planned together with the faster, and writes once it has committed."""
+def test_slower_of_two_concurrent_runs_is_refused(orders: MadeArchive) -> None:
+    """The slower run plans together with the faster one and writes after that one's commit."""
     target = FakeStorage()
     with (
         files_job(orders.store, target, HOURS) as slow,
@@ -189,7 +191,7 @@ def test_two_at_once_and_the_slower_one_is_refused(orders: MadeArchive) -> None:
     assert offsets_in(target.contents()) == EVERY
 
 
-def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
+def test_second_of_two_runs_that_begin_at_once_is_refused(orders: MadeArchive) -> None:
     target = FakeStorage()
     with (
         files_job(orders.store, target, HOURS) as one,
@@ -207,7 +209,7 @@ def test_of_two_that_begin_at_once_one_is_refused(orders: MadeArchive) -> None:
 
 @pytest.fixture
 def unfit() -> MadeArchive:
-    """A topic whose record 13 is no text."""
+    """A topic whose record 13 is not valid text."""
     archive = MadeArchive()
     archive.segment(0, batches(0, 10))
     rows = [MadeRecord(offset, offset, value=b"text") for offset in range(10, 20)]
@@ -217,7 +219,7 @@ def unfit() -> MadeArchive:
     return archive
 
 
-def test_a_record_that_does_not_fit_is_named_and_nothing_of_the_run_stays(
+def test_record_that_does_not_fit_is_named_and_the_run_leaves_no_file(
     unfit: MadeArchive,
 ) -> None:
     target = FakeStorage()
@@ -250,8 +252,10 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_of_the_run_stays(
     assert key in {one.key for one in manifest_in(objects).files}
 
 
-def test_dead_letters_of_a_plan_that_was_given_up_are_removed(unfit: MadeArchive) -> None:
-    """Though the next plan has no directory for them: it ends behind another reading of values."""
+def test_dead_letters_of_an_abandoned_plan_are_removed(unfit: MadeArchive) -> None:
+    """Although the next plan has no dead-letter directory, because it reads values in another
+    form.
+    """
     target = FakeStorage()
     unfit.segment(20, batches(20, 30))
     unfit.mark(20, 30)
@@ -262,14 +266,14 @@ def test_dead_letters_of_a_plan_that_was_given_up_are_removed(unfit: MadeArchive
     assert data_files(target.contents(), "dead/")
     as_bytes = FilesOptions(flush_size=5, fail_on_data_loss=False)
     with files_job(unfit.store, target, as_bytes) as job:
-        assert job.once().swept == 20 - 4  # four names are taken anew
+        assert job.once().swept == 20 - 4  # four names are used again
     assert not data_files(target.contents(), "dead/")
     assert offsets_in(target.contents()) == {(0, offset): 1 for offset in range(20)}
     manifest = manifest_in(target.contents())
     assert (manifest.sweeps, manifest.swept_directories) == (1, ("dead", "topics"))
 
 
-def test_a_failure_that_may_pass_keeps_the_plan(orders: MadeArchive) -> None:
+def test_transient_failure_keeps_the_plan(orders: MadeArchive) -> None:
     target = FakeStorage()
     target.fail("put", StoreUnavailableError("away"), nth=4)
     with pytest.raises(StoreUnavailableError):
@@ -280,8 +284,8 @@ def test_a_failure_that_may_pass_keeps_the_plan(orders: MadeArchive) -> None:
     assert offsets_in(target.contents()) == EVERY
 
 
-def test_a_plan_is_carried_out_as_it_was_made(orders: MadeArchive) -> None:
-    """With the options of then; what was asked for since comes behind it."""
+def test_plan_is_carried_out_with_its_original_options(orders: MadeArchive) -> None:
+    """The options requested since apply to the records after it."""
     target = FakeStorage()
     with suppress(KilledError), files_job(orders.store, MortalStore(target, 4), HOURS) as job:
         job.once()
@@ -293,7 +297,7 @@ def test_a_plan_is_carried_out_as_it_was_made(orders: MadeArchive) -> None:
     assert data_files(target.contents()) == data_files(clean.contents())
 
 
-def test_offsets_that_are_missing(orders: MadeArchive) -> None:
+def test_missing_offsets_are_an_error_or_skipped(orders: MadeArchive) -> None:
     target = FakeStorage()
     orders.lose(20)
     with pytest.raises(MissingRecordsError, match=r"offsets \[20, 30\)"):
@@ -309,7 +313,7 @@ def test_offsets_that_are_missing(orders: MadeArchive) -> None:
     assert manifest_in(target.contents()).next_offsets == {0: 40, 3: 120}
 
 
-def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
+def test_given_range_needs_an_output_of_its_own(orders: MadeArchive) -> None:
     target = FakeStorage()
     asked = RequestedRange(RangeBound(offset=5), RangeBound(time_ms=110))
     refused = pytest.raises(MissingRecordsError, match=r"partition 3, offsets \[5, 100\)")
@@ -329,7 +333,7 @@ def test_a_given_range_is_an_output_of_its_own(orders: MadeArchive) -> None:
             job.once()
 
 
-def test_an_archive_that_ends_before_what_was_exported(orders: MadeArchive) -> None:
+def test_archive_that_ends_below_the_exported_offset_is_an_error(orders: MadeArchive) -> None:
     target = FakeStorage()
     export(orders, target)
     anew = MadeArchive()
@@ -352,7 +356,7 @@ def test_null_values_can_be_left_out() -> None:
     assert ValueOptions() == FilesOptions().value
 
 
-def test_a_batch_above_the_limit_is_not_left_out_and_a_higher_limit_finishes_the_run() -> None:
+def test_batch_above_the_limit_is_not_skipped_and_a_higher_limit_finishes_the_run() -> None:
     archive, target = MadeArchive(), FakeStorage()
     large = MadeBatch((MadeRecord(10, 10, value=bytes(2 << 20)),), Compression.ZSTD)
     archive.segment(0, [*batches(0, 10), large, *batches(11, 20)])
@@ -398,7 +402,7 @@ def archive_of(*records: MadeRecord) -> MadeArchive:
     ],
     ids=["too long a path", "too long a name", "no character of a key"],
 )
-def test_a_record_whose_directory_no_store_can_hold_does_not_fit(id_: str, reason: str) -> None:
+def test_record_whose_directory_name_no_store_accepts_does_not_fit(id_: str, reason: str) -> None:
     values = [json.dumps({"id": one}).encode() for one in ("a", id_, "b")]
     archive = archive_of(*(MadeRecord(at, at, value=one) for at, one in enumerate(values)))
     target = FakeStorage()
@@ -416,7 +420,7 @@ def test_a_record_whose_directory_no_store_can_hold_does_not_fit(id_: str, reaso
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\r"])
-def test_a_dead_letter_is_one_line_whatever_its_header_holds(separator: str) -> None:
+def test_dead_letter_is_one_line_for_any_header(separator: str) -> None:
     name = f"a{separator}b"
     archive = archive_of(
         MadeRecord(0, 0, value=b"\xff", headers=((name.encode(), b"v"),)),
@@ -435,7 +439,7 @@ def test_a_dead_letter_is_one_line_whatever_its_header_holds(separator: str) -> 
     [AccessDeniedError("no"), ForeignFileError("not ours"), ValueError("a fault of ours")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_plan_that_fails_for_good_is_withdrawn(orders: MadeArchive, error: Exception) -> None:
+def test_plan_with_a_permanent_failure_is_withdrawn(orders: MadeArchive, error: Exception) -> None:
     """The next run can have other options."""
     target = FakeStorage()
 
@@ -460,7 +464,7 @@ def test_a_plan_that_fails_for_good_is_withdrawn(orders: MadeArchive, error: Exc
     assert offsets_in(target.contents()) == EVERY
 
 
-def test_a_plan_can_be_abandoned(orders: MadeArchive) -> None:
+def test_plan_can_be_abandoned(orders: MadeArchive) -> None:
     target = FakeStorage()
     with suppress(KilledError), files_job(orders.store, MortalStore(target, 4), HOURS) as job:
         job.once()
@@ -502,7 +506,7 @@ def mixed_values(first: int, end: int) -> list[MadeBatch]:
 
 
 def archive_up_to(*ends: int) -> Iterator[MadeArchive]:
-    """One archive as it grows."""
+    """The same archive with a growing end offset."""
     archive, first = MadeArchive(), 0
     for end in ends:
         archive.segment(first, mixed_values(first, end))
@@ -512,7 +516,7 @@ def archive_up_to(*ends: int) -> Iterator[MadeArchive]:
 
 
 def run_to_end(archive: MadeArchive, target: FakeStorage, options: FilesOptions) -> int:
-    """Until nothing is new; how many runs that took."""
+    """Run until no record is new; return the number of runs."""
     with files_job(archive.store, target, options) as job:
         runs = 0
         while job.once().run is not None:
@@ -527,7 +531,7 @@ def every_file(target: FakeStorage) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("rotate", [None, 10])
 @pytest.mark.parametrize("most_open", [1, 100])
-def test_whole_files_do_not_depend_on_when_runs_happen(rotate: int | None, most_open: int) -> None:
+def test_whole_files_do_not_depend_on_the_times_of_runs(rotate: int | None, most_open: int) -> None:
     changes = {"rotate_interval_ms": rotate, "max_open_files": most_open}
     options = WHOLE.model_copy(update=changes)
     at_once, in_steps = FakeStorage(), FakeStorage()
@@ -554,7 +558,7 @@ def all_rows(target: FakeStorage) -> list[dict[str, Any]]:
     return [row for key, data in every_file(target).items() for row in rows_of(key, data)]
 
 
-def test_records_that_fill_no_file_are_not_read_again_and_again(orders: MadeArchive) -> None:
+def test_records_that_fill_no_file_are_not_read_repeatedly(orders: MadeArchive) -> None:
     options = HOURS.model_copy(update={"whole_files": True, "flush_size": 30})
     target = FakeStorage()
     assert run_to_end(orders, target, options) == 1
@@ -569,7 +573,7 @@ def test_records_that_fill_no_file_are_not_read_again_and_again(orders: MadeArch
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
-def test_whole_files_with_a_kill_at_every_request(after: bool) -> None:  # noqa: FBT001
+def test_whole_files_are_completed_after_a_kill_at_every_request(after: bool) -> None:  # noqa: FBT001
     clean, target = FakeStorage(), FakeStorage()
     for archive in archive_up_to(20, 48):
         run_to_end(archive, clean, WHOLE)

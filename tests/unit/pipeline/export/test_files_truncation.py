@@ -1,4 +1,4 @@
-"""Exports of files over an archive whose later part the brokers have thrown away and replaced."""
+"""File exports of an archive whose later records the brokers truncated and replaced."""
 
 from collections import Counter
 from contextlib import suppress
@@ -48,7 +48,7 @@ TENS = FilesOptions(
 
 @pytest.fixture
 def orders() -> MadeArchive:
-    """orders-0, offsets 0 to 39, of the leader epochs 1 and 3."""
+    """An archive of orders-0 with the offsets 0 to 39, of the leader epochs 1 and 3."""
     archive = MadeArchive()
     before_the_election(archive)
     return archive
@@ -61,14 +61,14 @@ def export(archive: MadeArchive, target: FakeStorage, **more: Any) -> None:  # n
 
 
 def values_in(target: FakeStorage) -> Counter[tuple[int, bytes]]:
-    """How often each offset is in a file, with each value."""
+    """Number of occurrences of each (offset, value) in the files."""
     files = data_files(target.contents())
     return Counter(
         (row["offset"], row["value"]) for key in files for row in rows_of(key, files[key])
     )
 
 
-def test_an_export_stops_before_it_mixes_two_histories(orders: MadeArchive) -> None:
+def test_export_stops_before_it_mixes_two_histories(orders: MadeArchive) -> None:
     target = FakeStorage()
     export(orders, target)
     assert manifest_in(target.contents()).epochs == {0: ((1, 0), (3, 12))}
@@ -83,7 +83,7 @@ def test_an_export_stops_before_it_mixes_two_histories(orders: MadeArchive) -> N
 
 
 @pytest.mark.parametrize("end", [30, END], ids=["the new history is shorter", "longer"])
-def test_it_is_said_though_there_is_nothing_new(orders: MadeArchive, end: int) -> None:
+def test_truncation_is_reported_even_without_new_records(orders: MadeArchive, end: int) -> None:
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders, end)
@@ -94,7 +94,7 @@ def test_it_is_said_though_there_is_nothing_new(orders: MadeArchive, end: int) -
 
 
 @pytest.mark.parametrize("chunk", [None, 6], ids=["in one commit", "in several"])
-def test_reread_makes_it_an_export_of_what_is_there_now(
+def test_reread_replaces_the_truncated_records_in_the_export(
     orders: MadeArchive, chunk: int | None
 ) -> None:
     target, said = FakeStorage(), list[str]()
@@ -116,7 +116,7 @@ def test_reread_makes_it_an_export_of_what_is_there_now(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
-def test_killed_at_every_request_while_it_is_exported_anew(
+def test_reread_is_completed_after_a_kill_at_every_request(
     orders: MadeArchive,
     after: bool,  # noqa: FBT001
 ) -> None:
@@ -133,12 +133,12 @@ def test_killed_at_every_request_while_it_is_exported_anew(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it happens", "once it has happened"])
-def test_killed_at_every_request_readers_never_miss_what_later_chunks_bring(
+def test_readers_never_miss_an_offset_during_a_reread_with_kills(
     orders: MadeArchive,
     after: bool,  # noqa: FBT001
 ) -> None:
-    """A reader of the directory finds each offset, in the one history or the other; a reader of
-    the manifest finds the files that it names.
+    """A reader of the directory finds each offset in one history or the other; a reader of the
+    manifest finds the files that it names.
     """
     target, lives, runs = FakeStorage(), 0, 0
     export(orders, target)
@@ -164,10 +164,10 @@ def test_killed_at_every_request_readers_never_miss_what_later_chunks_bring(
     assert manifest_in(target.contents()).replacing == {}
 
 
-def test_what_replaces_files_is_one_run_also_once_its_plan_was_given_up(
+def test_files_are_replaced_in_one_run_even_after_an_abandoned_plan(
     orders: MadeArchive,
 ) -> None:
-    """A segment of the new history is not there; then it is."""
+    """A segment of the new history is missing at first and is stored later."""
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
@@ -188,7 +188,7 @@ def test_what_replaces_files_is_one_run_also_once_its_plan_was_given_up(
 
 
 def elect_uncleanly_again(archive: MadeArchive) -> None:
-    """From offset 15 on nothing is left of the history that `elect_uncleanly` has made."""
+    """Replace everything from offset 15 on, including the records of `elect_uncleanly`."""
     for base in (FORK, 20):
         archive.lose(base)
     rows = [MadeRecord(at, at, value=f"newer-{at}".encode()) for at in range(15, 60)]
@@ -199,11 +199,11 @@ def elect_uncleanly_again(archive: MadeArchive) -> None:
 
 
 @pytest.mark.parametrize("reread", [False, True])
-def test_another_fork_is_seen_before_what_the_first_has_cost_is_replaced(
+def test_second_divergence_is_detected_before_the_first_is_replaced(
     orders: MadeArchive,
     reread: bool,  # noqa: FBT001
 ) -> None:
-    """What lies below the first one, and is not exported anew, is of a history that is gone."""
+    """Files below the first divergence that are not exported again belong to a lost history."""
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
@@ -226,10 +226,10 @@ def test_another_fork_is_seen_before_what_the_first_has_cost_is_replaced(
     assert values_in(target) == Counter(old + new)
 
 
-def test_files_are_replaced_by_more_than_a_manifest_names(
+def test_files_of_a_former_manifest_are_replaced_too(
     orders: MadeArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old ones with names of their own go as well."""
+    """Old files whose names the new run does not reuse are removed as well."""
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
@@ -241,8 +241,8 @@ def test_files_are_replaced_by_more_than_a_manifest_names(
     assert values_in(target) == present()
 
 
-def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchive) -> None:
-    """Of another partition nothing can be shown yet of its new history."""
+def test_files_stay_until_their_replacements_can_be_written(orders: MadeArchive) -> None:
+    """The new history of another partition is not archived yet."""
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders, 32)
@@ -260,7 +260,7 @@ def test_files_stay_until_those_in_their_place_can_be_written(orders: MadeArchiv
     assert values_in(target) == present(32), "of what is replaced nothing is left"
 
 
-def test_how_far_files_are_to_be_replaced_is_known_until_they_are() -> None:
+def test_end_of_the_replaced_range_is_kept_until_it_is_replaced() -> None:
     stood = Manifest(
         cluster="c", topic="orders", next_offsets={0: 40, 1: 40}, options=TENS, nonce="a"
     )
@@ -273,8 +273,10 @@ def test_how_far_files_are_to_be_replaced_is_known_until_they_are() -> None:
     assert (again.next_offsets, again.replacing) == ({0: 40, 1: 10}, {1: 40})
 
 
-def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive) -> None:
-    """A file of the same name, offsets and number of records would be taken for one's own."""
+def test_plan_of_a_truncated_history_is_replanned(orders: MadeArchive) -> None:
+    """Otherwise a file with the same name, offsets and number of records would be accepted as our
+    own.
+    """
     target, said = FakeStorage(), list[str]()
     with suppress(KilledError), files_job(orders.store, MortalStore(target, 9), TENS) as job:
         job.once()
@@ -287,8 +289,8 @@ def test_what_was_begun_with_another_history_is_planned_anew(orders: MadeArchive
     assert told.endswith("was withdrawn: the brokers have discarded records that it reads")
 
 
-def test_where_no_epoch_history_is_known_nothing_is_compared(orders: MadeArchive) -> None:
-    """A manifest of an earlier version; an archive without one."""
+def test_nothing_is_compared_without_an_epoch_history(orders: MadeArchive) -> None:
+    """A manifest of an earlier version; an archive without an epoch history."""
     target = FakeStorage()
     export(orders, target)
     key = manifest_key("topics", "orders")
@@ -307,7 +309,7 @@ def test_where_no_epoch_history_is_known_nothing_is_compared(orders: MadeArchive
     assert manifest_in(target.contents()).epochs == kept, "of what comes now nothing is known"
 
 
-def test_what_shares_a_file_must_be_there_to_be_written_again(orders: MadeArchive) -> None:
+def test_records_that_share_a_file_must_be_available_to_rewrite_it(orders: MadeArchive) -> None:
     target = FakeStorage()
     export(orders, target)
     elect_uncleanly(orders)
@@ -323,7 +325,7 @@ def test_what_shares_a_file_must_be_there_to_be_written_again(orders: MadeArchiv
     assert target.contents() == before
 
 
-def test_files_that_are_not_named_any_more_cannot_be_replaced(orders: MadeArchive) -> None:
+def test_files_missing_in_the_manifest_cannot_be_replaced(orders: MadeArchive) -> None:
     target = FakeStorage()
     export(orders, target)
     manifest = manifest_in(target.contents()).model_copy(update={"named_from": {0: 21}})
@@ -332,8 +334,8 @@ def test_files_that_are_not_named_any_more_cannot_be_replaced(orders: MadeArchiv
     assert rewound(manifest, {0: Offset(30)}, "manifest").next_offsets == {0: 30}
 
 
-def test_what_lies_in_directories_of_earlier_options_is_looked_for() -> None:
-    """Dead letters may have been set aside elsewhere before."""
+def test_files_in_directories_of_earlier_options_are_searched() -> None:
+    """Dead letters may have been written elsewhere before."""
 
     def file(directory: str, first: int) -> FileEntry:
         key = f"{directory}/orders/p=0/orders+0+{first:010d}.json"
@@ -347,8 +349,8 @@ def test_what_lies_in_directories_of_earlier_options_is_looked_for() -> None:
     assert (after.files, after.swept_directories) == ((kept,), ("old/orders", "topics"))
 
 
-def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
-    """Two runs with the tail, under a leader each, before anything of it is archived."""
+def test_epochs_reported_by_brokers_are_kept_until_they_can_be_compared() -> None:
+    """Two runs with the tail, each under another leader, before any of it is archived."""
     stood = Manifest(
         cluster="c", topic="orders", next_offsets={0: 100}, epochs={0: ((6, 100),)}, nonce="a"
     )

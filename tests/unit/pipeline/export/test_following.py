@@ -1,4 +1,4 @@
-"""Exports that go on and on, while the archive that they read is set aside."""
+"""Continuous exports while the archive that they read is quarantined."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ def orders(cli: CommandLine) -> Iterator[MadeArchive]:
 
 @pytest.fixture
 def once_planned(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """One of these happens in each round, between its plan and its reads."""
+    """Run one of these actions in each round, between its plan and its reads."""
     steps: list[Step] = []
     read = LocalEngine.run
 
@@ -94,13 +94,13 @@ def export(cli: CommandLine, *options: str, code: int = 0) -> None:
     assert cli.run(*line, *options) == code, cli.err
 
 
-def test_what_is_set_aside_under_a_round_is_planned_again(
+def test_round_over_a_quarantined_archive_is_planned_again(
     cli: CommandLine,
     orders: MadeArchive,
     once_planned: list[Step],
     between: Callable[..., Between],
 ) -> None:
-    """The sidecar is through with it by the next round; nothing of it had been exported."""
+    """The sidecar has finished by the next round, and none of these records had been exported."""
     once_planned.append(lambda: elect_uncleanly(orders, topic_id=ID))
     stood: list[dict[int, int]] = []
     stop = between(lambda: stood.append(manifest_in(objects(cli)).next_offsets))
@@ -112,10 +112,10 @@ def test_what_is_set_aside_under_a_round_is_planned_again(
     assert values(cli) == present()
 
 
-def test_a_fork_below_what_was_exported_without_a_epoch_history_is_not_passed_over(
+def test_divergence_below_exported_records_without_an_epoch_history_ends_the_export(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
-    """No later round could tell that offsets 24 to 39 are others now."""
+    """No later round could detect that the records of [24, 40) were replaced."""
     orders.store.delete_object(orders.layout.epoch_checkpoint_key(orders.tp))
     export(cli)
     between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
@@ -125,7 +125,7 @@ def test_a_fork_below_what_was_exported_without_a_epoch_history_is_not_passed_ov
     assert manifest_in(objects(cli)).next_offsets == {0: 40}
 
 
-def test_without_following_it_is_an_error_and_the_next_run_goes_on(
+def test_quarantine_without_follow_is_an_error_and_the_next_run_continues(
     cli: CommandLine, orders: MadeArchive, once_planned: list[Step]
 ) -> None:
     once_planned.append(lambda: elect_uncleanly(orders, topic_id=ID))
@@ -137,7 +137,7 @@ def test_without_following_it_is_an_error_and_the_next_run_goes_on(
     assert values(cli) == present()
 
 
-def test_records_that_were_exported_and_thrown_away_end_it(
+def test_truncation_of_exported_records_ends_the_export(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
     stop = between(lambda: elect_uncleanly(orders, topic_id=ID), nothing, nothing)
@@ -148,7 +148,7 @@ def test_records_that_were_exported_and_thrown_away_end_it(
     assert manifest_in(objects(cli)).next_offsets == {0: 40}
 
 
-def test_they_are_exported_anew_where_that_was_said_before(
+def test_truncated_records_are_exported_again_with_reread(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
     between(lambda: elect_uncleanly(orders, topic_id=ID), nothing)
@@ -157,13 +157,13 @@ def test_they_are_exported_anew_where_that_was_said_before(
 
 
 @pytest.mark.parametrize("reread", [False, True])
-def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
+def test_quarantined_archive_is_waited_for_until_it_can_be_compared(
     cli: CommandLine,
     orders: MadeArchive,
     between: Callable[..., Between],
     reread: bool,  # noqa: FBT001
 ) -> None:
-    """The new leader's first segment takes its time."""
+    """The new leader's first segment arrives some rounds later."""
     steps = (lambda: set_aside(orders, ID), nothing, nothing)
     stop = between(*steps, lambda: go_on(orders, topic_id=ID), nothing)
     export(cli, "--follow", "--on-truncation", "reread" if reread else "error", code=not reread)
@@ -176,7 +176,7 @@ def test_what_was_set_aside_is_waited_for_until_it_can_be_compared(
         assert len(stop.left) == 1
 
 
-def test_an_archive_that_ends_lower_and_may_be_of_another_topic_ends_it(
+def test_shorter_archive_of_an_unknown_topic_id_ends_the_export(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
     orders.mark(30, 40)  # of an unknown topic
@@ -186,7 +186,7 @@ def test_an_archive_that_ends_lower_and_may_be_of_another_topic_ends_it(
     assert "the topic was deleted and created again, or its archive was moved away" in cli.err
 
 
-def test_a_topic_that_was_made_anew_ends_it(
+def test_recreated_topic_ends_the_export(
     cli: CommandLine, orders: MadeArchive, between: Callable[..., Between]
 ) -> None:
     stop = between(lambda: elect_uncleanly(orders, 30, topic_id="id-2"), nothing, nothing)
@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_ends_it(
     assert "the topic id id-1, and what comes next is of id-2" in cli.err
 
 
-def test_an_archive_that_is_retired_ends_it(
+def test_retired_archive_ends_the_export(
     cli: CommandLine,
     orders: MadeArchive,
     once_planned: list[Step],
@@ -216,14 +216,14 @@ def test_an_archive_that_is_retired_ends_it(
 
 
 @pytest.mark.parametrize("before", [0, 30], ids=["of the first run", "behind another"])
-def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
+def test_quarantined_records_of_a_killed_runs_plan_are_waited_for(
     cli: CommandLine,
     orders: MadeArchive,
     once_planned: list[Step],
     between: Callable[..., Between],
     before: int,
 ) -> None:
-    """Its plan is given up: the archive ends below its end now."""
+    """The plan is abandoned, because the archive now ends below the plan's end."""
     if before:
         orders.mark(20, before, topic_id=ID)
         export(cli)
@@ -239,10 +239,10 @@ def test_what_a_killed_run_was_to_read_and_is_set_aside_is_waited_for(
     assert values(cli) == present()
 
 
-def test_what_a_killed_run_was_to_read_and_is_set_aside_is_not_missing(
+def test_quarantined_records_of_a_killed_runs_plan_are_not_missing(
     cli: CommandLine, orders: MadeArchive, once_planned: list[Step]
 ) -> None:
-    """It would be taken for exported, and thrown away then."""
+    """Otherwise they would count as exported and be lost."""
     skip = ("--on-data-loss", "skip")
     once_planned.append(die)
     with pytest.raises(KilledError):
@@ -256,7 +256,7 @@ def test_what_a_killed_run_was_to_read_and_is_set_aside_is_not_missing(
     assert values(cli) == present()
 
 
-def test_what_is_set_aside_while_the_tail_is_waited_for_is_looked_at_anew(
+def test_quarantine_while_the_tail_is_waited_for_is_planned_again(
     cli: CommandLine,
     orders: MadeArchive,
     between: Callable[..., Between],
@@ -270,7 +270,7 @@ def test_what_is_set_aside_while_the_tail_is_waited_for_is_looked_at_anew(
     assert values(cli) == present()
 
 
-def test_a_segment_that_is_just_missing_ends_it_at_once(
+def test_missing_segment_ends_the_export_at_once(
     cli: CommandLine,
     orders: MadeArchive,
     once_planned: list[Step],

@@ -40,11 +40,11 @@ def encoded(times: list[int], values: pa.Array, **options: Any) -> list[str]:  #
     return [found.names[code] for code in found.codes]
 
 
-def test_by_kafka_partition() -> None:
+def test_default_partitioner_uses_the_kafka_partition() -> None:
     assert encoded([1, 2], pa.array([None, None], pa.binary())) == ["partition=3"] * 2
 
 
-def test_by_fields() -> None:
+def test_field_partitioner_uses_the_values_of_fields() -> None:
     found = encoded(
         [0] * 4,
         VALUES,
@@ -60,7 +60,7 @@ def test_by_fields() -> None:
     ]
 
 
-def test_by_time() -> None:
+def test_time_partitioners_use_the_timestamp() -> None:
     at = [
         round(datetime(2026, 11, 21, hour, minute, tzinfo=UTC).timestamp() * 1000)
         for hour, minute in ((22, 59), (23, 0), (23, 10))
@@ -79,8 +79,8 @@ def test_by_time() -> None:
     assert quarters == ["22h45", "23h00", "23h00"]
 
 
-def test_a_day_of_the_zone_begins_at_its_own_midnight() -> None:
-    """With an offset that is no whole hour, too."""
+def test_day_begins_at_midnight_of_the_time_zone() -> None:
+    """Also for an offset that is not a whole number of hours."""
     at = round(datetime(2026, 11, 20, 18, 15, tzinfo=UTC).timestamp() * 1000)
     values = pa.array([None] * 2, pa.binary())
     found = encoded([at - 1, at], values, partitioner="daily", timezone="Asia/Kathmandu")
@@ -88,17 +88,17 @@ def test_a_day_of_the_zone_begins_at_its_own_midnight() -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "who.age", "country.x"])
-def test_fields_that_there_are_not(name: str) -> None:
+def test_unknown_fields_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="no such field"):
         encoded([0] * 4, VALUES, partitioner="field", partition_fields=[name], value=SCHEMA)
 
 
-def test_a_field_that_can_be_no_directory() -> None:
+def test_field_that_cannot_be_a_directory_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="can be no directory"):
         encoded([0] * 4, VALUES, partitioner="field", partition_fields=["who"], value=SCHEMA)
 
 
-def test_times_of_records() -> None:
+def test_timestamps_of_records_are_extracted() -> None:
     stamps = pa.array([5, -1, 2**62, -7], pa.int64())
     times, misfits = times_of(stamps, pa.nulls(4), None)
     assert times.tolist() == [5, -1, -1, -1]
@@ -117,7 +117,7 @@ def test_times_of_records() -> None:
         (pa.array([-1000, 2**61], pa.int64()), -1000),
     ],
 )
-def test_times_of_a_field(column: pa.Array, expected: int) -> None:
+def test_times_of_a_field_are_extracted(column: pa.Array, expected: int) -> None:
     values = pa.StructArray.from_arrays([column], ["at"])
     check_time_field(values.type, "at")
     times, misfits = times_of(pa.array([0, 0], pa.int64()), values, "at")
@@ -127,7 +127,7 @@ def test_times_of_a_field(column: pa.Array, expected: int) -> None:
     assert "field at" in misfit.reason
 
 
-def test_a_field_that_is_no_time() -> None:
+def test_field_without_a_time_type_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is bool"):
         check_time_field(VALUES.type, "paid")
 
@@ -149,19 +149,19 @@ def test_a_field_that_is_no_time() -> None:
         ({"unheard": 1}, "Extra inputs"),
     ],
 )
-def test_options_that_contradict(options: dict[str, Any], reason: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         FilesOptions.model_validate(options, strict=False)
 
 
-def test_options_are_kept_as_they_are() -> None:
+def test_options_round_trip_through_json() -> None:
     options = FilesOptions(
         partitioner=PartitionerKind.TIME, delimiter=b"\xff\0", max_open_files=7, value=SCHEMA
     )
     assert FilesOptions.model_validate_json(options.model_dump_json()) == options
 
 
-def test_names() -> None:
+def test_file_names_contain_topic_partition_and_first_offset() -> None:
     name = FileName(TopicPartition("my.topic-1", 12), Offset(345), "snappy.parquet")
     assert str(name) == "my.topic-1+12+0000000345.snappy.parquet"
     assert parse_file_name(str(name)) == name
@@ -182,5 +182,5 @@ def test_names() -> None:
     ("value", "path"),
     [("a b", "a b"), ("", NULL), ("..", "%2E%2E"), ("x=1/é\n", "x%3D1%2Fé%0A")],
 )
-def test_values_as_directories(value: str, path: str) -> None:
+def test_values_are_encoded_as_directory_names(value: str, path: str) -> None:
     assert escaped(value) == path

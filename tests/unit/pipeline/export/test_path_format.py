@@ -24,12 +24,12 @@ MOMENT = datetime(2026, 1, 4, 17, 5, 9, 87_000)  # noqa: DTZ001  a Sunday, on so
         ("EEE/EEEE/MMM/MMMM/a", "Sun/Sunday/Jan/January/PM"),
     ],
 )
-def test_patterns(pattern: str, path: str) -> None:
+def test_patterns_are_rendered(pattern: str, path: str) -> None:
     assert PathFormat.parsed(pattern).render(MOMENT) == path
 
 
-def test_the_year_of_a_week_is_not_that_of_the_day() -> None:
-    """With Joda, Y is the year of the era; with Java's own patterns it is that of the week."""
+def test_week_year_differs_from_the_year_of_the_date() -> None:
+    """In Joda, Y is the year of the era; in Java's own patterns it is the week year."""
     at = datetime(2027, 1, 1)  # noqa: DTZ001
     assert PathFormat.parsed("YYYY/xxxx-ww").render(at) == "2027/2026-53"
 
@@ -37,7 +37,7 @@ def test_the_year_of_a_week_is_not_that_of_the_day() -> None:
 @pytest.mark.parametrize(
     ("locale", "words"), [("de", "Sonntag Januar"), ("fr_FR", "dimanche janvier")]
 )
-def test_words_of_a_locale(locale: str, words: str) -> None:
+def test_month_and_day_names_follow_the_locale(locale: str, words: str) -> None:
     assert PathFormat.parsed("EEEE MMMM", locale).render(MOMENT) == words
 
 
@@ -53,7 +53,7 @@ def test_words_of_a_locale(locale: str, words: str) -> None:
         ("MMMM", "xx_YY", "locale 'xx_YY'"),
     ],
 )
-def test_what_is_no_pattern(pattern: str, locale: str, reason: str) -> None:
+def test_invalid_pattern_is_refused(pattern: str, locale: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         PathFormat.parsed(pattern, locale)
 
@@ -65,13 +65,13 @@ def at_berlin(year: int, month: int, day: int, hour: int, minute: int) -> str:
     return datetime.fromtimestamp(local / 1000, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
-def test_clocks_that_are_put_forward_and_back() -> None:
+def test_clock_changes_are_handled() -> None:
     assert at_berlin(2026, 3, 29, 0, 59) == "2026-03-29T01:59"
     assert at_berlin(2026, 3, 29, 1, 0) == "2026-03-29T03:00"
     assert at_berlin(2026, 10, 25, 0, 30) == "2026-10-25T02:30"
     assert at_berlin(2026, 10, 25, 1, 30) == "2026-10-25T02:30"
 
 
-def test_a_zone_that_is_none() -> None:
+def test_unknown_time_zone_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Europe/Berlim"):
         zone_named("Europe/Berlim")

@@ -1,4 +1,4 @@
-"""Protobuf values as columns: written by Confluent's serializer, their files in a registry."""
+"""Protobuf values as columns: written by Confluent's serializer, with their files in a registry."""
 
 import json
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ CONTEXT = SerializationContext("orders", MessageField.VALUE)
 
 
 class Producer:
-    """Writes messages of a file."""
+    """Writes messages of a Protobuf file."""
 
     def __init__(self, url: str, file: descriptor_pb2.FileDescriptorProto) -> None:
         self._pool = DescriptorPool()
@@ -140,8 +140,8 @@ def read(decoder: ProtobufDecoder, *values: bytes) -> DecodedValues:
     return decoded
 
 
-def test_a_message_is_a_struct(server: FakeRegistry, registry: SchemaRegistry) -> None:
-    """Its file imports another one of the registry, and one that comes with Protobuf."""
+def test_message_is_a_struct(server: FakeRegistry, registry: SchemaRegistry) -> None:
+    """Its file imports another file of the registry and one that is part of Protobuf."""
     produce = Producer(server.url, FIRST)
     full = {
         "id": "7",
@@ -194,7 +194,7 @@ def test_a_message_is_a_struct(server: FakeRegistry, registry: SchemaRegistry) -
     }
 
 
-def test_values_of_an_older_and_a_newer_file(
+def test_values_of_an_older_and_a_newer_file_are_read(
     server: FakeRegistry, registry: SchemaRegistry
 ) -> None:
     old = Producer(server.url, FIRST)("shop.Order", {"id": "1"})
@@ -205,7 +205,9 @@ def test_values_of_an_older_and_a_newer_file(
     assert [row["more"] for row in rows] == ["", "x"]
 
 
-def test_another_message_of_the_file(server: FakeRegistry, registry: SchemaRegistry) -> None:
+def test_message_type_other_than_the_columns_does_not_fit(
+    server: FakeRegistry, registry: SchemaRegistry
+) -> None:
     produce = Producer(server.url, FIRST)
     order, refund = produce("shop.Order", {}), produce("shop.Refund", {"id": "3"})
     inner = produce("shop.Order.Inner", {"x": 4_000_000_000})
@@ -219,7 +221,7 @@ def test_another_message_of_the_file(server: FakeRegistry, registry: SchemaRegis
         decoder(registry, "shop.Nothing")
 
 
-def test_what_does_not_fit(server: FakeRegistry, registry: SchemaRegistry) -> None:
+def test_damaged_values_do_not_fit(server: FakeRegistry, registry: SchemaRegistry) -> None:
     produce = Producer(server.url, FIRST)
     good = produce("shop.Order", {"id": "1"})
     avro = server.register("other", {"schema": '"string"'})
@@ -248,13 +250,15 @@ def test_what_does_not_fit(server: FakeRegistry, registry: SchemaRegistry) -> No
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.binary(max_size=60))
-def test_no_bytes_end_a_run(server: FakeRegistry, registry: SchemaRegistry, data: bytes) -> None:
+def test_arbitrary_bytes_do_not_end_a_run(
+    server: FakeRegistry, registry: SchemaRegistry, data: bytes
+) -> None:
     good = Producer(server.url, FIRST)("shop.Order", {}) if not server.requests else None
     head = good[:6] if good is not None else b"\0\0\0\0\2\0"
     assert len(read(decoder(registry), head + data).values) == 1
 
 
-def test_a_registry_that_knows_no_descriptors(
+def test_registry_without_protobuf_descriptors_is_refused(
     server: FakeRegistry, registry: SchemaRegistry
 ) -> None:
     source = {"schema": 'syntax = "proto3"; message A {}', "schemaType": "PROTOBUF"}

@@ -1,4 +1,4 @@
-"""What is asked of a schema registry: by Confluent's client, of a server of this process."""
+"""Requests to a schema registry, by Confluent's client to a server in this process."""
 
 import base64
 import io
@@ -38,7 +38,8 @@ def record(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 -- a sch
     return {"type": "record", "name": name, "fields": parts}
 
 
-# What an order is made of, each a subject of its own; it uses two of them, and both use the third.
+# The schemas an order consists of, each in its own subject; it uses two of them, and both use the
+# third.
 COUNTRY = {"type": "enum", "name": "Country", "namespace": "geo", "symbols": ["DE", "UK"]}
 ADDRESS = record(
     "shop.Address",
@@ -62,7 +63,7 @@ Settings = dict[str, str | SecretRef]
 def asked(
     url: str, settings: Settings | None = None, kind: SchemaKind = SchemaKind.AVRO
 ) -> SchemaRegistry:
-    """Without the seconds that a client waits before it asks once more."""
+    """Remove the client's pause before its second request."""
     quick = {"retries.wait.ms": "1", "retries.max.wait.ms": "1"}
     return SchemaRegistry(RegistryConfig(url=url, client={**quick, **(settings or {})}), kind)
 
@@ -75,7 +76,9 @@ def _client(url: str) -> SchemaRegistryClient:
 def registered(
     server: FakeRegistry, subject: str, schema: object, *references: str, kind: str = "AVRO"
 ) -> int:
-    """By Confluent's client; what it refers to is the newest of those subjects."""
+    """Register a schema with Confluent's client; references use the newest version of their
+    subjects.
+    """
     client = _client(server.url)
     needed = [
         SchemaReference(name=one, subject=one, version=client.get_latest_version(one).version)
@@ -85,14 +88,16 @@ def registered(
 
 
 def referring(schema: object, *references: tuple[str, int]) -> dict[str, Any]:
-    """A schema with references that a registry would not have taken."""
+    """A schema with references that a registry would refuse."""
     needed = [{"name": one, "subject": one, "version": at} for one, at in references]
     return {"schema": json.dumps(schema), "references": needed}
 
 
 @pytest.fixture
 def orders(server: FakeRegistry) -> FakeRegistry:
-    """20 is an order, 21 a union with it; what they are made of comes before them."""
+    """A registry in which 20 is an order and 21 a union with it; the referenced schemas have lower
+    IDs.
+    """
     registered(server, "country", COUNTRY)
     registered(server, "address", ADDRESS, "country")
     registered(server, "buyer", BUYER, "country", "address")
@@ -106,7 +111,7 @@ def orders(server: FakeRegistry) -> FakeRegistry:
     return server
 
 
-def test_schemas_by_id_and_by_subject(
+def test_schemas_are_found_by_id_and_by_subject(
     server: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = registered(server, "my/topic-value", "int")
@@ -132,7 +137,7 @@ def test_schemas_by_id_and_by_subject(
     assert registry.latest("my/topic-value").version == 3
 
 
-def test_what_goes_wrong(server: FakeRegistry) -> None:
+def test_unknown_subject_and_wrong_schema_type_are_errors(server: FakeRegistry) -> None:
     registry = asked(server.url)
     protobuf = server.register("p", {"schema": "CgA=", "schemaType": "PROTOBUF"})
     with pytest.raises(ConfigurationError, match="has no subject other"):
@@ -155,7 +160,7 @@ def test_what_goes_wrong(server: FakeRegistry) -> None:
         (503, 4, StoreUnavailableError, "answered 503"),
     ],
 )
-def test_only_what_can_succeed_is_asked_again(
+def test_only_transient_errors_are_retried(
     server: FakeRegistry, code: int, times: int, error: type[Exception], said: str
 ) -> None:
     server.fault = lambda _path: (code, {"error_code": code, "message": "no"})
@@ -164,14 +169,14 @@ def test_only_what_can_succeed_is_asked_again(
     assert len(server.requests) == times
 
 
-def test_a_request_that_failed_is_asked_again(server: FakeRegistry) -> None:
+def test_failed_request_is_retried(server: FakeRegistry) -> None:
     number = registered(server, "a", {"type": "string"})
     faults: Iterator[tuple[int, object]] = iter([(503, {}), (429, {})])
     server.fault = lambda _path: next(faults, None)
     assert asked(server.url).by_id(number) == SCHEMA
 
 
-def test_an_answer_that_is_no_registrys(server: FakeRegistry) -> None:
+def test_answer_of_something_other_than_a_registry_is_an_error(server: FakeRegistry) -> None:
     server.fault = lambda _path: (200, b"<html>a proxy</html>")
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         asked(server.url).by_id(7)
@@ -185,7 +190,7 @@ FULL = {"to": HOME, "by": {"of": "DE", "home": HOME, "last": {"text": "x"}}, "mo
 
 
 def wire(number: int, schema: object) -> bytes:
-    """An order, written by fastavro as it puts schemas together."""
+    """An order written by fastavro, which resolves the references itself."""
     named: dict[str, Any] = {}
     for one in (COUNTRY, ADDRESS, BUYER, ORDER, RETURN):
         parsed = fastavro.parse_schema(one, named)
@@ -196,8 +201,8 @@ def wire(number: int, schema: object) -> bytes:
     return b"\0" + number.to_bytes(4, "big") + stream.getvalue()
 
 
-def test_schemas_that_refer_to_others_are_read(orders: FakeRegistry) -> None:
-    """Nested, twice from two sides, and by two schemas: each is asked for once."""
+def test_schemas_with_references_are_read(orders: FakeRegistry) -> None:
+    """Nested references, shared between schemas: each schema is requested once."""
     registry = asked(orders.url)
     decoder = AvroDecoder(registry.latest("order").text, registry.by_id)
     values = [wire(20, ORDER), wire(21, ["shop.Return", "shop.Order"])]
@@ -232,8 +237,8 @@ BROKEN: dict[int, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("number", BROKEN)
-def test_references_that_lead_nowhere(orders: FakeRegistry, number: int) -> None:
-    """Its values do not fit; those of other schemas do."""
+def test_broken_references_make_their_values_not_fit(orders: FakeRegistry, number: int) -> None:
+    """Values of the broken schema do not fit; values of other schemas do."""
     orders.register("hen", referring("egg", ("egg", 1)))
     orders.register("egg", referring("hen", ("hen", 1)))
     orders.register("drawn", {"schema": "{}", "schemaType": "JSON"})
@@ -253,8 +258,8 @@ def test_references_that_lead_nowhere(orders: FakeRegistry, number: int) -> None
     assert sum(path == f"/schemas/ids/{number}" for _, path in orders.requests) == 1
 
 
-def test_names_are_those_that_avro_means() -> None:
-    """A type without a namespace keeps it, within one that has some, and is found from there."""
+def test_type_names_resolve_as_in_the_avro_specification() -> None:
+    """A type without a namespace keeps none inside a type with one, and is found from there."""
     plain = json.dumps(record("Plain", x="int"))
     whole = json.loads(inlined(json.dumps(record("a.b.C", one="Plain", own="C")), [plain]))
     assert whole["fields"][0]["type"] == {**record("Plain", x="int"), "namespace": ""}
@@ -264,14 +269,14 @@ def test_names_are_those_that_avro_means() -> None:
     assert len(json.loads(inlined(json.dumps(odd), [json.dumps(odd)]))) == 3
 
 
-def test_a_registry_that_is_away() -> None:
+def test_unavailable_registry_is_an_error() -> None:
     with serving() as registry:
         url = registry.url
     with pytest.raises(StoreUnavailableError, match="schema 7: does not answer"):
         asked(url, {"max.retries": "1"}).by_id(7)
 
 
-def test_one_of_several_urls_is_away(server: FakeRegistry) -> None:
+def test_second_url_is_used_when_the_first_is_unavailable(server: FakeRegistry) -> None:
     number = registered(server, "a", {"type": "string"})
     with serving() as registry:
         gone = registry.url
@@ -290,7 +295,7 @@ def test_one_of_several_urls_is_away(server: FakeRegistry) -> None:
         ("http://here", {"ssl.key.password": "hidden"}, "must be env:NAME or file:/path"),
     ],
 )
-def test_urls_and_secrets_that_are_refused(url: str, client: Settings, reason: str) -> None:
+def test_invalid_urls_and_secrets_are_refused(url: str, client: Settings, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         RegistryConfig(url=url, client=client)
     assert "hidden" not in str(raised.value)
@@ -309,7 +314,7 @@ def test_urls_and_secrets_that_are_refused(url: str, client: Settings, reason: s
         ({"bearer.auth.token": SecretRef(env="UNSET")}, "UNSET"),
     ],
 )
-def test_settings_that_the_client_refuses(
+def test_settings_that_the_client_refuses_are_errors(
     client: Settings, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGISTRY_LOGIN", "without-a-colon")
@@ -319,7 +324,7 @@ def test_settings_that_the_client_refuses(
     assert "without-a-colon" not in str(raised.value)
 
 
-def test_oauth(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oauth_tokens_are_sent(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     number = registered(server, "a", {"type": "string"})
     monkeypatch.setenv("CLIENT_SECRET", "hidden")
     grant: dict[str, object] = {"access_token": "t0ken", "token_type": "bearer", "expires_in": 60}
@@ -347,7 +352,7 @@ def test_oauth(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         asked(server.url, settings).by_id(number)
 
 
-def test_an_own_ca_and_a_certificate_of_the_client(tmp_path: Path) -> None:
+def test_custom_ca_and_client_certificate_are_used(tmp_path: Path) -> None:
     authority, other = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -393,7 +398,7 @@ PURCHASE = {
 }
 
 
-def test_json_schemas_that_refer_to_others(server: FakeRegistry) -> None:
+def test_json_schemas_with_references_are_read(server: FakeRegistry) -> None:
     registered(server, "https://shop.example/street.json", STREET, kind="JSON")
     registered(
         server,

@@ -30,7 +30,7 @@ MISSING = MissingRecordsError([])
 
 
 class Seen(Planner):
-    """Has seen an archive; `renew` finds what it is told."""
+    """A planner that has seen an archive; `renew` finds the given changes."""
 
     def __init__(self, found: bool | SidetierError) -> None:  # noqa: FBT001
         super().__init__(access_to(FakeStorage()), threads=1)
@@ -66,7 +66,7 @@ class Seen(Planner):
         (ConfigurationError("wrong"), True, False, 0),
     ],
 )
-def test_only_what_can_succeed_is_tried_again(
+def test_only_errors_that_can_pass_are_retried(
     error: SidetierError,
     found: bool | SidetierError,  # noqa: FBT001
     again: bool,  # noqa: FBT001
@@ -79,7 +79,7 @@ def test_only_what_can_succeed_is_tried_again(
 
 @pytest.mark.parametrize(("known_from", "again"), [(20, True), (24, True), (25, False)])
 @pytest.mark.parametrize("error", [REPLACED, MISSING])
-def test_a_fork_that_no_later_round_would_see_is_not_passed_over(
+def test_divergence_that_no_later_round_would_detect_is_not_retried(
     error: SidetierError,
     known_from: int,
     again: bool,  # noqa: FBT001
@@ -88,7 +88,7 @@ def test_a_fork_that_no_later_round_would_see_is_not_passed_over(
         assert should_retry(error, planner, lambda: {TP: Offset(known_from)}) is again
 
 
-def test_an_archive_is_not_forgotten_before_it_is_known_what_hangs_on_it() -> None:
+def test_archive_is_not_renewed_before_the_exported_offsets_are_known() -> None:
     def unknown() -> dict[TopicPartition, Offset]:
         raise StoreUnavailableError("away")
 
@@ -97,7 +97,7 @@ def test_an_archive_is_not_forgotten_before_it_is_known_what_hangs_on_it() -> No
         assert planner.asked == 0
 
 
-def test_a_planner_plans_again_with_what_is_there_now() -> None:
+def test_planner_plans_again_with_the_current_archive() -> None:
     archive: Any = MadeArchive()
     before_the_election(archive)
     with Planner(access_to(archive.store), threads=1) as planner:

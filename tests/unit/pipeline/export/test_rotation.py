@@ -1,4 +1,4 @@
-"""Which file a record goes to, compared with a model that takes one record after the other."""
+"""The file each record goes to, compared with a model that processes records one by one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Record:
 
 
 def routed(rules: Rules, batches: Iterable[Sequence[Record]]) -> dict[FileId, list[int]]:
-    """The offsets of each file; a file that ended is not written again."""
+    """Offsets of each file; assert that a file that ended is not written again."""
     router = Router(rules)
     files: dict[FileId, list[int]] = {}
     closed: set[FileId] = set()
@@ -60,7 +60,7 @@ def routed(rules: Rules, batches: Iterable[Sequence[Record]]) -> dict[FileId, li
 
 
 def by_hand(rules: Rules, records: Iterable[Record]) -> dict[FileId, list[int]]:
-    """The rules, as they are said."""
+    """The rotation rules, implemented literally."""
     files: dict[FileId, list[int]] = {}
     open_: dict[str, tuple[FileId, int]] = {}
     for one in records:
@@ -103,7 +103,7 @@ RULES = st.builds(
 
 
 @given(logs(), RULES, st.data())
-def test_files_follow_from_the_records_alone(
+def test_files_depend_only_on_the_records(
     log: list[Record], rules: Rules, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=6)))
@@ -117,10 +117,8 @@ def test_files_follow_from_the_records_alone(
 
 
 @given(logs(), RULES, st.integers(0, 60))
-def test_a_longer_range_begins_with_the_same_files(
-    log: list[Record], rules: Rules, cut: int
-) -> None:
-    """But for those that were open at the end of the shorter one: they have the same names."""
+def test_longer_range_begins_with_the_same_files(log: list[Record], rules: Rules, cut: int) -> None:
+    """Except those that were open at the end of the shorter range: they have the same names."""
     shorter, longer = routed(rules, [log[:cut]]), routed(rules, [log])
     for file, offsets in shorter.items():
         assert longer[file][: len(offsets)] == offsets
@@ -136,13 +134,15 @@ def test_a_longer_range_begins_with_the_same_files(
     ],
     ids=["count", "span", "late records do not end a file", "whichever comes first"],
 )
-def test_where_files_begin(rules: Rules, times: list[int], starts: list[int]) -> None:
+def test_files_begin_at_the_expected_offsets(
+    rules: Rules, times: list[int], starts: list[int]
+) -> None:
     log = [Record(offset, time, "p") for offset, time in enumerate(times)]
     assert [file.start for file in routed(rules, [log])] == starts
 
 
-def test_a_long_stretch_without_a_rotation() -> None:
-    """Longer than the window in which a late record is looked for."""
+def test_long_range_without_a_rotation_is_one_file() -> None:
+    """Longer than the window in which a late record is searched."""
     log = [Record(offset, offset, "p") for offset in range(5000)]
     assert [file.start for file in routed(Rules(10_000, 3000), [log])] == [0, 3000]
 
@@ -163,7 +163,7 @@ def group_ends(rules: Rules, batches: Iterable[Sequence[Record]]) -> list[int]:
 
 
 def expected_group_ends(rules: Rules, records: Sequence[Record]) -> list[int]:
-    """The same, one record after the other."""
+    """The same group ends, computed one record at a time."""
     found: list[int] = []
     group: list[Record] = []
     for record in records:
@@ -187,7 +187,7 @@ def expected_group_ends(rules: Rules, records: Sequence[Record]) -> list[int]:
     st.integers(1, 3),
     st.integers(1, 9),
 )
-def test_groups_of_files_end_where_one_record_after_the_other_says(
+def test_group_ends_equal_those_of_the_model(
     rows: list[tuple[int, int, str]], flush: int, rotate: int | None, most: int, each: int
 ) -> None:
     records, offset = [], 0

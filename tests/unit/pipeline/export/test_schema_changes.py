@@ -55,7 +55,7 @@ def client(server: FakeRegistry) -> SchemaRegistryClient:
 
 @pytest.fixture
 def avro(client: SchemaRegistryClient) -> Serialize:
-    """An Avro value as Confluent's serializer writes it, its schema registered."""
+    """An Avro value as Confluent's serializer writes it; its schema is registered."""
 
     def serialize(schema: object, value: dict[str, Any]) -> bytes:
         found: bytes = AvroSerializer(client, json.dumps(schema))(
@@ -88,7 +88,7 @@ def options(
 
 
 def stored(values: Sequence[bytes | None], *, first: int = 0, into: MadeArchive) -> None:
-    """One segment with these values."""
+    """Store one segment with these values."""
     records = [MadeRecord(first + at, 5, value=one) for at, one in enumerate(values)]
     into.segment(first, [MadeBatch((one,)) for one in records])
     into.mark(first, first + len(values))
@@ -105,7 +105,7 @@ def files_of(target: FakeStorage) -> dict[int, list[dict[str, Any]]]:
 
 @pytest.fixture
 def orders(avro: Serialize) -> MadeArchive:
-    """Offsets 0 to 7: the third version comes before the last record of the first."""
+    """Offsets 0 to 7: the third version comes before the last record of the first version."""
     archive = MadeArchive()
     values = [
         avro(V1, {"a": 0}),
@@ -154,10 +154,10 @@ def test_rows_have_the_schema_that_confluents_sink_gives_them(
 
 
 @pytest.mark.parametrize(("compatibility", "files"), EXPECTED)
-def test_in_runs_of_one_offset_each_row_is_the_same(
+def test_rows_are_equal_in_runs_of_one_offset(
     orders: MadeArchive, server: FakeRegistry, compatibility: str, files: dict[int, Any]
 ) -> None:
-    """What a run decides follows from what the state keeps of the runs before it."""
+    """A run's decisions follow from the state that earlier runs saved."""
     target = FakeStorage()
     made = options(server, compatibility, null_values="skip")
     for _ in range(9):
@@ -171,10 +171,10 @@ def test_in_runs_of_one_offset_each_row_is_the_same(
 
 
 @pytest.mark.parametrize("compatibility", ["none", "backward", "forward"])
-def test_whole_files_are_the_same_however_runs_cut_them(
+def test_whole_files_are_equal_for_any_chunk_size(
     orders: MadeArchive, server: FakeRegistry, compatibility: str
 ) -> None:
-    """A schema change ends a file, whose records are not read again."""
+    """A schema change ends a file, and its records are not read again."""
     made = options(server, compatibility, null_values="skip", flush_size=2, whole_files=True)
     found = []
     for chunk in (None, 3, 5):
@@ -189,7 +189,7 @@ def test_whole_files_are_the_same_however_runs_cut_them(
 
 @pytest.mark.parametrize("compatibility", ["none", "backward"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_every_request_in_turn(
+def test_export_killed_at_every_request_is_completed(
     orders: MadeArchive,
     server: FakeRegistry,
     compatibility: str,
@@ -211,8 +211,10 @@ def test_killed_at_every_request_in_turn(
     assert lives > 5
 
 
-def test_a_change_while_an_export_follows(avro: Serialize, server: FakeRegistry) -> None:
-    """The new field was left out, because the reader's schema was taken once."""
+def test_schema_change_while_an_export_follows_is_applied(
+    avro: Serialize, server: FakeRegistry
+) -> None:
+    """Regression: the reader's schema was read once, and the new field was left out."""
     archive, target = MadeArchive(), FakeStorage()
     stored([avro(V1, {"a": 0})], into=archive)
     with files_job(archive.store, target, options(server, "none")) as job:
@@ -222,7 +224,7 @@ def test_a_change_while_an_export_follows(avro: Serialize, server: FakeRegistry)
     assert files_of(target) == {0: [{"a": 0}], 1: [{"a": 1, "b": "kept"}]}
 
 
-def test_the_state_keeps_the_schema_and_a_registry_is_not_asked_for_the_newest(
+def test_state_keeps_the_schema_without_asking_the_registry_for_the_newest(
     avro: Serialize, server: FakeRegistry
 ) -> None:
     archive, target = MadeArchive(), FakeStorage()
@@ -239,10 +241,10 @@ def test_the_state_keeps_the_schema_and_a_registry_is_not_asked_for_the_newest(
     assert files_of(target)[1] == [{"a": 1, "b": None}]
 
 
-def test_a_version_that_cannot_be_read_as_the_newest_does_not_fit(
+def test_version_that_cannot_be_read_as_the_newest_does_not_fit(
     avro: Serialize, server: FakeRegistry
 ) -> None:
-    """As with the sink, whose task fails."""
+    """As with Confluent's sink, whose task fails."""
     archive, target = MadeArchive(), FakeStorage()
     required = {**V1, "fields": [*V1["fields"], {"name": "must", "type": "string"}]}
     old, new = avro(V1, {"a": 0}), avro(required, {"a": 1, "must": "x"})
@@ -258,7 +260,7 @@ def test_a_version_that_cannot_be_read_as_the_newest_does_not_fit(
     assert files_of(target) == {0: [{"a": 1, "must": "x"}], 1: [{"a": 0}]}
 
 
-def test_a_schema_of_another_subject_has_no_version(avro: Serialize, server: FakeRegistry) -> None:
+def test_schema_of_another_subject_does_not_fit(avro: Serialize, server: FakeRegistry) -> None:
     archive, target = MadeArchive(), FakeStorage()
     first = avro(V1, {"a": 0})
     other = server.register("others-value", {"schema": json.dumps(V2)})
@@ -272,7 +274,9 @@ def test_a_schema_of_another_subject_has_no_version(avro: Serialize, server: Fak
     assert "has no version in the subject orders-value" in rows_of(key, data)[0]["reason"]
 
 
-def test_a_schema_that_is_not_known_changes_nothing(avro: Serialize, server: FakeRegistry) -> None:
+def test_unknown_schema_does_not_change_the_schema_of_the_rows(
+    avro: Serialize, server: FakeRegistry
+) -> None:
     archive, target = MadeArchive(), FakeStorage()
     unknown = b"\0\0\0\3\xe7\x02"
     stored([avro(V1, {"a": 0}), unknown, avro(V1, {"a": 2}), b"text"], into=archive)
@@ -282,7 +286,7 @@ def test_a_schema_that_is_not_known_changes_nothing(avro: Serialize, server: Fak
     assert (files_of(target), done.written.dead_letters) == ({0: [{"a": 0}, {"a": 2}]}, 2)
 
 
-def test_a_registry_that_is_away_keeps_the_plan(orders: MadeArchive, server: FakeRegistry) -> None:
+def test_unavailable_registry_keeps_the_plan(orders: MadeArchive, server: FakeRegistry) -> None:
     target = FakeStorage()
     quick = RegistryConfig(url=server.url, client={"max.retries": "0"})
     made = options(server, "backward", null_values="skip")
@@ -296,7 +300,9 @@ def test_a_registry_that_is_away_keeps_the_plan(orders: MadeArchive, server: Fak
     assert files_of(target) == NEWEST
 
 
-def test_json_schemas_that_change(client: SchemaRegistryClient, server: FakeRegistry) -> None:
+def test_json_schema_changes_are_applied(
+    client: SchemaRegistryClient, server: FakeRegistry
+) -> None:
     archive = MadeArchive()
     kinds = {"a": {"type": "integer"}, "b": {"type": "string"}}
     values = []
@@ -323,10 +329,10 @@ def test_json_schemas_that_change(client: SchemaRegistryClient, server: FakeRegi
     }
 
 
-def test_keys_are_read_as_values_are(
+def test_keys_are_decoded_like_values(
     avro: Serialize, client: SchemaRegistryClient, server: FakeRegistry
 ) -> None:
-    """Their schemas change, too."""
+    """The schemas of keys change, too."""
     archive, target = MadeArchive(), FakeStorage()
     keys = [
         AvroSerializer(client, json.dumps(schema))(value, CONTEXTS[MessageField.KEY])
@@ -358,14 +364,14 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(tmp_path, capsys)
 
 
-def test_the_command_follows_a_change_and_keeps_secrets(
+def test_command_follows_a_schema_change_and_keeps_secrets(
     cli: CommandLine,
     avro: Serialize,
     server: FakeRegistry,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The credentials are in no file and no output."""
+    """The credentials appear in no file and no output."""
     store = open_plain(StorageEndpoint(f"file://{cli.store}"))
     archive = MadeArchive(store)
     stored([avro(V1, {"a": 0})], into=archive)
@@ -402,7 +408,7 @@ def test_the_command_follows_a_change_and_keeps_secrets(
         (("ssl.keystore.location=/x",), "Unrecognized properties: ssl.keystore.location"),
     ],
 )
-def test_settings_of_the_registry_that_are_refused(
+def test_invalid_registry_settings_are_refused(
     cli: CommandLine, server: FakeRegistry, given: tuple[str, ...], reason: str
 ) -> None:
     options = [word for one in given for word in ("--schema-registry-option", one)]
@@ -414,7 +420,7 @@ def test_settings_of_the_registry_that_are_refused(
     assert "needs --schema-registry" in cli.err
 
 
-def test_a_registry_without_a_format_is_refused(cli: CommandLine, server: FakeRegistry) -> None:
+def test_registry_without_a_value_format_is_refused(cli: CommandLine, server: FakeRegistry) -> None:
     line = ("export", "files", "orders", "--into", "file:///tmp/lake")
     assert cli.run(*line, "--schema-registry", server.url) == 2
     assert "give --value-format or --key-format" in cli.err

@@ -1,4 +1,4 @@
-"""Archives and brokers together: what a run spans, and where its records are read."""
+"""Archives and brokers together: the range of a run, and the source of its records."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ COMMITTED = IsolationLevel.READ_COMMITTED
 
 @dataclass
 class Brokers:
-    """What the cluster says; `meanwhile` happens once it was asked."""
+    """The state of the cluster; `meanwhile` happens once it was queried."""
 
     logs: dict[int, tuple[int, int]]
     topic_id: str | None = "id-1"
@@ -73,7 +73,7 @@ class Brokers:
 
 @pytest.fixture
 def archive() -> MadeArchive:
-    """orders-0, offsets 0 to 19."""
+    """An archive of orders-0 with the offsets 0 to 19."""
     made = MadeArchive(tp=A)
     made.segments(0, 10, 20)
     return made
@@ -105,7 +105,9 @@ def span(first: int, until: int) -> OffsetRange:
 
 
 def read(plan: Plan) -> tuple[list[OffsetRange], list[tuple[TopicPartition, OffsetRange]]]:
-    """Which offsets of orders-0 the archive gives, and which of either the brokers."""
+    """Offsets of orders-0 in the archive's splits, and offsets of both partitions on the
+    brokers.
+    """
     return [one.range for one in plan.splits], [(one.tp, one.range) for one in plan.on_broker]
 
 
@@ -121,19 +123,19 @@ def test_an_export_goes_on_behind_the_archive(planner: Planner) -> None:
     assert source.available(at(50, 9)) == {A: span(50, 50), B: span(9, 9)}
 
 
-def test_what_is_on_the_brokers_alone_has_no_bytes(archive: MadeArchive, planner: Planner) -> None:
-    """It comes behind all that is archived of its partition, whatever the bytes."""
+def test_offsets_on_the_brokers_only_have_no_bytes(archive: MadeArchive, planner: Planner) -> None:
+    """They come after all archived offsets of their partition, regardless of the byte limit."""
     brokers = Brokers({0: (5, 50), 1: (3, 9)})
     source = tailed(planner, brokers)
     ranges = source.available(at(0, 3))
-    archive.segments(20, 40)  # seen later: of this look it is the brokers'
+    archive.segments(20, 40)  # seen later: in this snapshot the brokers have it
     for most, until in ((1, 10), (400, 10), (10_000, 50)):
         assert source.within(ranges, most) == {A: span(0, until), B: span(3, 9)}
     behind = {A: span(20, 50)}
     assert source.within(behind, 1) == behind
 
 
-def test_what_was_planned_on_the_broker_is_read_wherever_it_is_by_then(
+def test_offsets_planned_on_the_broker_are_read_from_the_archive_once_archived(
     archive: MadeArchive, planner: Planner
 ) -> None:
     first = tailed(planner, Brokers({0: (5, 50)}))
@@ -144,7 +146,9 @@ def test_what_was_planned_on_the_broker_is_read_wherever_it_is_by_then(
     assert read(plan) == ([span(0, 40)], [(A, span(40, 50))])
 
 
-def test_without_the_brokers_such_a_run_has_to_wait(archive: MadeArchive, planner: Planner) -> None:
+def test_run_planned_with_the_brokers_waits_without_them(
+    archive: MadeArchive, planner: Planner
+) -> None:
     source = archived(planner)
     ranges = {A: span(0, 40)}
     with pytest.raises(StillOnBrokerError, match="up to offset 40, and has not ended; the archive"):
@@ -154,7 +158,7 @@ def test_without_the_brokers_such_a_run_has_to_wait(archive: MadeArchive, planne
     assert read(source.plan(ranges, at(40))) == ([span(0, 40)], [])
 
 
-def test_what_a_broker_has_lost_since_it_was_planned_is_never_stepped_over(
+def test_offsets_the_broker_lost_after_planning_are_never_skipped(
     planner: Planner,
 ) -> None:
     source = tailed(planner, Brokers({0: (5, 30)}))
@@ -162,7 +166,7 @@ def test_what_a_broker_has_lost_since_it_was_planned_is_never_stepped_over(
         source.plan({A: span(0, 50)}, at(50), fail_on_data_loss=False)
 
 
-def test_what_was_archived_between_the_looks_is_no_gap(
+def test_offsets_archived_between_the_two_queries_are_no_gap(
     archive: MadeArchive, planner: Planner
 ) -> None:
     brokers = Brokers({0: (35, 60)}, meanwhile=[archive])
@@ -173,7 +177,7 @@ def test_what_was_archived_between_the_looks_is_no_gap(
     assert brokers.asked == 2
 
 
-def test_a_gap_is_an_error_or_counted(planner: Planner) -> None:
+def test_gap_is_an_error_or_counted(planner: Planner) -> None:
     ranges = {A: span(0, 60)}
     with pytest.raises(MissingRecordsError, match=r"orders, partition 0, offsets \[20, 35\)"):
         tailed(planner, Brokers({0: (35, 60)})).plan(ranges)
@@ -183,7 +187,9 @@ def test_a_gap_is_an_error_or_counted(planner: Planner) -> None:
     assert read(plan) == ([span(0, 20)], [(A, span(35, 60))])
 
 
-def test_a_topic_that_neither_has(planner: Planner, archive: MadeArchive) -> None:
+def test_topic_in_neither_archive_nor_cluster_is_an_error(
+    planner: Planner, archive: MadeArchive
+) -> None:
     source, said = tailed(planner, Brokers({})), list[str]()
     source.logs.say = said.append
     assert source.available({}) == {A: span(0, 20)}
@@ -209,7 +215,7 @@ def test_brokers_of_another_cluster_are_not_read(
             TopicLogs(planner, BrokerConfig(), ("orders",), brokers).read(COMMITTED)
 
 
-def test_another_topic_of_the_name(planner: Planner, archive: MadeArchive) -> None:
+def test_another_topic_id_on_the_brokers_is_refused(planner: Planner, archive: MadeArchive) -> None:
     archive.mark(10, 20, topic_id="id-0")
     with pytest.raises(OtherTopicError, match="the archive has the topic id id-0, and what comes"):
         tailed(planner, Brokers({0: (0, 50)})).available({})
@@ -225,10 +231,10 @@ def test_another_topic_of_the_name(planner: Planner, archive: MadeArchive) -> No
     ],
     ids=["before what was thrown away is set aside", "afterwards"],
 )
-def test_brokers_that_have_thrown_records_away_are_waited_for(
+def test_export_waits_while_brokers_end_below_the_exported_offset(
     planner: Planner, archive: MadeArchive, ends: int, said: str
 ) -> None:
-    """The archive will show whether what was exported is concerned."""
+    """The archive will show whether the exported records are affected."""
     brokers = Brokers({0: (5, ends)})
     stood = Manifest(
         cluster=CLUSTER, topic="orders", next_offsets={0: 40}, topic_id="id-1", nonce="a"
@@ -256,7 +262,7 @@ def test_brokers_that_have_thrown_records_away_are_waited_for(
 
 
 def begin_transaction(archive: MadeArchive) -> None:
-    """Archive five records, and five of a transaction that nothing decides yet."""
+    """Archive five records, and five records of an undecided transaction."""
     log = TransactionalLog(next_offset=20)
     log.write(1, 5, transactional=False)
     log.write(2, 5)
@@ -264,7 +270,7 @@ def begin_transaction(archive: MadeArchive) -> None:
     archive.mark(20, 30)
 
 
-def test_what_only_the_archive_can_decide_is_told_and_waited_for(
+def test_transaction_that_only_the_archive_can_decide_is_reported_and_waited_for(
     planner: Planner, archive: MadeArchive
 ) -> None:
     begin_transaction(archive)
@@ -278,14 +284,14 @@ def test_what_only_the_archive_can_decide_is_told_and_waited_for(
     assert source.available({}) == {A: span(0, 25)}
     assert source.available(at(25)) == {A: span(25, 25)}
     assert len(said) == 1, "it is told once"
-    # A run that was fixed while the broker had them, and was killed, waits too.
+    # A killed run that was planned while the broker had the offsets waits, too.
     with pytest.raises(UndecidedRecordsError, match=r"offsets \[25, 28\)"):
         source.plan({A: span(0, 50)}, at(50), fail_on_data_loss=False)
     assert read(source.plan({A: span(28, 50)}, fail_on_data_loss=False)) == (
         [],
         [(A, span(28, 50))],
     )
-    # Who is behind them already has nothing to wait for, and is told nothing.
+    # A reader that is already past them has nothing to wait for and logs nothing.
     assert source.available(at(28)) == {A: span(28, 50)}
     assert source.logs.waiting == {}
     assert len(said) == 1
@@ -321,7 +327,7 @@ def waiting(
     return list(waiting_for_transactions(found, NOW, 900_000))
 
 
-def test_a_transaction_that_only_the_brokers_have_is_told(planner: Planner) -> None:
+def test_transaction_on_the_brokers_only_is_reported(planner: Planner) -> None:
     brokers = Brokers({0: (5, 50), 1: (3, 9)}, committed={0: 60, 1: 12})
     assert waiting(planner, brokers, at(40, 8)) == [], "the export has not come so far"
     told, _ = waiting(planner, brokers, at(50, 9))
@@ -333,7 +339,7 @@ def test_a_transaction_that_only_the_brokers_have_is_told(planner: Planner) -> N
     assert waiting(planner, Brokers({0: (5, 50), 1: (3, 9)}), at(50, 9)) == []
 
 
-def test_a_transaction_of_the_archive_is_told_with_what_the_brokers_know(
+def test_archived_transaction_is_reported_with_the_state_on_the_brokers(
     planner: Planner, archive: MadeArchive
 ) -> None:
     begin_transaction(archive)
@@ -361,12 +367,10 @@ def test_an_export_that_is_farther_than_its_broker(planner: Planner) -> None:
         source.available(at(51))
 
 
-def test_what_the_brokers_give_is_of_their_newest_epoch(
+def test_records_from_the_brokers_belong_to_their_newest_epoch(
     planner: Planner, archive: MadeArchive
 ) -> None:
-    """The archive's epoch history tells it exactly; of what lies behind, the brokers tell a
-    bound.
-    """
+    """The archive's epoch history is exact; beyond it the brokers only give a bound."""
     archive.epoch_history((2, 0), (3, 12))
     source = tailed(planner, Brokers({0: (5, 50), 1: (3, 9)}, epoch=LeaderEpoch(4)))
     ranges = source.available(at(15))
@@ -386,10 +390,12 @@ def test_what_the_brokers_give_is_of_their_newest_epoch(
     assert table.truncated({other: Position(Offset(50), epoch_history_of([(2, 50)]))}) == ()
 
 
-def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
+def test_killed_run_continues_up_to_the_decided_offset(
     planner: Planner, archive: MadeArchive
 ) -> None:
-    """When it was planned, the broker had what it has deleted since: a part of a transaction."""
+    """When it was planned, the broker still had a part of a transaction that it has deleted
+    since.
+    """
     begin_transaction(archive)
     target, said, options = FakeStorage(), list[str](), FilesOptions(fail_on_data_loss=False)
     with files_job(archive.store, target, options, say=said.append) as stopped:
@@ -407,7 +413,7 @@ def test_a_run_that_was_killed_goes_as_far_as_can_be_decided(
     assert "was withdrawn: topic orders, partition 0, offsets [25, 28): they belong to" in told
 
 
-def test_what_only_the_brokers_had_need_not_be_archived(
+def test_topic_exported_only_from_the_brokers_need_not_be_archived(
     planner: Planner, archive: MadeArchive
 ) -> None:
     for key in list(archive.store.contents()):  # type: ignore[attr-defined]
@@ -429,7 +435,7 @@ def test_what_only_the_brokers_had_need_not_be_archived(
     assert two.available(at(50) | other, at(50)) == {TopicPartition("other", 0): span(3, 5)}
 
 
-def test_an_empty_partition_of_a_topic_on_the_brokers_alone_need_not_be_archived() -> None:
+def test_empty_partition_of_an_unarchived_topic_need_not_be_archived() -> None:
     with Planner(access_to(FakeStorage()), threads=1) as planner:
         source = tailed(planner, Brokers({0: (0, 5), 1: (0, 0)}, epoch=LeaderEpoch(4)))
         chunk = next_chunk(source.available({}), None)
@@ -440,8 +446,8 @@ def test_an_empty_partition_of_a_topic_on_the_brokers_alone_need_not_be_archived
         assert source.archived.available(held, tail.offsets) == {}
 
 
-def test_a_table_does_not_begin_above_the_end(planner: Planner) -> None:
-    """The run behind it would take what it has written for the offsets of another log."""
+def test_table_does_not_begin_above_the_log_end(planner: Planner) -> None:
+    """The next run would take the written offsets for those of another log."""
     source = tailed(planner, Brokers({0: (5, 50)}), starting=AtOffsets({A: 51}))
     with pytest.raises(ConfigurationError, match="partition 0: offset 51 is above 50, where the b"):
         source.available({})

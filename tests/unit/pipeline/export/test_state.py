@@ -60,7 +60,7 @@ def keeper(store: FakeStorage) -> ManifestFile:
     return ManifestFile(store, KEY, "memory://lake")
 
 
-def test_a_run_from_its_plan_to_its_end() -> None:
+def test_run_is_planned_and_committed() -> None:
     planned = run_of(EMPTY, {0: (0, 10), 3: (5, 8)})
     assert planned.pending is not None
     assert planned.pending.id == "1-run-0"
@@ -75,7 +75,7 @@ def test_a_run_from_its_plan_to_its_end() -> None:
     assert again.named_from == {0: 0, 3: 5}
 
 
-def test_a_manifest_names_the_newest_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_names_only_the_newest_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_changes, "MOST_FILES", 2)
     one = committed(run_of(EMPTY, {0: (0, 2), 1: (0, 2)}), [entry(0, 1)], [], "a", swept=False)
     two = committed(run_of(one, {0: (2, 6)}), [entry(2, 3), entry(4, 5)], [], "b", swept=False)
@@ -87,7 +87,7 @@ def test_a_manifest_names_the_newest_files_alone(monkeypatch: pytest.MonkeyPatch
     assert three.named_from == {0: 9, 1: 2}
 
 
-def test_a_run_that_is_given_up_makes_the_next_ones_look() -> None:
+def test_abandoned_run_makes_the_next_runs_sweep() -> None:
     given_up = withdrawn(run_of(EMPTY, {0: (0, 10)}), "n")
     assert (given_up.pending, given_up.sweeps, given_up.generation) == (None, 2, 1)
     next_ = committed(run_of(given_up, {0: (0, 10)}), [], [], "m", swept=True)
@@ -109,7 +109,7 @@ def test_a_run_that_is_given_up_makes_the_next_ones_look() -> None:
         ),
     ],
 )
-def test_manifests_that_are_refused(data: bytes, error: type[Exception], reason: str) -> None:
+def test_invalid_manifests_are_refused(data: bytes, error: type[Exception], reason: str) -> None:
     store = FakeStorage()
     store.put_object(KEY, BytesBody(data))
     with pytest.raises(error, match=reason) as raised:
@@ -118,7 +118,7 @@ def test_manifests_that_are_refused(data: bytes, error: type[Exception], reason:
     assert store.contents()[KEY] == data
 
 
-def test_an_output_is_no_mixture() -> None:
+def test_output_of_another_export_is_refused() -> None:
     done = committed(run_of(EMPTY, {0: (0, 10)}), [], [], "n", swept=False)
     check_settled(done, OPTIONS.model_copy(update={"flush_size": 7}), "place")
     with pytest.raises(OtherExportError, match="place: was written with format parquet"):
@@ -129,7 +129,7 @@ def test_an_output_is_no_mixture() -> None:
         check_same_export(done, "prod-a", "5 to latest", "place")
 
 
-def test_of_two_writers_the_second_is_refused() -> None:
+def test_second_of_two_writers_is_refused() -> None:
     store = FakeStorage()
     first, second = keeper(store), keeper(store)
     ours, theirs = (one.load("prod-a", "orders", None) for one in (first, second))
@@ -143,8 +143,8 @@ def test_of_two_writers_the_second_is_refused() -> None:
     assert json.loads(store.contents()[KEY])["nonce"] == "ours"
 
 
-def test_a_write_whose_answer_is_lost_was_ours() -> None:
-    """The layer that tries again is refused by its own success."""
+def test_write_with_a_lost_answer_is_recognised_as_our_own() -> None:
+    """The retry layer is refused because its first try succeeded."""
     store = FakeStorage()
     held = keeper(store).load("prod-a", "orders", None)
     manifest = run_of(held.manifest, {0: (0, 10)})
@@ -156,7 +156,7 @@ def put(store: FakeStorage, run: str, file: FileEntry, data: bytes = b"data") ->
     return FileUploader(store, run).put(BytesBody(data), file)
 
 
-def test_a_file_that_the_same_run_has_made_stays() -> None:
+def test_file_of_the_same_run_stays() -> None:
     store = FakeStorage()
     assert put(store, "4-a", entry(0, 9)).bytes == 4
     assert put(store, "4-a", entry(0, 9), b"packed otherwise").bytes == 4
@@ -165,7 +165,7 @@ def test_a_file_that_the_same_run_has_made_stays() -> None:
         put(store, "4-a", entry(0, 8))
 
 
-def test_what_a_run_that_was_given_up_has_left_is_replaced() -> None:
+def test_file_of_an_abandoned_run_is_replaced() -> None:
     store = FakeStorage()
     put(store, "4-a", entry(0, 9))
     assert put(store, "5-b", entry(0, 4), b"newer").bytes == 5
@@ -174,7 +174,7 @@ def test_what_a_run_that_was_given_up_has_left_is_replaced() -> None:
     assert list(store.contents().values()) == [b"newer"]
 
 
-def test_a_file_of_others_is_left_as_it_is() -> None:
+def test_file_of_another_program_stays_unchanged() -> None:
     store = FakeStorage()
     store.put_object(entry(0, 9).key, BytesBody(b"theirs"))
     with pytest.raises(ForeignFileError, match="no export of Sidetier has written"):
@@ -182,7 +182,7 @@ def test_a_file_of_others_is_left_as_it_is() -> None:
     assert list(store.contents().values()) == [b"theirs"]
 
 
-def test_only_what_was_given_up_is_swept() -> None:
+def test_only_files_of_abandoned_runs_are_swept() -> None:
     store = FakeStorage()
     for run, first in (("1-a", 0), ("2-b", 10), ("2-b", 14), ("3-c", 20), ("4-d", 30)):
         put(store, run, entry(first, first))
@@ -203,7 +203,7 @@ def test_only_what_was_given_up_is_swept() -> None:
     assert gone == {entry(14, 14).key, entry(20, 20).key}
 
 
-def test_a_write_whose_outcome_is_unknown_can_be_tried_again() -> None:
+def test_write_with_an_unknown_outcome_can_be_repeated() -> None:
     store = FakeStorage()
     held = keeper(store).load("prod-a", "orders", None)
     store.fail("put", StoreTimeoutError("slow"), after=True)

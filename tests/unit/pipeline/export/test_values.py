@@ -50,13 +50,13 @@ def reasons(decoded: DecodedValues) -> dict[int, str]:
     return found
 
 
-def test_text_is_utf_8() -> None:
+def test_text_must_be_utf_8() -> None:
     decoded = StringDecoder().decode(binary("grüß".encode(), None, b"a\xff", b""))
     assert decoded.values.to_pylist() == ["grüß", None, None, ""]
     assert reasons(decoded) == {2: "value is no UTF-8 text: byte 1 is 0xFF"}
 
 
-def test_json_fits_its_schema() -> None:
+def test_json_values_fit_their_schema() -> None:
     decoded = JsonDecoder(json.dumps(ORDER)).decode(
         as_json(
             {
@@ -119,7 +119,7 @@ def test_json_fits_its_schema() -> None:
         (b'{"id": 1, "country": "\\ud800"}', "surrogates not allowed"),
     ],
 )
-def test_json_that_does_not_fit(value: bytes, reason: str) -> None:
+def test_invalid_json_does_not_fit(value: bytes, reason: str) -> None:
     decoded = JsonDecoder(json.dumps(ORDER)).decode(binary(b'{"id": 1}', value, None))
     [(row, said)] = reasons(decoded).items()
     assert row == 1
@@ -142,7 +142,7 @@ def test_json_that_does_not_fit(value: bytes, reason: str) -> None:
         ('{"properties": {"me": {"$ref": "#"}}}', "without an end"),
     ],
 )
-def test_schemas_that_are_no_column(schema: str, reason: str) -> None:
+def test_json_schemas_without_a_column_type_are_refused(schema: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         JsonDecoder(schema)
 
@@ -250,7 +250,7 @@ def test_avro_and_arrow_have_the_same_types() -> None:
         ),
     ],
 )
-def test_avro_schemas_that_are_no_column(schema: str, reason: str) -> None:
+def test_avro_schemas_without_a_column_type_are_refused(schema: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         AvroDecoder(schema, lambda _number: None)
 
@@ -270,6 +270,6 @@ def test_avro_schemas_that_are_no_column(schema: str, reason: str) -> None:
         ),
     ],
 )
-def test_options_that_contradict(options: dict[str, Any], reason: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         ValueOptions(**options)

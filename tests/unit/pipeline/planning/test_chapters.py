@@ -22,7 +22,7 @@ SINCE = (SEGMENTS - 1) * 2
 
 @pytest.fixture(scope="module")
 def made() -> CountingStorage:
-    """Segments of two offsets; a timestamp is its offset."""
+    """Segments of two offsets; each timestamp equals its offset."""
     store = CountingStorage()
     MadeArchive(store).segments(*range(0, (COUNT + 1) * 2, 2))
     return store
@@ -39,7 +39,7 @@ def store(made: CountingStorage) -> CountingStorage:
 
 
 def write(store: CountingStorage) -> str:
-    """Write the chapter; returns its key."""
+    """Write the chapter and return its key."""
     archive = LongArchive(store, LAYOUT, TP, None, BaseOffset((COUNT - 1) * 2), COUNT)
     write_chapters(archive, lambda: False)
     (chapter,) = stored_chapters(store, LAYOUT, TP, None)
@@ -47,7 +47,7 @@ def write(store: CountingStorage) -> str:
 
 
 def requests(store: CountingStorage) -> Counter[str]:
-    """How many requests of each kind there were for `.log` and `.timeindex` objects."""
+    """Number of requests of each kind for `.log` and `.timeindex` objects."""
     return Counter(
         request.operation
         for request in store.requests
@@ -61,7 +61,9 @@ def planned(store: CountingStorage, **request: Any) -> tuple[Plan, Counter[str]]
     return plan, requests(store)
 
 
-def test_the_same_is_planned_with_a_fraction_of_the_requests(store: CountingStorage) -> None:
+def test_plan_with_chapters_is_equal_and_needs_a_fraction_of_the_requests(
+    store: CountingStorage,
+) -> None:
     plans: dict[str, dict[str, Any]] = {
         "since": {"filters": Filters(since_ms=SINCE)},
         "gaps": {"find_gaps": True},
@@ -87,7 +89,7 @@ def test_the_metadata_of_a_segment_that_was_replaced_since_the_chapter_is_reques
 
 
 @pytest.mark.parametrize("damage", ["malformed", "gone"])
-def test_a_chapter_that_cannot_be_read_costs_requests_only(
+def test_unreadable_chapter_only_costs_requests(
     store: CountingStorage, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     expected, without = planned(store, filters=Filters(since_ms=SINCE))
@@ -103,7 +105,7 @@ def test_a_chapter_that_cannot_be_read_costs_requests_only(
     assert (key in caplog.text) == (damage == "malformed")
 
 
-def test_a_short_read_does_not_read_chapters(store: CountingStorage) -> None:
+def test_short_read_does_not_read_chapters(store: CountingStorage) -> None:
     key = write(store)
     store.forget()
     plan_of(store, filters=Filters(until=Offset(20)), find_gaps=True)

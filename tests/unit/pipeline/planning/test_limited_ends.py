@@ -9,7 +9,7 @@ from sidetier.segments.offsets import Offset, TopicPartition
 A0, A1, A2 = (TopicPartition("a", partition) for partition in range(3))
 
 
-def test_offsets_are_shared_out_in_proportion() -> None:
+def test_offset_limit_is_shared_out_in_proportion() -> None:
     starts = {A0: 0, A1: 100, A2: 50}
     ends = {A0: 300, A1: 200, A2: 50}
 
@@ -18,7 +18,7 @@ def test_offsets_are_shared_out_in_proportion() -> None:
     assert limited_ends(starts, ends, None) == ends
 
 
-def test_a_new_partition_begins_at_its_lowest_offset() -> None:
+def test_new_partition_begins_at_its_lowest_offset() -> None:
     assert limited_ends({A0: 10}, {A0: 20, A1: 30}, 20) == {A0: 15, A1: 15}
 
 

@@ -27,7 +27,7 @@ A0, A1, B2 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 OF_A = {"subscribe": "a"}
 
 
-def test_defaults_are_sparks() -> None:
+def test_defaults_equal_sparks() -> None:
     assert read_request(OF_A) == ReadRequest(
         Topics(("a",)),
         Edge.EARLIEST,
@@ -43,7 +43,7 @@ def test_defaults_are_sparks() -> None:
     assert read_request(OF_A, streaming=True).starting is Edge.LATEST
 
 
-def test_names_are_case_insensitive_and_every_option_is_read() -> None:
+def test_option_names_are_case_insensitive_and_every_option_is_read() -> None:
     request = read_request(
         {
             "SUBSCRIBE": " a, b ,",
@@ -80,7 +80,7 @@ def test_partitions_are_selected_by_pattern_or_one_by_one() -> None:
     assert assigned == Assigned((A0, A1, B2))
 
 
-def test_one_time_goes_before_times_and_these_before_offsets() -> None:
+def test_single_time_takes_precedence_over_times_and_offsets() -> None:
     by_offset = OF_A | {"startingOffsets": "earliest", "endingOffsets": "latest"}
     by_times = by_offset | {
         "startingOffsetsByTimestamp": '{"a": {"0": 1000}}',
@@ -94,7 +94,7 @@ def test_one_time_goes_before_times_and_these_before_offsets() -> None:
     assert read_request(by_time).ending == AtTimes(4000)
 
 
-def test_a_stream_may_begin_at_the_latest_offset_and_a_batch_may_not() -> None:
+def test_stream_may_begin_at_the_latest_offset_and_a_batch_may_not() -> None:
     latest = OF_A | {"startingOffsets": '{"a": {"0": -1}}'}
 
     assert read_request(latest, streaming=True).starting == AtOffsets({A0: -1})
@@ -147,25 +147,25 @@ def test_options_of_a_broker_have_no_effect(caplog: pytest.LogCaptureFixture) ->
         (OF_A | {"maxBytesPerSplit": "0"}, "maxBytesPerSplit 0: must be above 0"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, str], text: str) -> None:
+def test_error_names_the_wrong_option(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         read_request(options)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
-def test_a_stream_has_no_end(name: str) -> None:
+def test_stream_has_no_ending_offsets(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name}: a stream has no end"):
         read_request(OF_A | {name: "latest"}, streaming=True)
 
 
-def test_numbers_are_written_as_they_are_read() -> None:
+def test_numbers_round_trip_through_json() -> None:
     numbers = {B2: 7, A1: -2, A0: 23}
 
     assert numbers_json(numbers) == '{"a":{"0":23,"1":-2},"b":{"2":7}}'
     assert parse_numbers(numbers_json(numbers), "offsets") == numbers
 
 
-def test_options_are_read_without_arrays_and_without_spark() -> None:
+def test_options_are_read_without_pyarrow_and_pyspark() -> None:
     program = (
         "import sys, sidetier.pipeline.planning.options\n"
         "sys.exit(str(sorted({'numpy', 'pyarrow', 'pyspark', 'boto3'} & set(sys.modules))))"

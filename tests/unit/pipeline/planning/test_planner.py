@@ -72,7 +72,7 @@ def partitions(store: FakeStorage, selection: Selection) -> tuple[TopicPartition
         return planner.partitions(selection)
 
 
-# Which partitions
+# Partitions
 
 
 @pytest.fixture
@@ -110,14 +110,14 @@ def test_a_named_topic_that_is_not_stored_is_an_error(
         partitions(store, Assigned((several[0], TopicPartition("orders", 7))))
 
 
-def test_a_topic_under_other_entropy_bits_is_named(store: CountingStorage) -> None:
+def test_topic_under_other_entropy_bits_is_an_error(store: CountingStorage) -> None:
     MadeArchive(store, ArchiveLayout("prod-a", 5)).segments(0, 100)
 
     with pytest.raises(WrongPlaceError, match="the archive has 5 prefix entropy bits"):
         partitions(store, Topics(("orders",)))
 
 
-def test_each_topic_is_looked_for_in_its_own_store() -> None:
+def test_each_topic_is_searched_in_its_own_store() -> None:
     places = {"memory://here": FakeStorage(), "memory://there": FakeStorage()}
     here, there = (StorageEndpoint(url) for url in places)
     provider = PatternEndpointProvider(here, [("orders.*", there)])
@@ -138,19 +138,19 @@ def test_each_topic_is_looked_for_in_its_own_store() -> None:
 
 
 @pytest.mark.usefixtures("several")
-def test_finding_partitions_lists_nothing_that_they_hold(store: CountingStorage) -> None:
+def test_search_for_partitions_does_not_list_their_objects(store: CountingStorage) -> None:
     store.forget()
     partitions(store, TopicPattern(".*"))
 
-    # One for each of 8 prefixes.
+    # One request for each of 8 prefixes.
     assert [request.operation for request in store.requests] == ["list"] * 8
 
 
-# From where to where
+# Start and end
 
 
 @pytest.mark.usefixtures("archive")
-def test_an_archive_is_read_from_its_start_to_its_end(store: CountingStorage) -> None:
+def test_archive_is_read_from_its_start_to_its_end(store: CountingStorage) -> None:
     plan = plan_of(store)
 
     assert plan.ranges == {TP: span(0, 400)}
@@ -209,7 +209,7 @@ def test_offsets_name_exactly_the_partitions_that_are_read(
 
 @pytest.mark.usefixtures("archive")
 def test_times_are_those_of_records(store: CountingStorage) -> None:
-    # Records' timestamps are their offsets.
+    # The timestamps of records equal their offsets.
     plan = plan_of(store, starting=AtTimes(123), ending=AtTimes(times={TP: 321}))
     assert plan.ranges == {TP: span(123, 321)}
 
@@ -220,7 +220,7 @@ def test_times_are_those_of_records(store: CountingStorage) -> None:
     assert late.ranges == {TP: span(400, 400)}
 
 
-def test_an_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchive) -> None:
     for base in (0, 100, 200, 300):
         archive.lose(base)
 
@@ -231,7 +231,7 @@ def test_an_empty_archive_is_no_error(store: CountingStorage, archive: MadeArchi
     assert plan.ranges == {TP: span(400, 400)}
 
 
-# What is missing
+# Missing offsets
 
 
 @pytest.mark.usefixtures("archive")
@@ -264,7 +264,7 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
     archive.gap(60, 100)
     archive.segment(250, batches(250, 300))
     archive.gap(200, 250)
-    archive.gap(150, 170)  # filled since
+    archive.gap(150, 170)  # stored since
     archive.mark(250, 300)
 
     plan = plan_of(store, fail_on_data_loss=False)
@@ -276,7 +276,7 @@ def test_recorded_gaps_are_missing(store: CountingStorage) -> None:
     assert result.offsets == [*range(60), *range(100, 200), *range(250, 300)]
 
 
-def test_the_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
+def test_gaps_of_a_topic_are_listed_once(store: CountingStorage) -> None:
     tps = [TopicPartition("orders", number) for number in (0, 1, 10)]
     for tp in tps:
         made = MadeArchive(store, tp=tp)
@@ -335,7 +335,7 @@ def test_unrecorded_gaps_are_reported_only_on_request(
 
 
 @pytest.mark.parametrize("find_gaps", [False, True])
-def test_a_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) -> None:
+def test_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) -> None:
     archive = MadeArchive(store)
     archive.segment(0, batches(0, 60), next_offset=100)
     archive.segment(100, batches(100, 180), next_offset=200)
@@ -347,9 +347,7 @@ def test_a_compacted_tail_is_no_gap(store: CountingStorage, *, find_gaps: bool) 
     assert read_splits(store, plan.splits).offsets == [*range(60), *range(100, 180)]
 
 
-def test_a_partition_that_was_removed_since_is_missing(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_removed_partition_is_missing(store: CountingStorage, archive: MadeArchive) -> None:
     request = ReadRequest(Topics(("orders",)), fail_on_data_loss=False)
     for base in (0, 100, 200, 300):
         archive.lose(base)
@@ -366,7 +364,7 @@ def test_a_partition_that_was_removed_since_is_missing(
 
 
 @pytest.mark.usefixtures("archive")
-def test_small_segments_are_put_together_and_large_ones_cut(store: CountingStorage) -> None:
+def test_small_segments_are_combined_and_large_ones_cut(store: CountingStorage) -> None:
     whole = plan_of(store).size
 
     assert bases(plan_of(store, max_split_bytes=whole // 2 + 100)) == [[0, 100], [200, 300]]
@@ -380,7 +378,7 @@ def test_small_segments_are_put_together_and_large_ones_cut(store: CountingStora
 
 
 @pytest.mark.usefixtures("archive")
-def test_at_least_so_many_splits(store: CountingStorage) -> None:
+def test_plan_has_at_least_min_partitions_splits(store: CountingStorage) -> None:
     for least in (1, 3, 8):
         assert least <= len(plan_of(store, min_partitions=least).splits) <= 2 * least
 
@@ -401,7 +399,7 @@ def test_overlaps_are_read_once(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_indexes_are_read_where_a_segment_is_cut_and_nowhere_else(store: CountingStorage) -> None:
+def test_indexes_are_read_only_where_a_segment_is_cut(store: CountingStorage) -> None:
     store.forget()
     plan_of(store)
     assert not store.ranges.asked
@@ -441,7 +439,7 @@ def test_filters_prune_partitions_offsets_and_times(store: CountingStorage) -> N
     assert plan.pruned == left_out.size > 0
 
 
-def test_segments_are_kept_whose_largest_time_is_late_enough(store: CountingStorage) -> None:
+def test_segments_with_a_late_enough_largest_timestamp_are_kept(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     times = {0: 500, 100: 100, 200: 900, 300: 50}
     for base, time in times.items():
@@ -470,7 +468,7 @@ def test_a_time_index_that_cannot_be_trusted_prunes_nothing(store: CountingStora
     assert [base for split in bases(plan) for base in split] == [100, 200, 300, 400]
 
 
-def test_a_time_is_looked_for_where_a_time_index_was_sent_untrimmed(store: CountingStorage) -> None:
+def test_untrimmed_time_index_is_searched_for_a_time(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 100, 200, 300)
     early = struct.pack(">qI", 110, 10)  # the largest, which closing the segment adds, is 199
@@ -515,7 +513,7 @@ def test_requests_for_segments_run_in_parallel_over_all_partitions(
     assert len(store.ranges.of(".index")) == 6 + 1
 
 
-# Committed
+# Read committed
 
 
 def transactional(store: CountingStorage) -> MadeArchive:
@@ -558,7 +556,7 @@ def test_committed_records_end_at_the_last_stable_offset(store: CountingStorage)
     assert "transaction" in beyond.missing[0].detail
 
 
-def test_the_last_segment_is_read_once_for_the_last_stable_offset(store: CountingStorage) -> None:
+def test_last_segment_is_read_once_for_the_last_stable_offset(store: CountingStorage) -> None:
     archive = transactional(store)
     last = archive.key(46 + 45)
     with Planner(access_to(store), threads=2) as planner:
@@ -584,9 +582,7 @@ def test_a_range_that_ends_below_the_last_segment_needs_no_last_stable_offset(
     assert not store.ranges.of(".log")
 
 
-def test_a_planner_notices_that_an_archive_was_replaced(
-    store: CountingStorage, archive: MadeArchive
-) -> None:
+def test_planner_detects_a_replaced_archive(store: CountingStorage, archive: MadeArchive) -> None:
     archive.mark(300, 400, topic_id="old")
     with Planner(access_to(store), threads=2) as planner:
         assert planner.ends([TP], COMMITTED) == {TP: 400}
@@ -615,7 +611,7 @@ def test_ranges_beyond_the_cached_snapshot_need_a_new_snapshot(
         assert ranges(planner.plan_ranges({TP: span(0, 450)}, request)) == [span(0, 450)]
 
 
-def test_without_a_snapshot_the_segment_before_is_read_too(store: CountingStorage) -> None:
+def test_previous_segment_is_read_without_a_producer_snapshot(store: CountingStorage) -> None:
     archive = transactional(store)
     archive.lose(46 + 45, FileKind.SNAPSHOT)
     with Planner(access_to(store), threads=2) as planner:
@@ -632,11 +628,11 @@ def test_ends_and_starts_of_partitions_that_are_not_stored_are_zero(
         assert planner.starts([TP, OTHER]) == {TP: 100, OTHER: 0}
 
 
-# Of a bounded size
+# Bounded size
 
 
 def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: int) -> list[Plan]:
-    """The plans of one part after the other, each of at most so many bytes."""
+    """Plans of consecutive parts, each of at most `most` bytes."""
     plans = []
     while any(item.start < item.end for item in asked.values()):
         ends = planner.ends_within(asked, most)
@@ -649,8 +645,8 @@ def stepped(planner: Planner, asked: dict[TopicPartition, OffsetRange], most: in
 
 
 @pytest.mark.parametrize("most", [1, 1500, 4000, 9000, 1 << 30])
-def test_ranges_end_within_so_many_bytes(store: CountingStorage, most: int) -> None:
-    """Shared out in proportion, at index entries; each partition goes on."""
+def test_ranges_end_within_the_byte_limit(store: CountingStorage, most: int) -> None:
+    """The limit is shared out in proportion, at index entries; each partition continues."""
     sizes = {TP: 400, OTHER: 100}
     for tp, end in sizes.items():
         MadeArchive(store, tp=tp).segments(*range(0, end + 1, 100))
@@ -674,7 +670,7 @@ def test_ranges_end_within_so_many_bytes(store: CountingStorage, most: int) -> N
     assert len(plans) == 1 or last[TP].start > 0
 
 
-def test_without_an_index_a_range_ends_with_a_segment(
+def test_range_ends_with_a_segment_without_an_index(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     for base in (0, 100, 200, 300):
@@ -700,10 +696,10 @@ def test_a_partition_that_is_not_stored_has_no_bytes(store: CountingStorage) -> 
         assert 185 <= end <= 215
 
 
-def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
+def test_epoch_history_that_the_watermark_does_not_name_is_ignored(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
-    """Who lost the race for the watermark has written its own beside it."""
+    """The loser of a race for the watermark has written its own epoch history."""
     ours = EpochHistory(((LeaderEpoch(1), Offset(0)), (LeaderEpoch(3), Offset(120))))
 
     def mark(epoch_history: str | None) -> None:
@@ -726,10 +722,10 @@ def test_a_epoch_history_that_is_not_the_watermarks_is_not_believed(
         assert planner.epoch_histories([TP])[TP] != NO_EPOCHS
 
 
-def test_a_epoch_history_beside_an_archive_of_the_peers_is_not_believed(
+def test_epoch_history_beside_a_pinterest_archive_is_ignored(
     store: CountingStorage,
 ) -> None:
-    """Pinterest's uploader writes none: it is what a sidecar has left before."""
+    """Pinterest's uploader writes none: an earlier sidecar left it."""
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 200)
     archive.epoch_history((1, 0))

@@ -8,7 +8,7 @@ from sidetier.pipeline.planning.request_pool import RequestPool
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 5000])
-def test_answers_come_in_the_order_of_the_questions(count: int) -> None:
+def test_answers_come_in_the_order_of_the_requests(count: int) -> None:
     with RequestPool(3) as pool:
         assert list(pool.each(lambda entry: entry * 2, range(count))) == [
             item * 2 for item in range(count)
@@ -16,7 +16,7 @@ def test_answers_come_in_the_order_of_the_questions(count: int) -> None:
 
 
 class Store:
-    """Answers take so long, of which so much is work of who asks."""
+    """A store whose answers take `seconds`, `work` of which is CPU time of the caller."""
 
     def __init__(self, seconds: float, work: float, opening: float = 0.0) -> None:
         self.seconds = seconds
@@ -44,7 +44,7 @@ def test_a_near_store_is_read_without_threads() -> None:
 
 
 @pytest.mark.parametrize("opening", [0.0, 5.0])
-def test_of_a_far_store_threads_ask_as_soon_as_one_had_to_wait(opening: float) -> None:
+def test_far_store_is_read_by_threads_after_the_first_wait(opening: float) -> None:
     store = Store(0.03, work=0.001, opening=opening)
     with store.pool() as pool:
         assert list(pool.each(store.ask, range(500))) == list(range(500))

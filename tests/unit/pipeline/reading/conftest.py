@@ -13,7 +13,7 @@ def store() -> CountingStorage:
 
 @pytest.fixture
 def archive(store: CountingStorage) -> MadeArchive:
-    """Three segments, of 100, 100 and 1,000 records."""
+    """An archive of three segments with 100, 100 and 1,000 records."""
     made = MadeArchive(store)
     made.segments(0, 100, 200, 1200)
     return made

@@ -15,7 +15,7 @@ from tests.harness.splits import CountingStorage, plan_of, read_splits
 
 @pytest.mark.parametrize("isolation", IsolationLevel)
 @pytest.mark.parametrize("name", [path.name for path in directories()])
-def test_every_fixture_is_read_as_its_consumer_read_it(
+def test_splits_of_every_fixture_equal_the_consumer_output(
     name: str, isolation: IsolationLevel
 ) -> None:
     store = CountingStorage()
@@ -36,6 +36,6 @@ def test_every_fixture_is_read_as_its_consumer_read_it(
         assert end == segments[-1].next_base
 
 
-def test_the_fixture_with_transactions_has_what_only_one_isolation_level_shows() -> None:
+def test_transaction_fixture_differs_between_isolation_levels() -> None:
     texts = [json.dumps(expected(ROOT / "tx-0", isolation)) for isolation in IsolationLevel]
     assert len(set(texts)) == len(texts)

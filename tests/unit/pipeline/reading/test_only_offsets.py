@@ -24,20 +24,20 @@ def asked(store: CountingStorage) -> Counter[str]:
 
 
 def told(store: CountingStorage, columns: Sequence[str] = OFFSET) -> Told:
-    """Everything, from splits that were planned before the requests count."""
+    """Read all splits; planning happens before the requests are counted."""
     splits = plan_of(store).splits
     store.forget()
     return read_splits(store, splits, columns=columns, isolation=IsolationLevel.READ_COMMITTED)
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_request_for_each_segment_tells_all_offsets(store: CountingStorage) -> None:
+def test_one_request_per_segment_gives_all_offsets(store: CountingStorage) -> None:
     assert told(store).offsets == list(range(1200))
     assert asked(store) == {"head": 3}
 
 
 @pytest.mark.usefixtures("archive")
-def test_the_batches_are_those_of_a_read(store: CountingStorage) -> None:
+def test_batches_equal_those_of_a_read(store: CountingStorage) -> None:
     (split,) = plan_of(store).splits
     noted = read_splits(store, [split], columns=OFFSET, most_records=500).batches
     read = read_splits(store, [split], columns=("offset", "key"), most_records=500).batches
@@ -96,7 +96,7 @@ def test_offsets_that_compaction_has_removed_at_the_end_are_not_missing(
 
 
 @pytest.mark.parametrize("notes", [{}, {RECORDS_KEY: "many"}, {RECORDS_KEY: "99"}])
-def test_without_a_note_the_segments_are_read(
+def test_segments_without_metadata_are_read(
     store: CountingStorage, archive: MadeArchive, notes: dict[str, str]
 ) -> None:
     log = encoded(batches(100, 200))
@@ -151,8 +151,10 @@ def test_a_damaged_segment_is_counted_because_nothing_is_read(
         told(store, ("offset", "key"))
 
 
-def test_one_that_is_not_full_ends_the_questions(store: CountingStorage) -> None:
-    """Of a split of many segments not every one is asked before the reading begins."""
+def test_first_segment_with_missing_offsets_ends_the_metadata_requests(
+    store: CountingStorage,
+) -> None:
+    """Not every one of a split's many segments is queried before the read begins."""
     archive = MadeArchive(store)
     archive.segments(*range(0, 4000, 10))
     archive.put(archive.key(10), encoded(batches(10, 20)), {NEXT_OFFSET_KEY: "20"})
@@ -181,7 +183,7 @@ def test_an_only_offsets_read_reports_a_segment_that_is_not_the_planned_one(
         read_splits(store, [split], columns=OFFSET)
 
 
-def test_a_bound_below_the_first_segment_is_not_invented(store: CountingStorage) -> None:
+def test_offsets_below_the_first_segment_are_not_invented(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     archive.segment(100, batches(100, 200))
     archive.mark(100, 200)
@@ -193,7 +195,7 @@ def test_a_bound_below_the_first_segment_is_not_invented(store: CountingStorage)
         read_splits(store, [wider], columns=OFFSET)
 
 
-def test_a_store_that_is_away_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_unavailable_store_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
     splits = plan_of(store).splits
     store.fail("head", StoreUnavailableError("503"), key=archive.key(100), times=None)
 

@@ -32,11 +32,11 @@ def span(first: int, until: int) -> OffsetRange:
     return OffsetRange(Offset(first), Offset(until))
 
 
-# What is asked for
+# Requests
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_task_reads_the_bytes_of_its_pieces_and_nothing_else(store: CountingStorage) -> None:
+def test_task_reads_only_the_bytes_of_its_pieces(store: CountingStorage) -> None:
     plan = plan_of(store, max_split_bytes=6000)
     assert [len(split.pieces) for split in plan.splits][:2] == [2, 1]
     for split in plan.splits:
@@ -49,7 +49,7 @@ def test_a_task_reads_the_bytes_of_its_pieces_and_nothing_else(store: CountingSt
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_bound_within_a_batch_cuts_it(store: CountingStorage) -> None:
+def test_bound_within_a_batch_cuts_the_batch(store: CountingStorage) -> None:
     split = plan_of(store).splits[0]
     inner = replace(split, range=span(103, 107))
 
@@ -69,8 +69,8 @@ def test_only_requested_columns_are_returned(store: CountingStorage) -> None:
 
 
 def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, int]:
-    """A transaction over offsets 0 to 9 whose marker comes after so many other batches; and where
-    its marker lies.
+    """Store a transaction over the offsets 0 to 9 whose marker follows `between` other batches;
+    return the marker's position.
     """
     log = TransactionalLog()
     log.write(7, 10)
@@ -85,7 +85,7 @@ def open_at_the_cut(store: CountingStorage, between: int) -> tuple[MadeArchive, 
     return archive, marker.first
 
 
-def test_a_marker_behind_the_split_is_looked_for_there(store: CountingStorage) -> None:
+def test_marker_after_the_split_is_searched_in_the_segment(store: CountingStorage) -> None:
     open_at_the_cut(store, between=3)
     plan = plan_of(store, isolation=COMMITTED)
     whole = plan.splits[0]
@@ -105,7 +105,7 @@ def test_a_marker_behind_the_split_is_looked_for_there(store: CountingStorage) -
     assert store.ranges.of(".log") == [(0, end)]
 
 
-def test_a_marker_in_the_next_segment_needs_no_look_at_the_archive(store: CountingStorage) -> None:
+def test_marker_in_the_next_segment_needs_no_listing(store: CountingStorage) -> None:
     log = TransactionalLog()
     log.write(7, 10)
     log.mark(7, commit=True)
@@ -123,7 +123,7 @@ def test_a_marker_in_the_next_segment_needs_no_look_at_the_archive(store: Counti
     assert {request.operation for request in store.requests} <= {"stream", "head"}
 
 
-def test_a_marker_still_farther_behind_is_found_by_a_look(store: CountingStorage) -> None:
+def test_marker_in_a_later_segment_is_found_by_a_listing(store: CountingStorage) -> None:
     log = TransactionalLog()
     archive = MadeArchive(store)
     bases = []
@@ -164,11 +164,11 @@ def test_undecided_records_are_never_skipped(store: CountingStorage) -> None:
         assert str(again) == str(error.value)
 
 
-# What is missing
+# Missing data
 
 
 def lost(store: CountingStorage) -> list[Missing]:
-    """What is missing where the second segment is; all else comes."""
+    """The missing range in place of the second segment; assert that the rest is read."""
     result = read_splits(store, plan_of(store).splits, fail_on_data_loss=False)
     assert result.offsets == [at for at in range(1200) if not 100 <= at < 200]
     return result.missing
@@ -208,7 +208,7 @@ def test_a_damaged_batch_is_an_error_or_a_reported_range(
     assert result.offsets == [*range(150), *range(155, 1200)]
 
 
-def test_a_segment_that_went_after_planning_is_missing(
+def test_segment_deleted_after_planning_is_missing(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     plan = plan_of(store)
@@ -222,7 +222,7 @@ def test_a_segment_that_went_after_planning_is_missing(
     assert result.offsets == [*range(100), *range(200, 1200)]
 
 
-def test_segments_that_retention_took_after_planning_are_missing(
+def test_segments_deleted_by_retention_after_planning_are_missing(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     plan = plan_of(store)
@@ -266,11 +266,11 @@ def test_missing_offsets_are_reported_only_within_the_split(
     assert result.offsets == list(range(20, 100))
 
 
-# What is an error always
+# Permanent errors
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
-def test_another_topic_of_the_name_is_an_error(
+def test_another_topic_id_of_the_same_name_is_an_error(
     store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
 ) -> None:
     archive.mark(200, 1200, topic_id="old")
@@ -285,7 +285,7 @@ def test_another_topic_of_the_name_is_an_error(
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
-def test_a_fork_is_an_error(
+def test_divergence_is_an_error(
     store: CountingStorage, archive: MadeArchive, *, fail_on_data_loss: bool
 ) -> None:
     plan = plan_of(store)
@@ -298,7 +298,7 @@ def test_a_fork_is_an_error(
         read_splits(store, plan.splits, fail_on_data_loss=fail_on_data_loss)
 
 
-def test_a_retired_archive_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
+def test_retired_archive_is_an_error(store: CountingStorage, archive: MadeArchive) -> None:
     plan = plan_of(store)
     for base in (0, 100, 200):
         archive.lose(base)
@@ -308,7 +308,7 @@ def test_a_retired_archive_is_an_error(store: CountingStorage, archive: MadeArch
         read_splits(store, plan.splits, fail_on_data_loss=False)
 
 
-def test_a_store_that_is_away_is_an_error_at_once(
+def test_unavailable_store_is_an_error_at_once(
     store: CountingStorage, archive: MadeArchive
 ) -> None:
     plan = plan_of(store)
@@ -318,7 +318,7 @@ def test_a_store_that_is_away_is_an_error_at_once(
         read_splits(store, plan.splits, fail_on_data_loss=False)
 
 
-def test_an_archive_without_indexes_is_read(store: CountingStorage) -> None:
+def test_archive_without_indexes_is_read(store: CountingStorage) -> None:
     archive = MadeArchive(store, is_pinterest=True)
     archive.segments(0, 100, 1200)
     for base in (0, 100):
@@ -330,7 +330,7 @@ def test_an_archive_without_indexes_is_read(store: CountingStorage) -> None:
 
 
 @pytest.mark.usefixtures("archive")
-def test_reading_can_be_given_up(store: CountingStorage) -> None:
+def test_read_can_be_cancelled(store: CountingStorage) -> None:
     split, before = plan_of(store).splits[0], set(threading.enumerate())
     reading = read_split(
         access_to(store), split, ReadOptions(most_records=10), lambda _missing: None
@@ -341,7 +341,7 @@ def test_reading_can_be_given_up(store: CountingStorage) -> None:
     wait_until(lambda: set(threading.enumerate()) <= before, 30, "its threads to end")
 
 
-def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> None:
+def test_batch_above_the_limit_is_never_skipped(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     large = MadeBatch((MadeRecord(5, value=bytes(2 << 20)),), Compression.GZIP)
     archive.segment(0, [*batches(0, 5), large, *batches(6, 10)])
@@ -353,7 +353,7 @@ def test_a_batch_above_the_limit_is_never_left_out(store: CountingStorage) -> No
     assert (result.offsets, result.missing) == (list(range(10)), [])
 
 
-def test_a_batch_of_an_unknown_codec_is_never_left_out(store: CountingStorage) -> None:
+def test_batch_of_an_unknown_codec_is_never_skipped(store: CountingStorage) -> None:
     archive = MadeArchive(store)
     batch = bytearray(MadeBatch((MadeRecord(5),)).encoded())
     batch[22] |= 6

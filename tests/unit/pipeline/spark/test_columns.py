@@ -27,7 +27,7 @@ def records(columns: tuple[str, ...], *some: MadeRecord) -> pa.RecordBatch:
     return decode_batches(data, scan_headers(data), columns=decoded_columns(columns))
 
 
-def test_every_column_and_its_type() -> None:
+def test_columns_have_sparks_names_and_types() -> None:
     columns = all_columns(headers=True)
     result = Shape(TP, columns).of(
         records(
@@ -52,7 +52,7 @@ def test_every_column_and_its_type() -> None:
     assert (second["key"], second["value"], second["headers"]) == (b"k", None, None)
 
 
-def test_a_slice_keeps_its_own_headers() -> None:
+def test_slice_keeps_its_own_headers() -> None:
     made = [MadeRecord(n, 0, headers=((b"n", b"%d" % n),) * (n % 3)) for n in range(9)]
     whole = records(("headers",), *made)
     result = Shape(TP, ("headers",)).of(whole.slice(4, 3)).column(0)
@@ -83,19 +83,19 @@ def test_only_named_columns_are_decoded() -> None:
         ([], "none"),
     ],
 )
-def test_columns_that_cannot_be_chosen(named: str | list[str], said: str) -> None:
+def test_unknown_columns_are_refused(named: str | list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         chosen_columns(named, headers=False)
 
 
-def test_columns_as_text_or_in_a_list() -> None:
+def test_columns_can_be_text_or_a_list() -> None:
     assert chosen_columns("offset, key", headers=False) == ("offset", "key")
     assert chosen_columns(["headers"], headers=True) == ("headers",)
     assert "headers" not in all_columns(headers=False)
 
 
 @pytest.mark.parametrize("timestamp", [timestamps.EARLIEST_MS, -1, 0, timestamps.LATEST_MS])
-def test_a_timestamp_is_exact_up_to_both_ends(timestamp: int) -> None:
+def test_timestamp_is_exact_at_both_limits(timestamp: int) -> None:
     result = Shape(TP, ("timestamp",)).of(records(("timestamp",), MadeRecord(7, timestamp)))
     assert result.schema.names == ["timestamp"]
     assert result.column(0).cast(pa.int64()).to_pylist() == [timestamp * 1000]
@@ -105,8 +105,8 @@ def test_a_timestamp_is_exact_up_to_both_ends(timestamp: int) -> None:
     "timestamp",
     [-(2**63), timestamps.EARLIEST_MS - 1, timestamps.LATEST_MS + 1, 2**63 - 1],
 )
-def test_a_timestamp_beyond_is_an_error_that_names_the_record(timestamp: int) -> None:
-    """As Spark's own source, which says `long overflow`: a wrapped one would be a wrong time."""
+def test_error_for_a_timestamp_beyond_the_limits_names_the_record(timestamp: int) -> None:
+    """Spark's own source reports `long overflow`; a wrapped timestamp would be wrong."""
     given = records(("timestamp",), MadeRecord(7, 0), MadeRecord(8, timestamp))
     with pytest.raises(TimestampRangeError) as met:
         Shape(TP, ("timestamp",)).of(given)

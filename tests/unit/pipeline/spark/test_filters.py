@@ -45,7 +45,7 @@ class LessThanOrEqual(OneColumn):
 
 @dataclass(frozen=True)
 class Not:
-    """One that is not understood."""
+    """A filter that is not supported."""
 
     child: Any
 

@@ -14,7 +14,7 @@ def place(directory: Path) -> ArchivePlace:
     return ArchivePlace("prod-a", StorageConfig(url=f"file://{directory}"))
 
 
-def test_an_archive_is_opened_once_in_a_process(
+def test_archive_is_opened_once_per_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = opened(place(tmp_path))
@@ -24,7 +24,7 @@ def test_an_archive_is_opened_once_in_a_process(
     close_all()
 
 
-def test_only_the_last_few_stay_open(tmp_path: Path) -> None:
+def test_only_the_last_few_archives_stay_open(tmp_path: Path) -> None:
     first = opened(place(tmp_path / "0"))
     for number in range(1, settings._MOST_OPEN + 1):
         opened(place(tmp_path / str(number)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """What is asked of a SparkContext."""
+    """The part of a SparkContext that the check reads."""
 
     pythonExec: str  # noqa: N815 -- PySpark's name
     master: str = "local[2]"
@@ -38,7 +38,7 @@ def check(context: Context, *, on_driver: bool = False) -> None:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> str:
-    """A Python without any package that is installed here."""
+    """A Python without any of the packages that are installed here."""
     return program(tmp_path, "-I -S")
 
 
@@ -53,7 +53,7 @@ def test_the_python_of_this_process_is_not_started() -> None:
     check(Context(sys.executable))
 
 
-def test_another_one_with_the_package_will_do(tmp_path: Path) -> None:
+def test_other_python_with_the_package_is_accepted(tmp_path: Path) -> None:
     check(Context(program(tmp_path, "")))
 
 
@@ -65,7 +65,7 @@ def test_a_python_without_the_package_is_named_with_the_setting(bare_python: str
     assert sys.executable in str(met.value)
 
 
-def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_python_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such program"):
         check(Context(str(tmp_path / "python3")))
 

@@ -13,7 +13,7 @@ def split(topic: str, partition: int, first: int, size: int = 1 << 20) -> Split:
     return Split(TopicPartition(topic, partition), span, (piece,), origin)
 
 
-def test_a_plan_in_one_line() -> None:
+def test_plan_is_described_in_one_line() -> None:
     splits = (split("a", 0, 0), split("a", 1, 0), split("b", 0, 0))
     plan = Plan({item.tp: item.range for item in splits}, splits)
     assert describe_plan(plan) == "a (2 partitions), b (1 partition): 3 splits, 3MiB"

@@ -83,14 +83,14 @@ def test_errors_name_the_option_and_show_no_secret(options: dict[str, str], said
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_stream_has_no_end() -> None:
+def test_stream_has_no_ending_offsets() -> None:
     given = {**PLACE, "subscribe": "orders", "endingOffsets": "latest"}
     assert read_settings(given).request.ending is Edge.LATEST
     with pytest.raises(ConfigurationError, match="endingOffsets: a stream has no end"):
         read_settings(given, streaming=True)
 
 
-def test_the_page_names_every_option() -> None:
+def test_documentation_page_names_every_option() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     ours = [name.removeprefix(PREFIX) for name in names_of(TaskOptions)]
     known = [*option_names(), "columns", "pushFilters", *ours]

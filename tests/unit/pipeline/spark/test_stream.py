@@ -46,7 +46,7 @@ def partition(store: RemoteStorage, number: int) -> MadeArchive:
 
 @pytest.fixture
 def stream(store: RemoteStorage, tmp_path: Path) -> Iterator["Streams"]:  # noqa: ARG001 -- is there
-    """Streams over it, closed at the end."""
+    """Streams over the store; they are closed at the end."""
     streams = Streams(f"file://{tmp_path}/store")
     yield streams
     streams.close()
@@ -82,7 +82,7 @@ def test_a_new_stream_begins_at_the_latest_offset_by_default(stream: Streams) ->
     assert stream(startingOffsets='{"orders": {"0": 7, "1": -1}}').initial() == at(7, 20)
 
 
-def test_batches_are_limited_from_where_the_last_one_ended(stream: Streams) -> None:
+def test_batches_are_limited_from_the_end_of_the_last_one(stream: Streams) -> None:
     one = stream(startingOffsets="earliest", maxOffsetsPerTrigger="30")
     begin = one.initial()
     first = one.latest()
@@ -113,15 +113,13 @@ def test_a_query_whose_first_call_requests_the_latest_offset_is_new(
     assert other.latest() == at(40, 30)
 
 
-def test_spark_may_say_where_the_batch_begins(stream: Streams) -> None:
+def test_spark_may_pass_the_start_of_the_batch(stream: Streams) -> None:
     one = stream(maxOffsetsPerTrigger="10")
     one.initial()
     assert one.latest(at(20, 20)) == at(30, 20)
 
 
-def test_a_new_partition_begins_at_its_earliest_offset(
-    stream: Streams, store: RemoteStorage
-) -> None:
+def test_new_partition_begins_at_its_earliest_offset(stream: Streams, store: RemoteStorage) -> None:
     one = stream()
     begin = one.initial()
     partition(store, 2).segments(5, 15)
@@ -131,7 +129,7 @@ def test_a_new_partition_begins_at_its_earliest_offset(
     assert (split.tp.partition, split.range.start, split.range.end) == (2, 5, 15)
 
 
-def test_an_archive_that_ends_before_the_stream_is_an_error_or_waited_for(
+def test_archive_that_ends_below_the_stream_is_an_error_or_waited_for(
     stream: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(StreamBehindError, match="is at offset 99, and the archive ends at 40"):
@@ -140,7 +138,7 @@ def test_an_archive_that_ends_before_the_stream_is_an_error_or_waited_for(
     assert "is at offset 99" in caplog.text
 
 
-def test_offsets_are_written_as_spark_s_kafka_source_writes_them() -> None:
+def test_offsets_are_written_as_sparks_kafka_source_writes_them() -> None:
     places = {
         TopicPartition("b", 10): Offset(5),
         TopicPartition("b", 2): Offset(4),
@@ -173,16 +171,14 @@ def test_an_offset_has_the_leader_epochs_and_topic_ids() -> None:
         ({"a": {"0": 3}, "sidetier:leader_epochs": {"a": {"0": [1]}}}, "not one of this source"),
     ],
 )
-def test_an_offset_that_this_version_does_not_know_is_refused(
-    offset: OffsetJson, error: str
-) -> None:
+def test_unknown_offset_version_is_refused(offset: OffsetJson, error: str) -> None:
     with pytest.raises(MalformedObjectError, match=error):
         from_json(offset)
 
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[MadeArchive]:
-    """Partition 0 with offsets 0 to 39, of leader epochs 1 and 3."""
+    """An archive of partition 0 with the offsets 0 to 39, of leader epochs 1 and 3."""
     opened = open_plain(StorageEndpoint(f"file://{tmp_path}/forked"))
     archive = partition(opened, 0)
     before_the_election(archive, "first")
@@ -204,13 +200,13 @@ def read(plan: Plan) -> list[tuple[int, int]]:
 
 
 def restarted(stream: StreamPosition, stands: OffsetJson) -> StreamPosition:
-    """As Spark does it at a restart."""
+    """Restart the stream as Spark does."""
     stream.plan(stands, stands)
     return stream
 
 
 def read_to_the_end(stream: StreamPosition) -> OffsetJson:
-    """One batch; returns its end."""
+    """Read one batch and return its end."""
     begin = stream.initial()
     end = stream.latest()
     assert read(stream.plan(begin, end)) == [(0, 40)]
@@ -221,7 +217,7 @@ EARLIEST = {"startingOffsets": "earliest"}
 REREAD = {**EARLIEST, "onTruncation": "reread"}
 
 
-def test_a_stream_does_not_pass_over_a_divergence_below_it(
+def test_stream_stops_at_a_divergence_below_its_position(
     forked: MadeArchive, following: Streams
 ) -> None:
     stands = read_to_the_end(following(**EARLIEST))
@@ -235,7 +231,7 @@ def test_a_stream_does_not_pass_over_a_divergence_below_it(
         following(**EARLIEST, failOnDataLoss="false").latest(stands)
 
 
-def test_a_running_stream_meets_the_divergence_as_a_restarted_one(
+def test_running_and_restarted_streams_handle_a_divergence_equally(
     forked: MadeArchive, following: Streams
 ) -> None:
     running = following(**REREAD)
@@ -254,7 +250,7 @@ def test_records_that_replace_discarded_ones_are_read_once(
     again = restarted(following(**REREAD), stands)
     end = again.latest()
     assert read(again.plan(stands, end)) == [(24, 40)]
-    # Planned again after a crash it is the same batch, and nothing of it comes in the next one.
+    # Planned again after a crash it is the same batch, and the next batch contains none of it.
     later = following(**REREAD)
     assert read(later.plan(stands, end)) == [(24, 40)]
     assert later.latest() == end
@@ -265,7 +261,7 @@ def test_records_that_replace_discarded_ones_are_read_once(
     assert read(later.plan(end, last)) == [(40, 45)]
 
 
-def test_a_batch_from_before_the_election_is_read_as_far_as_it_still_exists(
+def test_batch_planned_before_the_election_is_read_as_far_as_it_exists(
     forked: MadeArchive, following: Streams
 ) -> None:
     begin = following(**REREAD, maxOffsetsPerTrigger="20")
@@ -279,7 +275,7 @@ def test_a_batch_from_before_the_election_is_read_as_far_as_it_still_exists(
     assert read(again.plan(end, last)) == [(24, 50)]
 
 
-def test_a_stream_waits_until_the_archive_shows_the_divergence(
+def test_stream_waits_until_the_archive_shows_the_divergence(
     forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     stands = read_to_the_end(following(**REREAD))
@@ -307,7 +303,7 @@ def test_an_offset_of_an_earlier_version_continues_and_gets_leader_epochs(
     assert read(one.plan(at(40), end)) == [(40, 45)]
 
 
-def test_a_running_stream_that_does_not_know_its_epochs_ends_at_a_divergence(
+def test_running_stream_without_known_epochs_ends_at_a_divergence(
     forked: MadeArchive, following: Streams
 ) -> None:
     one = restarted(following(**REREAD), at(40))
@@ -317,7 +313,7 @@ def test_a_running_stream_that_does_not_know_its_epochs_ends_at_a_divergence(
         one.latest()
 
 
-def test_a_topic_that_was_created_again_is_an_error_or_read_from_its_start(
+def test_recreated_topic_is_an_error_or_read_from_its_start(
     forked: MadeArchive, following: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     stands = read_to_the_end(following(**EARLIEST))

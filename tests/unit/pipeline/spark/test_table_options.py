@@ -23,17 +23,17 @@ MADE = {
     "path": "file:/warehouse/t",
     "team.property": "x",
 }
-"""What Spark 4.0.0 hands out for CREATE TABLE with a COMMENT, a LOCATION and TBLPROPERTIES."""
+"""The options that Spark 4.0.0 passes for CREATE TABLE with COMMENT, LOCATION and TBLPROPERTIES."""
 
 
-def test_of_a_table_that_is_made_only_the_options_count() -> None:
+def test_only_the_given_options_count_when_a_table_is_created() -> None:
     assert is_table(MADE)
     assert options_of(MADE) == OPTIONS
     assert not is_table(OPTIONS)
     assert options_of(OPTIONS) == OPTIONS
 
 
-def test_a_table_that_is_read_has_the_options_with_which_it_was_made() -> None:
+def test_table_is_read_with_the_options_of_its_creation() -> None:
     schema = SidetierDataSource(MADE).schema()
     assert schema.names == ["offset", "key"]
     assert options_of({}, schema) == OPTIONS
@@ -41,7 +41,7 @@ def test_a_table_that_is_read_has_the_options_with_which_it_was_made() -> None:
     assert isinstance(SidetierDataSource({}).streamReader(schema), StreamReader)
 
 
-def test_options_of_a_query_take_the_place_of_the_table_s() -> None:
+def test_options_of_a_query_override_those_of_the_table() -> None:
     schema = with_options(spark_schema(["offset"]), OPTIONS)
     assert options_of({"Subscribe": "payments"}, schema) == {
         "tiered.storage.url": "s3://bucket/prefix",
@@ -51,7 +51,7 @@ def test_options_of_a_query_take_the_place_of_the_table_s() -> None:
     }
 
 
-def test_a_read_that_is_no_table_keeps_its_options_out_of_its_schema() -> None:
+def test_read_without_a_table_has_no_options_in_its_schema() -> None:
     schema = SidetierDataSource(OPTIONS).schema()
     assert all(not column.metadata for column in schema.fields)
 
@@ -61,6 +61,6 @@ def test_the_error_for_a_table_with_columns_names_the_remedy() -> None:
         SidetierDataSource({}).reader(spark_schema(["offset"]))
 
 
-def test_a_wrong_option_of_a_table_is_named() -> None:
+def test_error_names_the_wrong_option_of_a_table() -> None:
     with pytest.raises(ConfigurationError, match="subscrib: there is no such option"):
         SidetierDataSource({**MADE, "option.subscrib": "orders"}).schema()

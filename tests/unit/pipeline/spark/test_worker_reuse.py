@@ -12,7 +12,7 @@ import pytest
 from sidetier.pipeline.spark.worker_reuse import FrozenObjects, cache_zip_importers
 
 
-def test_a_zip_is_read_again_only_where_it_is_another_file(
+def test_zip_is_read_again_only_if_the_file_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "modules.zip"

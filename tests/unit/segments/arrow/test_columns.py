@@ -22,17 +22,17 @@ def test_strings_are_gathered_with_nulls_and_empty_ones() -> None:
     assert binary_column(DATA, PLACES.where(slice(0, 0))).to_pylist() == []
 
 
-def test_places_may_lie_further_apart_than_a_column_reaches(
+def test_strings_may_lie_further_apart_than_a_column_can_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beyond 2 GiB, here beyond 1,000 bytes, Arrow's own offsets do not reach."""
+    """Arrow's own offsets end at 2 GiB, in this test at 1,000 bytes."""
     monkeypatch.setattr(columns, "MOST_COLUMN_BYTES", 1000)
     found = binary_column(DATA, PLACES)
     found.validate(full=True)
     assert (found.type, found.to_pylist()) == (pa.binary(), WANTED)
 
 
-def test_more_than_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_bytes_than_a_column_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST_COLUMN_BYTES", 9)
     with pytest.raises(ValueError, match="decode in pieces"):
         binary_column(DATA, PLACES)

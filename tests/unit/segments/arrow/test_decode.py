@@ -37,7 +37,7 @@ def batch_of(*offsets: int, **fields: Any) -> MadeBatch:  # noqa: ANN401  those 
 
 @pytest.mark.parametrize(("codec", "framing"), CODECS)
 @pytest.mark.parametrize("few", WAYS.values(), ids=WAYS)
-def test_every_codec(codec: Compression, framing: Framing, few: int) -> None:
+def test_every_codec_is_decoded(codec: Compression, framing: Framing, few: int) -> None:
     batches = [
         batch_of(*range(at, at + 40), codec=codec, framing=framing) for at in range(0, 400, 40)
     ]
@@ -46,7 +46,7 @@ def test_every_codec(codec: Compression, framing: Framing, few: int) -> None:
     assert found == [row for batch in batches for row in batch.rows]
 
 
-def test_batches_of_several_codecs_beside_each_other() -> None:
+def test_adjacent_batches_of_several_codecs_are_decoded() -> None:
     batches = [batch_of(at, at + 1, codec=codec) for at, (codec, _) in enumerate(CODECS * 3)]
     spread = [batch_of(10 * at, 10 * at + 3, codec=batch.codec) for at, batch in enumerate(batches)]
     log = b"".join(batch.encoded() for batch in spread)
@@ -65,7 +65,9 @@ RECORDS = (
 
 @pytest.mark.parametrize("few", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
-def test_nulls_empty_values_headers_and_far_timestamps(few: int, codec: Compression) -> None:
+def test_nulls_empty_values_headers_and_extreme_timestamps_are_decoded(
+    few: int, codec: Compression
+) -> None:
     batch = MadeBatch(
         RECORDS,
         codec,
@@ -80,7 +82,7 @@ def test_nulls_empty_values_headers_and_far_timestamps(few: int, codec: Compress
     assert found[4]["headers"][0]["key"] == "\ufffd\u00e9"
 
 
-def test_the_brokers_time_is_the_batchs_max_timestamp_also_beside_producers() -> None:
+def test_log_append_time_is_the_batchs_max_timestamp() -> None:
     appended = batch_of(0, 1, timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=77)
     created = batch_of(2, 3, max_timestamp=77)
     log = appended.encoded() + created.encoded()
@@ -89,8 +91,8 @@ def test_the_brokers_time_is_the_batchs_max_timestamp_also_beside_producers() ->
     assert decoded(appended.encoded()) == appended.rows
 
 
-def test_offsets_with_gaps_and_what_compaction_leaves() -> None:
-    """A batch that begins below its first record and ends above its last, and an empty one."""
+def test_compacted_batches_with_missing_offsets_are_decoded() -> None:
+    """A batch that begins below its first record and ends above its last, and an empty batch."""
     gaps = batch_of(103, 105, base_offset=100, last_offset=109)
     empty = MadeBatch((), base_offset=110, last_offset=119, base_timestamp=5)
     last = batch_of(120)
@@ -101,7 +103,7 @@ def test_offsets_with_gaps_and_what_compaction_leaves() -> None:
     assert (whole.next_offset, whole.position) == (120, len(log) - len(last.encoded()))
 
 
-def test_a_cut_tail_stays_with_the_caller() -> None:
+def test_incomplete_tail_is_left_to_the_caller() -> None:
     log = batch_of(0, 1).encoded() + batch_of(2, 3).encoded()
     border = len(batch_of(0, 1).encoded())
     for size in range(border, len(log)):
@@ -126,14 +128,14 @@ def test_a_cut_tail_stays_with_the_caller() -> None:
         (60, None, range(0)),
     ],
 )
-def test_only_offsets_that_are_wanted(first: int, end: int | None, offsets: range) -> None:
+def test_only_wanted_offsets_are_decoded(first: int, end: int | None, offsets: range) -> None:
     log = b"".join(batch_of(*range(at, at + 20)).encoded() for at in (0, 20, 40))
     found = decoded(log, first=first, end=end)
     assert [row["offset"] for row in found] == list(offsets)
     assert found == [row for row in decoded(log) if row["offset"] in offsets]
 
 
-def test_a_batch_that_is_not_wanted_is_not_even_checked() -> None:
+def test_unwanted_batch_is_not_checked() -> None:
     good, bad = batch_of(0, 1).encoded(), bytearray(batch_of(2, 3).encoded())
     bad[-1] ^= 1
     log = good + bytes(bad)
@@ -148,7 +150,7 @@ def test_a_batch_that_is_not_wanted_is_not_even_checked() -> None:
     assert decode_batches(log, headers, check_crc=False, columns=["offset"]).num_rows == 4
 
 
-def test_markers_are_decoded_only_when_asked_for() -> None:
+def test_markers_are_decoded_only_on_request() -> None:
     log = TransactionalLog()
     log.write(7, 2)
     log.mark(7, commit=True)
@@ -158,7 +160,7 @@ def test_markers_are_decoded_only_when_asked_for() -> None:
     assert everything[2]["key"] == b"\0\0\0\1"
 
 
-def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> None:
+def test_columns_have_the_requested_order_and_unknown_ones_are_refused() -> None:
     log = batch_of(4).encoded()
     records = decode_batches(log, scan_headers(log), columns=["value", "offset"])
     assert records.schema.names == ["value", "offset"]
@@ -173,7 +175,7 @@ NUMBERS = ["offset", "timestamp_type", "leader_epoch", "producer_id", "producer_
 
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
-def test_what_headers_say_is_told_without_looking_at_the_records(codec: Compression) -> None:
+def test_header_columns_are_decoded_without_reading_the_records(codec: Compression) -> None:
     batches = [
         batch_of(
             *range(at, at + 20), codec=codec, leader_epoch=at, producer_id=at, producer_epoch=1
@@ -198,14 +200,14 @@ def test_what_headers_say_is_told_without_looking_at_the_records(codec: Compress
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
 @pytest.mark.parametrize("count", [2**31 - 1, 50_000_000])
-def test_no_header_makes_more_records_than_its_bytes_can_be(codec: Compression, count: int) -> None:
+def test_record_count_is_bounded_by_the_batch_size(codec: Compression, count: int) -> None:
     batch = batch_of(0, 1, codec=codec, last_offset=count - 1)
     log = with_crc(batch.encoded(count=count))
     with pytest.raises(DamagedSegmentError, match="records"):
         decode_batches(log, scan_headers(log), columns=["offset"])
 
 
-def test_nothing_of_the_buffer_is_kept() -> None:
+def test_decoded_records_keep_no_reference_to_the_buffer() -> None:
     log = bytearray(batch_of(*range(50)).encoded())
     records = decode_batches(log, scan_headers(log))
     before = records.to_pylist()
@@ -215,12 +217,12 @@ def test_nothing_of_the_buffer_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_will_do(kind: type[bytes | bytearray | memoryview]) -> None:
+def test_any_buffer_type_is_accepted(kind: type[bytes | bytearray | memoryview]) -> None:
     batch = batch_of(0, 1, codec=Compression.ZSTD)
     assert decoded(kind(batch.encoded())) == batch.rows  # type: ignore[arg-type]
 
 
-def test_no_batch_at_all() -> None:
+def test_empty_log_has_no_records() -> None:
     assert decoded(b"") == []
     assert list(decode_in_pieces(b"", scan_headers(b""))) == []
     headers = scan_headers(batch_of(0).encoded())
@@ -228,7 +230,7 @@ def test_no_batch_at_all() -> None:
     assert (nothing.num_rows, nothing.schema.names) == (0, ["key"])
 
 
-def test_the_schema_says_which_columns_can_be_null() -> None:
+def test_schema_says_which_columns_can_be_null() -> None:
     assert [field.name for field in RECORD_SCHEMA if field.nullable] == ["key", "value"]
     assert RECORD_SCHEMA.names == list(COLUMNS)
     records = decode_batches(batch_of(0).encoded(), scan_headers(batch_of(0).encoded()))
@@ -236,7 +238,7 @@ def test_the_schema_says_which_columns_can_be_null() -> None:
     assert isinstance(records, pa.RecordBatch)
 
 
-# What is wrong is told, with its place.
+# Errors are reported with their position.
 
 SOUND = batch_of(*range(40, 45))
 LEAST = b"\x0c\0\0\0\1\1\0"
@@ -251,7 +253,7 @@ def refused(batch: bytes, reason: str, kind: type[Exception] = DamagedSegmentErr
             decode_batches(log, scan_headers(log, position=1000), name="t/00.log", position=1000)
 
 
-def test_a_flipped_bit() -> None:
+def test_flipped_bit_is_detected() -> None:
     for codec in Compression:
         batch = bytearray(batch_of(*range(40, 45), codec=codec).encoded())
         batch[-3] ^= 4
@@ -259,7 +261,7 @@ def test_a_flipped_bit() -> None:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec.value])
-def test_what_is_not_compressed_data(codec: Compression) -> None:
+def test_payload_that_is_not_compressed_data_is_refused(codec: Compression) -> None:
     sound = batch_of(*range(40, 45), codec=codec)
     for payload in (b"nonsense" * 9, b"\x82SNAPPY\0" + bytes(8) + b"\0\0\1\0xx"):
         head = bytearray(sound.encoded()[:61] + payload)
@@ -268,8 +270,8 @@ def test_what_is_not_compressed_data(codec: Compression) -> None:
 
 
 @pytest.mark.parametrize("size", [-4, -1, 9999])
-def test_a_block_of_snappy_that_leads_nowhere(size: int) -> None:
-    """Back to itself, for one."""
+def test_snappy_block_with_a_wrong_size_is_refused(size: int) -> None:
+    """For example a block that points back to itself."""
     head = bytearray(batch_of(40, codec=Compression.SNAPPY).encoded()[:61])
     head += b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", size) + b"some bytes"
     head[8:12] = struct.pack(">i", len(head) - 12)
@@ -277,7 +279,7 @@ def test_a_block_of_snappy_that_leads_nowhere(size: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec.value])
-def test_cut_compressed_data(codec: Compression) -> None:
+def test_truncated_compressed_data_is_refused(codec: Compression) -> None:
     sound = batch_of(*range(40, 60), codec=codec).encoded()
     for size in range(62, len(sound)):
         cut = bytearray(sound[:size])
@@ -288,7 +290,7 @@ def test_cut_compressed_data(codec: Compression) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_more_than_what_is_allowed_once_decompressed(codec: Compression) -> None:
+def test_decompressed_size_above_the_limit_is_refused(codec: Compression) -> None:
     batch = MadeBatch((MadeRecord(40, value=bytes(1 << 20)),), codec)
     log = batch.encoded()
     headers = scan_headers(log)
@@ -300,7 +302,7 @@ def test_more_than_what_is_allowed_once_decompressed(codec: Compression) -> None
         decode_batches(log, headers, most_batch_bytes=size - 1)
 
 
-def test_a_bomb_costs_no_more_than_what_is_allowed() -> None:
+def test_decompression_bomb_uses_no_more_memory_than_the_limit() -> None:
     """100 MiB of zeros in a few kilobytes."""
     bomb = compress(Compression.ZSTD, bytes(100 << 20))
     head = bytearray(batch_of(40, codec=Compression.ZSTD).encoded()[:61] + bomb)
@@ -311,15 +313,15 @@ def test_a_bomb_costs_no_more_than_what_is_allowed() -> None:
         decode_batches(log, scan_headers(log), most_batch_bytes=1_000_000)
 
 
-def test_an_uncompressed_batch_beside_compressed_ones_has_no_limit() -> None:
-    """It lies in memory already: nothing grows."""
+def test_limit_does_not_apply_to_uncompressed_batches() -> None:
+    """The batch is already in memory and does not grow."""
     plain = MadeBatch((MadeRecord(0, value=bytes(5000)),))
     small = MadeBatch((MadeRecord(1),), Compression.ZSTD)
     log = plain.encoded() + small.encoded()
     assert decode_batches(log, scan_headers(log), most_batch_bytes=100).num_rows == 2
 
 
-def test_an_unknown_codec() -> None:
+def test_unknown_codec_is_refused() -> None:
     batch = bytearray(SOUND.encoded())
     batch[22] |= 6
     refused(with_crc(batch), "unknown compression 6", UnsupportedFormatError)
@@ -327,7 +329,7 @@ def test_an_unknown_codec() -> None:
 
 @pytest.mark.parametrize("count", [-1, 0, 4, 6, 2**31 - 1])
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.LZ4])
-def test_another_count_than_there_are_records(count: int, codec: Compression) -> None:
+def test_wrong_record_count_is_refused(count: int, codec: Compression) -> None:
     batch = batch_of(*range(40, 45), codec=codec)
     refused(
         batch.encoded(count=count), r"(records are found in .* should be|bytes cannot be) -?\d+"
@@ -358,20 +360,20 @@ def test_another_count_than_there_are_records(count: int, codec: Compression) ->
         (zigzag(19) + b"\0\0\0\1\1" + zigzag(1) + b"\xff" * 13, 1, "headers that are none"),
     ],
 )
-def test_what_is_no_record(payload: bytes, count: int, reason: str) -> None:
+def test_invalid_record_is_refused(payload: bytes, count: int, reason: str) -> None:
     refused(SOUND.encoded(payload, count), reason)
 
 
 @pytest.mark.parametrize("delta", [-1, 5, 2**62])
-def test_an_offset_that_is_none_of_the_batchs(delta: int) -> None:
-    """Alone in its log, so that no other record's offset shows it."""
+def test_offset_outside_the_batch_is_refused(delta: int) -> None:
+    """The record is alone in its log, so that no other record's offset reveals the error."""
     fields = b"\0\0" + zigzag(delta) + b"\1\1\0"
     log = SOUND.encoded(zigzag(len(fields)) + fields, 1)
     with pytest.raises(DamagedSegmentError, match=r"record 0, at byte 0 .*has an offset"):
         decode_batches(log, scan_headers(log))
 
 
-def test_a_record_longer_than_its_fields_beside_one_with_headers() -> None:
+def test_record_longer_than_its_fields_is_refused_beside_one_with_headers() -> None:
     with_header = zigzag(8) + b"\0\0\0\1\1" + zigzag(1) + b"\0\1"
     longer = zigzag(7) + b"\0\0" + zigzag(1) + b"\1\1\0" + b"x"
     refused(SOUND.encoded(with_header + longer, 2), "record 1, at byte 9 of its records, is none")
@@ -379,21 +381,21 @@ def test_a_record_longer_than_its_fields_beside_one_with_headers() -> None:
 
 @pytest.mark.parametrize("count", [-1, 2**31 - 1])
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
-def test_a_count_that_no_bytes_can_hold_is_refused_before_anything_is_made_for_it(
+def test_impossible_record_count_is_refused_before_allocating_memory(
     count: int, codec: Compression
 ) -> None:
     batch = batch_of(*range(40, 45), codec=codec)
     refused(batch.encoded(count=count), f"bytes cannot be {count} records")
 
 
-def test_lengths_that_lead_round_the_whole_address_space() -> None:
-    """Two sizes whose sum is 2^64 and something, so that the end seems to fit."""
+def test_lengths_that_overflow_the_address_space_are_refused() -> None:
+    """The sum of two sizes is slightly above 2^64, so that the end seems to fit."""
     for first in (2**63 - 1, 2**62, -(2**63)):
         payload = zigzag(first) + bytes(60)
         refused(SOUND.encoded(payload, 3), "records are found in")
 
 
-def test_old_message_formats_are_told_apart_from_damage() -> None:
+def test_old_message_format_is_distinguished_from_damage() -> None:
     old = bytearray(SOUND.encoded())
     old[16] = 1
     with pytest.raises(UnsupportedFormatError, match=r"t: byte 5: .*message format v1"):
@@ -401,8 +403,8 @@ def test_old_message_formats_are_told_apart_from_damage() -> None:
 
 
 @pytest.mark.parametrize("timestamp", [-(2**63), -1, 2**63 - 1])
-def test_a_timestamp_is_the_number_that_the_producer_has_sent(timestamp: int) -> None:
-    """`consume_arrow` and `consume` show it: 64 bits of milliseconds, whatever they mean."""
+def test_timestamp_is_the_exact_number_the_producer_sent(timestamp: int) -> None:
+    """`consume_arrow` and `consume` return 64 bits of milliseconds without interpreting them."""
     log = MadeBatch((MadeRecord(0, timestamp),)).encoded()
     records = decode_batches(log, scan_headers(log), columns=["timestamp"])
     assert records.column("timestamp").to_pylist() == [timestamp]

@@ -1,4 +1,4 @@
-"""Genuine segments of a real broker decode to exactly what consumers have read from them."""
+"""Genuine segments of a broker decode to exactly the records that consumers read from them."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -39,19 +39,21 @@ def logs(folder: Path) -> list[Path]:
 
 @FOLDERS
 @pytest.mark.parametrize("few", WAYS.values(), ids=WAYS)
-def test_read_uncommitted(folder: Path, few: int) -> None:
+def test_read_uncommitted_equals_the_consumer_output(folder: Path, few: int) -> None:
     with only(few):
         assert list(uncommitted(logs(folder))) == expected(folder, "read_uncommitted")
 
 
 @FOLDERS
-def test_read_committed_by_the_markers(folder: Path) -> None:
+def test_read_committed_by_markers_equals_the_consumer_output(folder: Path) -> None:
     assert list(committed(logs(folder))) == expected(folder, "read_committed")
 
 
 @FOLDERS
-def test_read_committed_by_what_lies_beside_the_segments(folder: Path) -> None:
-    """The `.txnindex` of each closed segment, and the snapshot of the one behind it."""
+def test_read_committed_by_transaction_indexes_equals_the_consumer_output(folder: Path) -> None:
+    """The `.txnindex` of each closed segment, and the producer snapshot of the following
+    segment.
+    """
     transactions = TransactionFilter()
     closed = list(pairwise(logs(folder)))
     for log, following in closed:
@@ -80,7 +82,7 @@ def aborted_in(log: Path) -> tuple[AbortedTxn, ...]:
     return parse_txn_index(index.read_bytes(), index.name) if index.exists() else ()
 
 
-def test_there_are_aborted_records_and_all_codecs_among_them() -> None:
+def test_fixtures_have_aborted_records_and_all_codecs() -> None:
     tx = next(folder for folder in directories() if folder.name == "tx-0")
     assert len(expected(tx, "read_committed")) < len(expected(tx, "read_uncommitted"))
     seen = {
@@ -94,7 +96,7 @@ def test_there_are_aborted_records_and_all_codecs_among_them() -> None:
 
 
 @FOLDERS
-def test_headers_are_those_of_the_pure_reader(folder: Path) -> None:
+def test_headers_equal_those_of_the_pure_python_reader(folder: Path) -> None:
     for log in logs(folder):
         data = log.read_bytes()
         headers = scan_headers(data)
@@ -112,7 +114,7 @@ def test_headers_are_those_of_the_pure_reader(folder: Path) -> None:
 
 @FOLDERS
 @pytest.mark.parametrize("piece_bytes", [1, 3000, 1 << 30])
-def test_pieces_are_the_whole(folder: Path, piece_bytes: int) -> None:
+def test_concatenated_pieces_equal_the_whole(folder: Path, piece_bytes: int) -> None:
     for log in logs(folder):
         data = log.read_bytes()
         headers = scan_headers(data)
@@ -127,7 +129,7 @@ def test_pieces_are_the_whole(folder: Path, piece_bytes: int) -> None:
 
 @FOLDERS
 @pytest.mark.parametrize("name", COLUMNS)
-def test_each_column_alone_is_as_among_the_others(folder: Path, name: str) -> None:
+def test_each_column_decoded_alone_equals_the_column_among_others(folder: Path, name: str) -> None:
     for log in logs(folder):
         data = log.read_bytes()
         assert decoded(data, columns=[name]) == [{name: row[name]} for row in decoded(data)]

@@ -9,7 +9,7 @@ from tests.harness.batches import make_batch
 LOG = make_batch(10, 3) + make_batch(13) + make_batch(20, 2, epoch=4)
 
 
-def test_batches_are_found_from_any_border_on() -> None:
+def test_headers_are_scanned_from_any_batch_start() -> None:
     headers = scan_headers(LOG)
     assert headers.column("base_offset").tolist() == [10, 13, 20]
     assert headers.column("last_offset").tolist() == [12, 13, 21]
@@ -20,14 +20,14 @@ def test_batches_are_found_from_any_border_on() -> None:
     assert headers.where(headers.column("leader_epoch") == 4).column("base_offset").tolist() == [20]
 
 
-def test_nothing_is_no_batch() -> None:
+def test_empty_log_has_no_headers() -> None:
     headers = scan_headers(b"")
     assert (len(headers), headers.next_offset, headers.next_position) == (0, None, 0)
     assert not headers.is_control.any()
 
 
 @pytest.mark.parametrize("cut", [1, 17, 40, 61, 65])
-def test_a_batch_that_is_cut_is_left_out(cut: int) -> None:
+def test_incomplete_batch_is_left_out(cut: int) -> None:
     headers = scan_headers(LOG + make_batch(22)[:cut])
     assert (len(headers), headers.next_position) == (3, len(LOG))
 
@@ -56,19 +56,19 @@ def changed(at: int, form: str, value: int) -> bytes:
         (LOG + make_batch(22, magic=7)[:17], "where offset 22 would follow: magic byte 7"),
     ],
 )
-def test_what_cannot_be_a_batch(log: bytes, reason: str) -> None:
+def test_impossible_header_is_refused_with_its_position(log: bytes, reason: str) -> None:
     with pytest.raises(DamagedSegmentError, match=rf"^s3/x: byte 1\d\d\d: .*{reason}"):
         scan_headers(log, name="s3/x", position=1000)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("size", [17, 60, 61, 68])
-def test_old_messages_whole_or_cut(magic: int, size: int) -> None:
+def test_old_messages_are_refused_whole_or_truncated(magic: int, size: int) -> None:
     with pytest.raises(UnsupportedFormatError, match=f"byte 0: .*message format v{magic}"):
         scan_headers(make_batch(0, magic=magic)[:size])
 
 
-def test_a_floor_below_which_no_batch_may_begin() -> None:
+def test_batch_below_the_floor_is_refused() -> None:
     assert len(scan_headers(LOG, floor=10)) == 3
     with pytest.raises(DamagedSegmentError, match="below the next offset, 11"):
         scan_headers(LOG, floor=11)

@@ -22,7 +22,7 @@ COMMITTED, ABORTED, UNDECIDED, CONTROL = (fate.name[0] for fate in Fate)
 
 
 def fates(transactions: TransactionFilter, headers: HeaderTable) -> str:
-    """A letter per batch."""
+    """One letter per batch: A (aborted), C (committed) or U (undecided)."""
     return "".join(Fate(int(fate)).name[0] for fate in transactions.fates(headers))
 
 
@@ -38,7 +38,9 @@ def open_at(producer: int, offset: int) -> OpenTransaction:
 
 
 def interleaved() -> TransactionalLog:
-    """Offsets 0 to 11: producers 1 and 2 by turns, 9 without a transaction, 3 never ends."""
+    """Offsets 0 to 11: producers 1 and 2 alternate, 9 writes without a transaction, and 3 never
+    ends its transaction.
+    """
     log = TransactionalLog()
     log.write(1)
     log.write(2)
@@ -55,13 +57,13 @@ def interleaved() -> TransactionalLog:
     return log
 
 
-def test_the_next_marker_of_its_producer_decides_a_batch() -> None:
+def test_next_marker_of_its_producer_decides_a_batch() -> None:
     transactions, headers = fed(interleaved())
     assert fates(transactions, headers) == "ACACCCCUCCAC"
     assert (transactions.last_stable_offset, transactions.known_below) == (7, 12)
 
 
-def test_what_is_not_known_yet_is_undecided_if_it_is_of_a_transaction() -> None:
+def test_transactional_batch_without_a_marker_is_undecided() -> None:
     headers = scan_headers(interleaved().encoded)
     transactions = TransactionFilter()
     assert fates(transactions, headers) == "UUUCUCCUCCUC"
@@ -72,7 +74,7 @@ def test_what_is_not_known_yet_is_undecided_if_it_is_of_a_transaction() -> None:
     assert transactions.last_stable_offset == 1
 
 
-def test_batches_may_come_again() -> None:
+def test_batches_may_be_fed_repeatedly() -> None:
     log = interleaved()
     headers = scan_headers(log.encoded)
     transactions = TransactionFilter()
@@ -82,8 +84,8 @@ def test_batches_may_come_again() -> None:
     assert fates(transactions, headers) == "ACACCCCUCCAC"
 
 
-def test_files_can_say_it_ahead() -> None:
-    """What `.txnindex` and producer snapshot say of the offsets below 8."""
+def test_index_files_decide_batches_in_advance() -> None:
+    """The content of `.txnindex` and producer snapshot for the offsets below 8."""
     headers = scan_headers(interleaved().encoded)
     transactions = TransactionFilter()
     aborted = [AbortedTxn(1, Offset(0), Offset(3), Offset(1))]
@@ -100,7 +102,7 @@ def test_files_can_say_it_ahead() -> None:
     assert fates(transactions, headers) == "ACACCCCUCCAC"
 
 
-def test_a_transaction_that_began_before_the_start_holds_the_last_stable_offset() -> None:
+def test_transaction_from_before_the_start_holds_the_last_stable_offset() -> None:
     log = TransactionalLog(next_offset=50)
     log.write(9, transactional=False)
     log.write(5)
@@ -114,7 +116,7 @@ def test_a_transaction_that_began_before_the_start_holds_the_last_stable_offset(
     assert (fates(transactions, headers), transactions.last_stable_offset) == ("CACC", 54)
 
 
-def test_markers_of_producers_without_a_transaction_mean_nothing() -> None:
+def test_marker_without_a_transaction_has_no_effect() -> None:
     log = TransactionalLog()
     log.mark(1, commit=False)
     log.write(1)
@@ -123,7 +125,7 @@ def test_markers_of_producers_without_a_transaction_mean_nothing() -> None:
     assert fates(transactions, headers) == "CCC"
 
 
-def test_what_will_not_be_asked_again_is_forgotten() -> None:
+def test_decisions_below_the_read_offset_are_forgotten() -> None:
     log = TransactionalLog()
     for _ in range(100):
         log.write(1)
@@ -166,20 +168,20 @@ def test_other_control_batches_decide_nothing(log: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
-def test_a_marker_without_a_key_is_damage(key: bytes | None) -> None:
+def test_marker_without_a_key_is_damage(key: bytes | None) -> None:
     log = control(key)
     with pytest.raises(DamagedSegmentError, match=r"t: byte 9: batch with base offset 0: .*key"):
         read_markers(log, scan_headers(log), name="t", position=9)
 
 
-def test_a_damaged_marker_is_told() -> None:
+def test_damaged_marker_is_reported() -> None:
     log = bytearray(control(struct.pack(">hh", 0, 1)))
     log[-1] ^= 1
     with pytest.raises(DamagedSegmentError, match=r"t: byte 0: .*CRC32C"):
         read_markers(log, scan_headers(log), name="t")
 
 
-def test_thousands_of_producers_and_transactions() -> None:
+def test_thousands_of_producers_and_transactions_are_decided() -> None:
     log = TransactionalLog()
     for producer in range(300):
         log.write(2**62 + producer)
@@ -193,8 +195,8 @@ def test_thousands_of_producers_and_transactions() -> None:
     assert transactions.last_stable_offset == 1
 
 
-def test_a_control_batch_that_is_a_decompression_bomb_is_damaged() -> None:
-    """No reader's limit is raised for it: a broker writes a record of some bytes."""
+def test_decompression_bomb_in_a_control_batch_is_damage() -> None:
+    """No reader limit applies to it: a broker writes a control record of a few bytes."""
     record = MadeRecord(0, key=bytes(4), value=bytes(2 << 20))
     bomb = MadeBatch((record,), Compression.ZSTD, is_transactional=True, is_control=True).encoded()
     with pytest.raises(DamagedSegmentError, match=r"t: a control batch .* more than 1048576 bytes"):

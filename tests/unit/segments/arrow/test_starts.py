@@ -1,4 +1,4 @@
-"""Large batches are cut up where a record seems to begin: right or wrong, the records are found."""
+"""Large batches are split where a record seems to begin; wrong guesses do not affect the result."""
 
 import random
 
@@ -15,7 +15,7 @@ BATCH = 3000
 
 
 def value_of(kind: str, number: int, source: random.Random) -> bytes:
-    """Values of which some look like records, or hold some."""
+    """Values, some of which look like records or contain records."""
     match kind:
         case "random":
             return source.randbytes(source.randint(0, 150))
@@ -40,7 +40,7 @@ def batch_of(kind: str, base: int = 0, count: int = BATCH) -> MadeBatch:
 
 
 def payloads(*batches: MadeBatch) -> tuple[Bytes, Longs, Longs, Longs]:
-    """What `record_starts` takes."""
+    """Arguments of `record_starts`."""
     parts = [batch.payload for batch in batches]
     ends = np.cumsum(longs(*map(len, parts)))
     begins = ends - longs(*map(len, parts))
@@ -58,7 +58,7 @@ KINDS = pytest.mark.parametrize("kind", ["random", "zeros", "records", "long", "
 
 @KINDS
 @pytest.mark.parametrize("few", [*WAYS.values(), 20], ids=[*WAYS, "few"])
-def test_records_are_found_whatever_the_values_look_like(kind: str, few: int) -> None:
+def test_records_are_found_for_any_values(kind: str, few: int) -> None:
     batch = batch_of(kind)
     assert record_starts(*payloads(batch), few=few).tolist() == true_starts(batch)
     with only(few):
@@ -66,7 +66,7 @@ def test_records_are_found_whatever_the_values_look_like(kind: str, few: int) ->
 
 
 @pytest.mark.parametrize("few", [2, 30, 1 << 40])
-def test_batches_of_all_sizes_beside_each_other(few: int) -> None:
+def test_adjacent_batches_of_all_sizes_are_decoded(few: int) -> None:
     counts = [3000, 0, 1, 400, 0, 2000, 7, 0]
     batches = [
         batch_of("random", 10_000 * at, count)
@@ -81,15 +81,15 @@ def test_batches_of_all_sizes_beside_each_other(few: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "same"])
-def test_guesses_are_many_and_right_for_ordinary_values(kind: str) -> None:
+def test_guesses_are_many_and_correct_for_ordinary_values(kind: str) -> None:
     batch = batch_of(kind)
     anchors = guess_anchors(*payloads(batch)).tolist()
     assert len(anchors) > BATCH // 128 * 0.9
     assert set(anchors) <= set(true_starts(batch))
 
 
-def test_guesses_are_wrong_where_values_hold_records() -> None:
-    """So that the test above shows what becomes of wrong ones."""
+def test_guesses_are_wrong_where_values_contain_records() -> None:
+    """Proves that the test above covers wrong guesses."""
     batch = batch_of("records")
     assert not set(guess_anchors(*payloads(batch)).tolist()) <= set(true_starts(batch))
 
@@ -97,7 +97,7 @@ def test_guesses_are_wrong_where_values_hold_records() -> None:
 @KINDS
 @pytest.mark.parametrize("few", [2, 1 << 40])
 @pytest.mark.parametrize("more", [-1, 1])
-def test_another_count_of_them_is_refused(kind: str, few: int, more: int) -> None:
+def test_wrong_record_count_is_refused(kind: str, few: int, more: int) -> None:
     data, begins, ends, counts = payloads(batch_of(kind), batch_of(kind, BATCH))
     with pytest.raises(NoRecordsError, match=f"should be {BATCH + more}") as raised:
         record_starts(data, begins, ends, counts + longs(0, more), few=few)
@@ -106,7 +106,7 @@ def test_another_count_of_them_is_refused(kind: str, few: int, more: int) -> Non
 
 @pytest.mark.parametrize("few", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("row", [0, 1, 2500, BATCH - 1])
-def test_a_length_that_leads_astray_is_refused(few: int, row: int) -> None:
+def test_misleading_length_is_refused(few: int, row: int) -> None:
     batch = batch_of("random")
     payload = bytearray(batch.payload)
     payload[true_starts(batch)[row]] ^= 2

@@ -1,4 +1,4 @@
-"""A table and a source in memory, which can have a bad day."""
+"""A table and a source in memory that can fail."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
 @dataclass
 class Rows:
-    """Stands in for a DataFrame: offsets of records, by partition."""
+    """Stand in for a DataFrame: offsets of records by partition."""
 
     offsets: list[tuple[TopicPartition, int]]
 
@@ -36,7 +36,7 @@ class Rows:
 
 @dataclass
 class FakeTable:
-    """Raises what `faults` says, before or after the commit, one each write."""
+    """A table that raises the errors in `faults`, one per write, before or after the commit."""
 
     rows: list[tuple[TopicPartition, int]] = field(default_factory=list)
     commits: list[Progress] = field(default_factory=list)
@@ -65,16 +65,16 @@ class FakeTable:
 
 @dataclass
 class FakeSource:
-    """Every offset is a record of 10 bytes, but for those in `aborted`."""
+    """A source where every offset is a record of 10 bytes, except those in `aborted`."""
 
     ranges: dict[TopicPartition, OffsetRange]
     aborted: set[int] = field(default_factory=set)
     cluster: str = "prod-a"
     cut: dict[TopicPartition, int] = field(default_factory=dict)
-    """Above it offsets are the brokers' alone."""
+    """Offsets above it are only on the brokers."""
     ids: dict[str, str] = field(default_factory=dict)
     epoch_history: EpochHistory = NO_EPOCHS
-    """Of every partition."""
+    """The epoch history of every partition."""
     open: dict[TopicPartition, UndecidedTail] = field(default_factory=dict)
 
     def truncated(self, positions: Positions) -> tuple[Truncated, ...]:
@@ -136,5 +136,5 @@ class FakeSource:
 
 
 def grow(source: FakeSource, tp: TopicPartition, until: int) -> None:
-    """More is stored of a partition."""
+    """Store more offsets of a partition."""
     source.ranges[tp] = OffsetRange(source.ranges[tp].start, Offset(until))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FakeContext:
-    """Keeps what was cancelled."""
+    """Record the cancelled tags."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
@@ -32,20 +32,20 @@ def fake() -> FakeContext:
     return FakeContext()
 
 
-def test_what_ends_in_time_is_left_alone(fake: FakeContext) -> None:
+def test_job_that_ends_in_time_is_not_cancelled(fake: FakeContext) -> None:
     with cancel_jobs_after(cast("SparkContext", fake), 60) as watch:
         assert len(fake.tags) == 1
     assert (fake.tags, fake.cancelled, watch.reason) == ([], [], "")
 
 
-def test_what_takes_too_long_is_cancelled_again_and_again(fake: FakeContext) -> None:
+def test_job_beyond_its_time_limit_is_cancelled_repeatedly(fake: FakeContext) -> None:
     with cancel_jobs_after(cast("SparkContext", fake), 0.02) as watch:
         wait_until(lambda: len(fake.cancelled) > 2, 10, "the jobs to be cancelled")
         assert set(fake.cancelled) == set(fake.tags)
     assert watch.reason == "it took more than 0.02 s"
 
 
-def test_a_reason_ends_it_before_its_time(fake: FakeContext) -> None:
+def test_reason_cancels_the_job_before_its_time_limit(fake: FakeContext) -> None:
     lost = threading.Event()
     with cancel_jobs_after(
         cast("SparkContext", fake), 60, lambda: "lost" if lost.is_set() else ""

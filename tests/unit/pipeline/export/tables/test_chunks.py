@@ -31,7 +31,7 @@ def left_of(
     return ranges_left(stored, {tp: one.end for tp, one in stored.items()}, held, tail or {})
 
 
-def test_a_known_partition_goes_on_and_a_new_one_begins() -> None:
+def test_known_partition_continues_and_new_partition_begins() -> None:
     stored = {A: span(0, 10), B: span(5, 9)}
     assert left_of(stored, {A: Offset(4)}) == {A: span(4, 10), B: span(5, 9)}
 
@@ -55,32 +55,32 @@ def test_where_a_range_ends(
     assert left == {A: span(*wanted)}
 
 
-def test_an_archive_that_ends_below_the_table_is_refused() -> None:
+def test_archive_that_ends_below_the_table_is_refused() -> None:
     with pytest.raises(
         BehindError, match=r"partition 0 is exported up to offset 11, but .*ends at 10"
     ):
         left_of({A: span(0, 10)}, {A: Offset(11)})
 
 
-def test_an_archive_may_end_below_what_came_from_the_brokers() -> None:
+def test_archive_may_end_below_offsets_exported_from_the_brokers() -> None:
     held, stored = {A: Offset(11)}, {A: span(0, 10)}
     assert left_of(stored, held, {A: Offset(11)}) == {A: span(11, 11)}
     with pytest.raises(BehindError):
         left_of(stored, held, {A: Offset(10)})
 
 
-def test_nothing_new_is_no_chunk() -> None:
+def test_no_new_offsets_make_no_chunk() -> None:
     assert next_chunk({A: span(4, 4)}, None) is None
 
 
-def test_each_partition_has_its_share() -> None:
+def test_chunk_is_shared_out_among_partitions() -> None:
     chunk = next_chunk({A: span(0, 900), B: span(50, 150), C: span(7, 7)}, 100)
     assert chunk is not None
     assert chunk.ranges == {A: span(0, 90), B: span(50, 60)}
     assert chunk.rest == {A: span(90, 900), B: span(60, 150), C: span(7, 7)}
 
 
-def test_those_without_news_are_named_too() -> None:
+def test_offsets_after_a_chunk_include_partitions_without_new_records() -> None:
     chunk = next_chunk({A: span(0, 9), C: span(7, 7)}, None)
     assert chunk is not None
     retired = TopicPartition("gone", 0)
@@ -92,7 +92,7 @@ def test_those_without_news_are_named_too() -> None:
 
 
 @given(RANGES, st.none() | st.integers(50, 500))
-def test_chunks_take_each_offset_once_and_end(
+def test_chunks_cover_each_offset_once_and_end(
     stored: dict[TopicPartition, OffsetRange], most: int | None
 ) -> None:
     left, taken = stored, dict.fromkeys(stored, 0)

@@ -1,4 +1,4 @@
-"""Rows of a plan have the newest schema of the registry, wherever they are read."""
+"""Rows of a plan have the newest schema of the registry, from the archive and from the brokers."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from tests.harness.schema_registry import serving
 
 @dataclass
 class Seen:
-    """Stands in for Spark, a frame, and the report of a read: keeps the columns of the frames."""
+    """Stand in for Spark, a frame and the report of a read; record the columns of the frames."""
 
     columns: list[list[str]] = field(default_factory=list)
 
@@ -36,7 +36,7 @@ class Seen:
     def teller(self) -> None: ...
 
 
-def test_a_field_that_is_new_since_the_beginning_is_a_column() -> None:
+def test_field_added_since_the_start_becomes_a_column() -> None:
     seen: Any = Seen()
     span = OffsetRange(Offset(0), Offset(5))
     tp = TopicPartition("orders", 0)

@@ -16,7 +16,7 @@ Driver stacktrace:
 """
 
 
-def test_what_went_wrong_is_told_and_not_where() -> None:
+def test_error_contains_the_cause_without_the_java_stack_trace() -> None:
     error = not_committed(RuntimeError(JAVA), "lake.db.t")
     assert type(error) is NotCommittedError
     assert error.retry
@@ -28,14 +28,14 @@ def test_what_went_wrong_is_told_and_not_where() -> None:
     assert "stacktrace" not in text
 
 
-def test_a_long_text_keeps_its_end() -> None:
+def test_long_message_keeps_its_end() -> None:
     text = "\n".join(f"cause {number}" for number in range(2000))
     told = str(not_committed(RuntimeError(text), "t"))
     assert told.endswith("cause 1999")
     assert len(told) < 2200
 
 
-def test_rows_that_do_not_fit_are_not_tried_again() -> None:
+def test_rows_that_do_not_fit_are_not_retried() -> None:
     error = not_committed(AnalysisException("no column value"), "t")
     assert isinstance(error, RefusedRowsError)
     assert not error.retry

@@ -7,7 +7,7 @@ from sidetier.segments.errors import ConfigurationError
 LEAST = {"target.base.path": "file:///lake/orders/", "target.table.name": "orders"}
 
 
-def test_the_least() -> None:
+def test_minimal_options_are_accepted() -> None:
     options = parse_options(LEAST)
     assert (options.base_path, options.table) == ("file:///lake/orders", "orders")
     assert (options.interval, options.timeout, options.allow_empty) == (60, 300, True)
@@ -17,7 +17,7 @@ def test_the_least() -> None:
     assert options.write["hoodie.clean.failed.writes.policy"] == "EAGER"
 
 
-def test_those_of_the_sink() -> None:
+def test_options_of_the_hudi_sink_are_accepted() -> None:
     options = parse_options(
         LEAST
         | {
@@ -39,7 +39,7 @@ def test_those_of_the_sink() -> None:
     assert "hoodie.cleaner.policy.failed.writes" not in options.write
 
 
-def test_the_names_that_the_sink_was_released_with() -> None:
+def test_option_names_of_the_released_sink_are_accepted() -> None:
     options = parse_options(
         LEAST
         | {
@@ -70,7 +70,7 @@ def test_the_names_that_the_sink_was_released_with() -> None:
         ("hoodie.datasource.write.commitmeta.key.prefix", "my.", "an export needs sidetier."),
     ],
 )
-def test_what_is_wrong_is_named(name: str, value: str, said: str) -> None:
+def test_error_names_the_wrong_option(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         parse_options(LEAST | {name: value})
 
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_named(name: str, value: str, said: str) -> None:
 @pytest.mark.parametrize(
     "name", ["branch", "isolation-level", "snapshot-property.sidetier.offsets"]
 )
-def test_what_an_iceberg_export_sets_itself(name: str) -> None:
+def test_iceberg_option_set_by_the_export_itself_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is set by the export itself"):
         IcebergOptions("lake.db.t", write={name: "x"})
 
@@ -86,7 +86,7 @@ def test_what_an_iceberg_export_sets_itself(name: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "given", "every"), [(None, None, 10), ("6", None, 3), ("60", 30, 30), ("60", None, 10)]
 )
-def test_the_whole_state_stays_in_the_active_timeline(
+def test_whole_state_stays_in_the_active_timeline(
     kept: str | None, given: int | None, every: int
 ) -> None:
     options = parse_options(LEAST | ({} if kept is None else {"hoodie.keep.min.commits": kept}))

@@ -1,4 +1,4 @@
-"""What is read of a timeline, on one made by hand: the commits that real tables seldom have."""
+"""Reading a Hudi timeline, with a manual timeline that has commits rarely found in real tables."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +18,7 @@ OURS = Progress(
 
 @dataclass
 class Instant:
-    """As Hudi's `HoodieInstant`, and the extra metadata of its commit."""
+    """Like Hudi's `HoodieInstant`, with the extra metadata of its commit."""
 
     extra: dict[str, str]
     action: str = "commit"
@@ -35,7 +35,7 @@ class Instant:
 
 @dataclass
 class Option:
-    """As Hudi's `Option`."""
+    """Like Hudi's `Option`."""
 
     value: Instant | None
 
@@ -48,7 +48,7 @@ class Option:
 
 @dataclass
 class Instants:
-    """As Hudi's `HoodieTimeline`."""
+    """Like Hudi's `HoodieTimeline`."""
 
     oldest_first: list[Instant] = field(default_factory=list)
 
@@ -77,7 +77,7 @@ class Instants:
 
 @dataclass
 class Meta:
-    """As Hudi's `HoodieTableMetaClient`."""
+    """Like Hudi's `HoodieTableMetaClient`."""
 
     active: Instants
     archived: Instants = field(default_factory=Instants)
@@ -97,23 +97,23 @@ def timeline(meta: Meta) -> Timeline:
     return Made(cast("Any", None), "file:///lake/t")
 
 
-def test_commits_of_others_and_clustering_are_passed_over() -> None:
+def test_commits_of_other_writers_and_clustering_are_skipped() -> None:
     others = [Instant({"mine": "1"}), Instant({}, "replacecommit"), Instant({}, "deltacommit")]
     made = timeline(Meta(Instants([Instant(to_properties(OURS)), *others])))
     assert made.progress() == OURS
 
 
-def test_a_table_whose_whole_history_is_of_others_holds_nothing_of_ours() -> None:
+def test_table_with_only_commits_of_other_writers_has_no_progress() -> None:
     assert timeline(Meta(Instants([Instant({})]))).progress() is None
 
 
-def test_an_archived_history_is_no_reason_to_begin_again() -> None:
+def test_archived_history_does_not_restart_the_export() -> None:
     meta = Meta(Instants([Instant({})]), archived=Instants([Instant({})]))
     with pytest.raises(LostProgressError, match="older ones were archived"):
         timeline(meta).progress()
 
 
-def test_a_table_of_hudis_own_sink_is_refused_with_its_offsets() -> None:
+def test_table_of_hudis_own_sink_is_refused_with_its_offsets() -> None:
     meta = Meta(Instants([Instant({"kafka.commit.offsets": "0=12,1=7"})]))
     with pytest.raises(LostProgressError, match=r"offsets 0=12,1=7.*startingOffsets"):
         timeline(meta).progress()

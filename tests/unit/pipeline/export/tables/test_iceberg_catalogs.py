@@ -1,4 +1,4 @@
-"""Which catalogs an export is refused: those that lose one of two commits."""
+"""Catalogs that an export refuses because they lose one of two concurrent commits."""
 
 import pytest
 
@@ -27,13 +27,13 @@ def require(default_scheme: str = "file", /, **named: str) -> None:
         {"type": "hadoop", "warehouse": "unheard-of://lake"},
     ],
 )
-def test_renaming_where_that_is_no_single_step(named: dict[str, str]) -> None:
+def test_catalog_without_atomic_rename_is_refused(named: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"\(rest, jdbc, glue, hive\)") as caught:
         require(**named)
     assert "spark.sql.catalog.lake.lock-impl" in str(caught.value)
 
 
-def test_a_warehouse_without_a_scheme_lies_in_the_default_file_system() -> None:
+def test_warehouse_without_a_scheme_is_in_the_default_file_system() -> None:
     require("hdfs", type="hadoop", warehouse="/lake")
     with pytest.raises(ConfigurationError, match="on s3a://"):
         require("s3a", type="hadoop", warehouse="/lake")
@@ -51,7 +51,7 @@ def test_a_warehouse_without_a_scheme_lies_in_the_default_file_system() -> None:
         {"type": "hadoop", "warehouse": "s3a://lake", "lock_impl": DYNAMO},
     ],
 )
-def test_what_keeps_writers_apart_is_taken(named: dict[str, str]) -> None:
+def test_catalog_that_isolates_writers_is_accepted(named: dict[str, str]) -> None:
     require(**named)
 
 
@@ -59,5 +59,5 @@ def test_what_keeps_writers_apart_is_taken(named: dict[str, str]) -> None:
     ("table", "catalog"),
     [("lake.db.orders", "lake"), ("`my.lake`.db.orders", "my.lake"), ("orders", "orders")],
 )
-def test_the_catalog_in_the_name_of_a_table(table: str, catalog: str) -> None:
+def test_catalog_is_found_in_the_name_of_a_table(table: str, catalog: str) -> None:
     assert catalog_of(table) == catalog

@@ -1,4 +1,4 @@
-"""Which snapshot is published, on a catalog in memory: every way in which others can be faster."""
+"""Publishing a snapshot, on a catalog in memory, with all interleavings of other writers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class Snapshot:
 
 @dataclass
 class Catalog:
-    """Stands in for `IcebergMetadata`; `meanwhile` happens right before a publication."""
+    """Stand in for `IcebergMetadata`; `meanwhile` happens right before a publication."""
 
     shown: Snapshot | None = None
     waiting: list[Snapshot] = field(default_factory=list)
@@ -86,14 +86,14 @@ def publish(catalog: Any, made: Progress, watch: Watch | None = None) -> None:  
     table._publish(made, watch or Watch())
 
 
-def test_a_snapshot_that_follows_is_shown() -> None:
+def test_snapshot_that_follows_the_current_one_is_published() -> None:
     catalog, made = Catalog(), progress(0, 5, "c1")
     catalog.stage(made)
     publish(catalog, made)
     assert catalog.progress(catalog.shown) == made
 
 
-def test_one_that_others_have_overtaken_is_staged_again() -> None:
+def test_snapshot_overtaken_by_other_commits_is_staged_again() -> None:
     catalog, made = Catalog(), progress(0, 5, "c1")
     catalog.stage(made)
     catalog.meanwhile = [Snapshot(None, {"operation": "replace"}), Snapshot(None)]
@@ -105,7 +105,7 @@ def test_one_that_others_have_overtaken_is_staged_again() -> None:
     assert catalog.shown.parent.parent.properties == {"operation": "replace"}
 
 
-def test_another_export_in_between_wins() -> None:
+def test_commit_of_another_export_wins() -> None:
     catalog, made = Catalog(), progress(0, 5, "c1")
     catalog.stage(made)
     theirs = progress(0, 4, "other")
@@ -115,7 +115,7 @@ def test_another_export_in_between_wins() -> None:
     assert catalog.progress(catalog.shown) == theirs
 
 
-def test_a_table_that_never_rests_is_given_up() -> None:
+def test_publishing_gives_up_on_a_constantly_changing_table() -> None:
     catalog, made = Catalog(), progress(0, 5, "c1")
     catalog.stage(made)
     catalog.meanwhile = [Snapshot(None)] * 100
@@ -124,12 +124,12 @@ def test_a_table_that_never_rests_is_given_up() -> None:
     assert catalog.progress(catalog.shown) is None
 
 
-def test_a_staged_snapshot_that_has_expired() -> None:
+def test_expired_staged_snapshot_is_an_error() -> None:
     with pytest.raises(NotCommittedError, match="staged snapshot of the commit c1 has expired"):
         publish(Catalog(), progress(0, 5, "c1"))
 
 
-def test_nothing_is_published_once_it_was_given_up() -> None:
+def test_nothing_is_published_after_the_timeout() -> None:
     catalog, made = Catalog(), progress(0, 5, "c1")
     catalog.stage(made)
     with pytest.raises(CommitTimedOutError, match="it took too long"):

@@ -1,4 +1,4 @@
-"""Batches that Spark's Kafka source gives, in the types of those from the archive."""
+"""Batches of Spark's Kafka source, converted to the types of batches from the archive."""
 
 from datetime import UTC, datetime
 from unittest.mock import MagicMock
@@ -18,7 +18,7 @@ from sidetier.pipeline.spark.columns import TYPES
 from sidetier.segments.isolation import IsolationLevel
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-"""As Spark names them: an element of its own name, and nothing that cannot be null."""
+"""As Spark defines it: its own name for the element, and only nullable fields."""
 
 
 def from_spark() -> pa.RecordBatch:
@@ -39,7 +39,7 @@ def from_spark() -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_they_are_like_those_from_the_archive(start: int) -> None:
+def test_batches_equal_those_from_the_archive(start: int) -> None:
     batch = from_spark().slice(start)
     schema = pa.schema(list(TYPES.items()))
     made = as_stored(batch, schema)
@@ -51,7 +51,7 @@ def test_they_are_like_those_from_the_archive(start: int) -> None:
     assert made.column("timestamp")[-1].as_py() == datetime(1970, 1, 1, 0, 0, 0, 1, UTC)
 
 
-def test_values_are_decoded_alike() -> None:
+def test_values_are_decoded_like_those_from_the_archive() -> None:
     columns = value_columns(ValueOptions(format=ValueFormat.STRING), flat=False)
     assert columns.decodes
     assert not value_columns(ValueOptions(), flat=False).decodes
@@ -60,7 +60,7 @@ def test_values_are_decoded_alike() -> None:
     assert decoded.column("value").to_pylist() == ["one", None, "three"]
 
 
-def test_without_the_jar_its_coordinates_are_told() -> None:
+def test_error_for_a_missing_jar_gives_its_maven_coordinates() -> None:
     spark = MagicMock(version="3.5.3")
     properties = {"sasl.jaas.config": "open-sesame"}
     made = KafkaSource(spark, properties, IsolationLevel.READ_COMMITTED)

@@ -44,7 +44,7 @@ def lease(
     return Lease(store, KEY, times, me or process_here(), clock or Clock())
 
 
-def test_the_second_is_refused_while_the_first_runs(store: FakeStorage) -> None:
+def test_second_holder_is_refused_while_the_first_runs(store: FakeStorage) -> None:
     first, second = lease(store), lease(store)
     first.acquire()
     before = store.contents()
@@ -66,7 +66,7 @@ def test_the_second_is_refused_while_the_first_runs(store: FakeStorage) -> None:
     assert not second.lost
 
 
-def test_one_that_lies_still_is_taken_over(store: FakeStorage) -> None:
+def test_lease_that_is_not_renewed_is_taken_over(store: FakeStorage) -> None:
     dead, clock = lease(store, me=ELSEWHERE), Clock()
     dead.acquire()
     began = clock.now
@@ -78,7 +78,7 @@ def test_one_that_lies_still_is_taken_over(store: FakeStorage) -> None:
         dead.require()
 
 
-def test_one_of_a_process_that_is_gone_is_taken_at_once(store: FakeStorage) -> None:
+def test_lease_of_a_dead_process_is_taken_over_at_once(store: FakeStorage) -> None:
     gone = replace(process_here(), started=process_here().started + 1)
     lease(store, me=gone).acquire()
     clock = Clock()
@@ -87,7 +87,7 @@ def test_one_of_a_process_that_is_gone_is_taken_at_once(store: FakeStorage) -> N
     assert clock.now - began < 5
 
 
-def test_a_release_leaves_what_another_has_taken(store: FakeStorage) -> None:
+def test_release_keeps_a_lease_that_another_holder_took_over(store: FakeStorage) -> None:
     first = lease(store, me=ELSEWHERE)
     first.acquire()
     second = lease(store)
@@ -98,7 +98,7 @@ def test_a_release_leaves_what_another_has_taken(store: FakeStorage) -> None:
     assert not store.contents()
 
 
-def test_a_store_that_is_away_for_long_loses_it(store: FakeStorage) -> None:
+def test_long_store_outage_loses_the_lease(store: FakeStorage) -> None:
     clock = Clock()
     held = lease(store, clock)
     held.acquire()
@@ -110,7 +110,7 @@ def test_a_store_that_is_away_for_long_loses_it(store: FakeStorage) -> None:
     assert held.lost
 
 
-def test_a_renewal_that_had_succeeded_all_the_same_is_known_as_ours(store: FakeStorage) -> None:
+def test_renewal_with_a_lost_answer_is_recognised_as_our_own(store: FakeStorage) -> None:
     held = lease(store)
     held.acquire()
     old_etag = store.head_object(KEY).etag
@@ -123,7 +123,7 @@ def test_a_renewal_that_had_succeeded_all_the_same_is_known_as_ours(store: FakeS
     assert not held.lost
 
 
-def test_it_is_renewed_while_it_is_held(tmp_path: Path) -> None:
+def test_lease_is_renewed_while_it_is_held(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     times = LeaseTimes(ttl=0.3, wait=0.1, look=0.01)
     with Lease(store, KEY, times):
@@ -133,14 +133,14 @@ def test_it_is_renewed_while_it_is_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", json.dumps({"lease": 1, "holder": {"pid": 1}})])
-def test_what_is_no_lease_is_refused(store: FakeStorage, text: str) -> None:
+def test_malformed_lease_is_refused(store: FakeStorage, text: str) -> None:
     store.put_object(KEY, BytesBody(text.encode()))
     with pytest.raises(MalformedObjectError, match=KEY):
         lease(store).acquire()
 
 
-def test_one_of_a_later_version_is_refused_not_taken(store: FakeStorage) -> None:
-    """Its holder may be gone by our rules, and not by its own."""
+def test_lease_of_a_later_version_is_refused(store: FakeStorage) -> None:
+    """Its holder may be dead by our rules but not by the rules of that version."""
     body = json.dumps({"version": 2, "lease": "a", "holder": {"of": "another kind"}})
     store.put_object(KEY, BytesBody(body.encode()))
     with pytest.raises(NewerStateError, match=f"{KEY}: version 2 of a lease, 1 is known here"):
@@ -148,7 +148,7 @@ def test_one_of_a_later_version_is_refused_not_taken(store: FakeStorage) -> None
     assert store.get_object(KEY).data == body.encode()
 
 
-def test_processes_are_told_apart(tmp_path: Path) -> None:
+def test_processes_are_identified_by_machine_pid_and_start_time(tmp_path: Path) -> None:
     me = process_here()
     assert state_of(me) == "runs"
     assert state_of(replace(me, started=me.started - 1)) == "gone"

@@ -11,7 +11,7 @@ DONE = Committed((), {}, 0, 0)
 
 
 class Runs:
-    """What each run does; stops the loop behind the last."""
+    """The outcome of each run; stop the loop after the last one."""
 
     def __init__(self, *errors: SidetierError | None) -> None:
         self.left = list(errors)
@@ -35,7 +35,7 @@ def loop(runs: Runs) -> None:
     run_at_interval(runs, 0.001, runs.stop, iter(range(1000)).__next__, runs.can_pass)
 
 
-def test_what_can_pass_is_tried_again() -> None:
+def test_transient_failure_is_retried() -> None:
     failure = NotCommittedError("timed out")
     runs = Runs(None, failure, failure, None)
     loop(runs)
@@ -43,14 +43,14 @@ def test_what_can_pass_is_tried_again() -> None:
     assert runs.told == [failure, failure]
 
 
-def test_what_cannot_pass_ends_it() -> None:
+def test_permanent_failure_ends_the_loop() -> None:
     runs = Runs(None, LostProgressError("gone"), None)
     with pytest.raises(LostProgressError):
         loop(runs)
     assert len(runs.left) == 1
 
 
-def test_the_tenth_failure_in_a_row_ends_it() -> None:
+def test_tenth_failure_in_a_row_ends_the_loop() -> None:
     failure = NotCommittedError("timed out")
     runs = Runs(*[failure] * (MOST_FAILURES - 1), None, *[failure] * (MOST_FAILURES + 1))
     with pytest.raises(NotCommittedError):

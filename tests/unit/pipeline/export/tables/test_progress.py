@@ -51,19 +51,19 @@ EXAMPLE = Progress(
 )
 
 
-@settings(deadline=None)  # the first example of a busy machine takes long
+@settings(deadline=None)  # the first example takes long on a busy machine
 @given(PROGRESS)
-def test_what_a_commit_says_is_read_back(progress: Progress) -> None:
+def test_progress_round_trips_through_commit_properties(progress: Progress) -> None:
     properties = to_properties(progress)
     assert all(name.startswith(PREFIX) for name in properties)
     assert from_properties({"spark.app.id": "local-1", **properties}, "the commit") == progress
 
 
-def test_offsets_are_in_the_form_of_spark() -> None:
+def test_offsets_have_sparks_json_form() -> None:
     assert to_properties(EXAMPLE)["sidetier.offsets"] == '{"orders":{"0":12,"1":7}}'
 
 
-def test_what_came_from_the_brokers_is_told_where_there_is_any() -> None:
+def test_offsets_exported_from_the_brokers_are_in_the_properties() -> None:
     assert "sidetier.tail" not in to_properties(EXAMPLE)
     tail = Tail({TopicPartition("orders", 1): Offset(7)}, {"orders": "id-1"})
     told = to_properties(replace(EXAMPLE, tail=tail))
@@ -73,7 +73,7 @@ def test_what_came_from_the_brokers_is_told_where_there_is_any() -> None:
         from_properties(told | {"sidetier.topics": "[1]"}, "the commit")
 
 
-def test_leader_epochs_are_told_with_their_starts() -> None:
+def test_leader_epochs_are_in_the_properties_with_their_start_offsets() -> None:
     tail = Tail(epoch_histories={TopicPartition("orders", 1): epoch_history_of([(3, 0), (5, 120)])})
     told = to_properties(replace(EXAMPLE, tail=tail))
     assert told["sidetier.epochs"] == '{"orders":{"1":[[3,0],[5,120]]}}'
@@ -82,7 +82,7 @@ def test_leader_epochs_are_told_with_their_starts() -> None:
             from_properties(told | {"sidetier.epochs": damaged}, "the commit")
 
 
-def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
+def test_epochs_reported_by_brokers_are_kept_until_they_can_be_compared() -> None:
     one, other = TopicPartition("orders", 0), TopicPartition("orders", 1)
     told = Tail(
         epoch_histories={one: epoch_history_of([(6, 100)]), other: epoch_history_of([(3, 0)])}
@@ -105,11 +105,11 @@ def test_what_brokers_told_is_kept_until_it_can_be_compared() -> None:
     )
 
 
-def test_a_commit_of_others_says_nothing() -> None:
+def test_commit_of_another_writer_has_no_progress() -> None:
     assert from_properties({"spark.app.id": "local-1"}, "the commit") is None
 
 
-def test_a_later_version_is_refused_and_named() -> None:
+def test_later_version_is_refused_and_named() -> None:
     properties = to_properties(EXAMPLE) | {"sidetier.version": "3", "sidetier.offsets": "[]"}
     with pytest.raises(
         NewerStateError, match="lake: snapshot 5: version 3 of an export's offsets, 2 is"
@@ -131,7 +131,7 @@ def test_a_later_version_is_refused_and_named() -> None:
         ("sidetier.version", "one", "sidetier.version is 'one'"),
     ],
 )
-def test_what_is_damaged_is_refused(name: str, value: str | None, said: str) -> None:
+def test_damaged_properties_are_refused(name: str, value: str | None, said: str) -> None:
     properties: dict[str, str] = dict(to_properties(EXAMPLE))
     if value is None:
         del properties[name]
@@ -145,7 +145,7 @@ MANY = [TopicPartition(f"orders-{at // 10:04d}", at % 10) for at in range(1000)]
 
 
 def large(commit: str, until: int, news: int = 0, **changes: Any) -> Progress:  # noqa: ANN401
-    """The state of a thousand partitions; so many of them end at `until`, the others at 1000."""
+    """The state of a thousand partitions; `count` of them end at `until`, the others at 1000."""
     offsets = {tp: Offset(until if at < news else 1000) for at, tp in enumerate(MANY)}
     epoch_histories = dict.fromkeys(MANY, epoch_history_of([(3, 0), (5, 100)]))
     tail = Tail({}, {tp.topic: "id" for tp in MANY}, epoch_histories)
@@ -154,7 +154,7 @@ def large(commit: str, until: int, news: int = 0, **changes: Any) -> Progress:  
 
 
 def written(*commits: Progress, every: int = 50) -> list[dict[str, str]]:
-    """The properties of commits, one behind the other, oldest first."""
+    """The properties of consecutive commits, oldest first."""
     said: list[dict[str, str]] = []
     for one in commits:
         last = last_progress(from_properties(each, "t") for each in reversed(said))
@@ -174,7 +174,7 @@ def bytes_of(said: dict[str, str]) -> int:
     return sum(len(name) + len(value) for name, value in said.items())
 
 
-def test_a_large_state_is_in_one_of_several_commits() -> None:
+def test_large_state_is_written_in_one_of_several_commits() -> None:
     commits = [large(f"c{at}", 1000 + at, at) for at in range(7)]
     said = written(*commits, every=3)
     assert versions(said) == ["1", "2", "2", "1", "2", "2", "1"]
@@ -190,7 +190,7 @@ def test_a_large_state_is_in_one_of_several_commits() -> None:
         )
 
 
-def test_a_small_state_is_in_each_commit_in_the_form_of_earlier_versions() -> None:
+def test_small_state_is_in_each_commit_in_the_form_of_earlier_versions() -> None:
     said = written(EXAMPLE, replace(EXAMPLE, commit="c2"))
     assert versions(said) == ["1", "1"]
     assert said[0].keys() == {f"sidetier.{one}" for one in KEYS_OF_VERSION_1}
@@ -200,7 +200,7 @@ def test_a_small_state_is_in_each_commit_in_the_form_of_earlier_versions() -> No
 KEYS_OF_VERSION_1 = ("version", "cluster", "isolation", "offsets", "since", "commit")
 
 
-def test_commits_of_an_earlier_version_are_gone_on_with() -> None:
+def test_commits_of_an_earlier_version_are_continued() -> None:
     old = large("c0", 1000)
     said = written(old, replace(large("c1", 1001, 1), since=old.offsets))
     assert "sidetier.previous" not in said[0]
@@ -208,20 +208,20 @@ def test_commits_of_an_earlier_version_are_gone_on_with() -> None:
     assert read(said) is not None
 
 
-def test_changes_that_are_as_large_as_the_state_make_it_whole() -> None:
+def test_changes_as_large_as_the_state_are_written_as_a_whole_state() -> None:
     moved = dict.fromkeys(MANY, epoch_history_of([(6, 100), (7, 200)]))
     tail = replace(large("c1", 1).tail, epoch_histories=moved)
     assert versions(written(large("c0", 1000), large("c1", 1500, 1000, tail=tail))) == ["1", "1"]
 
 
-def test_what_is_known_no_more_makes_the_state_whole() -> None:
-    """An export anew forgets epoch histories; changes could not say so."""
+def test_forgotten_epoch_histories_require_a_whole_state() -> None:
+    """A repeated export forgets epoch histories; a list of changes cannot express that."""
     forgets = replace(large("c1", 1).tail, epoch_histories={})
     said = written(large("c0", 1000), large("c1", 1001, 1, tail=forgets), large("c2", 1002, 1))
     assert versions(said) == ["1", "1", "1"]
 
 
-def test_a_whole_state_that_has_expired_is_an_error_unless_it_was_kept() -> None:
+def test_expired_whole_state_is_an_error_unless_it_was_cached() -> None:
     first, *rest = written(large("c0", 1000), large("c1", 1001, 1), large("c2", 1002, 1))
     newest_first = [from_properties(one, "t") for one in reversed(rest)]
     with pytest.raises(LostProgressError, match="since the commit c0, which has the whole state"):
@@ -233,14 +233,14 @@ def test_a_whole_state_that_has_expired_is_an_error_unless_it_was_kept() -> None
     assert (found.commit, found.offsets[MANY[0]], len(found.offsets)) == ("c2", 1002, 1000)
 
 
-def test_changes_of_two_writers_are_seen() -> None:
+def test_changes_of_two_writers_are_detected() -> None:
     said = written(large("c0", 1000), large("c1", 1001, 1))
     late = said[1] | {"sidetier.commit": "late"}
     with pytest.raises(BrokenProgressError, match="late does not begin where the one before it"):
         read([*said, late])
 
 
-def test_a_table_that_is_rolled_back_is_gone_on_with_from_there() -> None:
+def test_table_that_is_rolled_back_continues_from_there() -> None:
     said = written(*(large(f"c{at}", 1000 + at, 1) for at in range(4)))
     back = said[:2]
     found = read(back)

@@ -53,7 +53,7 @@ def records(tp: TopicPartition, first: int, until: int) -> list[tuple[TopicParti
     return [(tp, offset) for offset in range(first, until)]
 
 
-def test_a_run_goes_on_where_the_table_stands(source: FakeSource) -> None:
+def test_run_continues_at_the_tables_offsets(source: FakeSource) -> None:
     table = FakeTable()
     assert export(table, source).offsets == {A: 10, B: 5}
     grow(source, A, 13)
@@ -68,9 +68,7 @@ def test_a_run_goes_on_where_the_table_stands(source: FakeSource) -> None:
     ("terms", "each"),
     [(TableTerms(most_bytes=40), 4), (TableTerms(most_offsets=2, most_bytes=40), 2)],
 )
-def test_commits_have_so_many_bytes_at_most(
-    source: FakeSource, terms: TableTerms, each: int
-) -> None:
+def test_commits_are_bounded_in_bytes(source: FakeSource, terms: TableTerms, each: int) -> None:
     table = FakeTable()
     done = export(table, source, terms)
     assert [one.offsets[A] for one in table.commits] == [*range(each, 10, each), 10]
@@ -78,7 +76,7 @@ def test_commits_have_so_many_bytes_at_most(
     assert table.rows == records(A, 0, 10)
 
 
-def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> None:
+def test_tail_offsets_from_the_brokers_are_in_each_commit(source: FakeSource) -> None:
     table = FakeTable()
     source.cut, source.ids = {A: 4, B: 5}, {"t": "id-1"}
     export(table, source, TableTerms(most_offsets=3))
@@ -97,21 +95,21 @@ def test_what_came_from_the_brokers_is_in_each_commit(source: FakeSource) -> Non
         export(table, source)
 
 
-def test_nothing_new_makes_no_commit(source: FakeSource) -> None:
+def test_run_without_new_records_makes_no_commit(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     assert export(table, source).commits == ()
     assert len(table.commits) == 1
 
 
-def test_commits_are_bounded(source: FakeSource) -> None:
+def test_commits_are_bounded_in_offsets(source: FakeSource) -> None:
     table = FakeTable()
     done = export(table, source, TableTerms(most_offsets=4))
     assert [one.offsets[A] for one in table.commits] == [4, 8, 10]
     assert done.commits == tuple(one.commit for one in table.commits)
 
 
-def test_a_failed_commit_is_undone_and_told(source: FakeSource) -> None:
+def test_failed_commit_is_undone_and_reported(source: FakeSource) -> None:
     table = FakeTable(before=[raising(NotCommittedError("disk full"))])
     with pytest.raises(NotCommittedError, match="disk full"):
         export(table, source)
@@ -121,20 +119,20 @@ def test_a_failed_commit_is_undone_and_told(source: FakeSource) -> None:
     assert table.rows == records(A, 0, 10)
 
 
-def test_an_error_behind_the_commit_is_none(source: FakeSource) -> None:
+def test_error_after_the_commit_is_ignored(source: FakeSource) -> None:
     table = FakeTable(after=[raising(NotCommittedError("cleaning failed"))])
     assert export(table, source).offsets == {A: 10, B: 5}
     assert table.rows == records(A, 0, 10)
 
 
-def test_what_the_table_does_not_say_is_not_committed(source: FakeSource) -> None:
+def test_commit_that_the_table_does_not_show_is_an_error(source: FakeSource) -> None:
     table = FakeTable()
     table.after.append(table.commits.clear)
     with pytest.raises(StrayCommitError, match="the table's last one is none"):
         export(table, source)
 
 
-def test_another_writer_is_told_at_once(source: FakeSource) -> None:
+def test_other_writer_is_reported_at_once(source: FakeSource) -> None:
     table = FakeTable(before=[raising(OtherWriterError("refused"))])
     with pytest.raises(OtherWriterError):
         export(table, source)
@@ -162,7 +160,7 @@ def test_offsets_left_at_the_end_are_read_again(source: FakeSource) -> None:
     assert table.rows == records(A, 0, 10)
 
 
-def test_a_partition_that_is_not_exported_now_keeps_its_offset(source: FakeSource) -> None:
+def test_partition_that_is_not_exported_now_keeps_its_offset(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     grow(source, A, 11)
@@ -177,7 +175,7 @@ def test_a_partition_that_is_not_exported_now_keeps_its_offset(source: FakeSourc
         ("prod-a", TableTerms(isolation=IsolationLevel.READ_UNCOMMITTED), "not read_uncommitted"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_export_with_other_terms_than_the_tables_is_refused(
     source: FakeSource, cluster: str, terms: TableTerms, said: str
 ) -> None:
     table = FakeTable()
@@ -189,7 +187,7 @@ def test_what_does_not_go_together_is_refused(
     assert len(table.commits) == 1
 
 
-def test_an_archive_that_was_replaced_is_refused(source: FakeSource) -> None:
+def test_replaced_archive_is_refused(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     grow(source, A, 3)
@@ -198,25 +196,25 @@ def test_an_archive_that_was_replaced_is_refused(source: FakeSource) -> None:
 
 
 class Killed(BaseException):
-    """The driver is gone."""
+    """Death of the driver."""
 
 
 FAULTS = st.sampled_from([NotCommittedError("failed"), OtherWriterError("refused"), Killed()])
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 9),  # so much more is stored of each partition
+        st.integers(0, 9),  # number of offsets in a commit
         st.integers(1, 9) | st.none(),  # so many offsets in a commit
         st.booleans(),  # whether offsets without records are committed
-        st.lists(FAULTS | st.none(), max_size=3),  # before a commit
-        st.lists(FAULTS | st.none(), max_size=3),  # and after it
+        st.lists(FAULTS | st.none(), max_size=3),  # fault before a commit
+        st.lists(FAULTS | st.none(), max_size=3),  # fault after a commit
     ),
     max_size=8,
 )
 
 
-@settings(deadline=None)  # the first example of a busy machine takes long
+@settings(deadline=None)  # the first example takes long on a busy machine
 @given(STEPS, st.sets(st.integers(0, 40)))
-def test_whatever_happens_each_record_is_there_once(
+def test_every_record_is_in_the_table_once_after_any_faults(
     steps: list[tuple[int, int | None, bool, list[Any], list[Any]]], aborted: set[int]
 ) -> None:
     table = FakeTable()
@@ -238,7 +236,7 @@ def test_whatever_happens_each_record_is_there_once(
 
 
 class Forgetful(FakeTable):
-    """Its first commits were archived, or have expired."""
+    """A table whose first commits were archived or have expired."""
 
     def progress(self) -> Progress | None:
         if not self.commits:
@@ -246,7 +244,7 @@ class Forgetful(FakeTable):
         return super().progress()
 
 
-def test_a_lost_progress_is_an_error_unless_told_where_to_begin(source: FakeSource) -> None:
+def test_lost_progress_is_an_error_unless_a_new_start_is_requested(source: FakeSource) -> None:
     with pytest.raises(LostProgressError):
         export(Forgetful(), source)
     table = Forgetful()
@@ -254,7 +252,7 @@ def test_a_lost_progress_is_an_error_unless_told_where_to_begin(source: FakeSour
     assert table.rows == records(A, 0, 10)
 
 
-def test_two_writers_at_once_are_seen_in_the_commits(source: FakeSource) -> None:
+def test_two_concurrent_writers_are_detected_in_the_commits(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     first = table.commits[0]
@@ -265,7 +263,7 @@ def test_two_writers_at_once_are_seen_in_the_commits(source: FakeSource) -> None
     assert last_progress([following, None, first]) == following
 
 
-def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource) -> None:
+def test_export_continues_with_another_history_only_if_requested(source: FakeSource) -> None:
     table = FakeTable()
     source.epoch_history = epoch_history_of([(1, 0), (3, 6)])
     export(table, source)
@@ -291,7 +289,7 @@ def test_a_table_goes_on_with_another_history_only_where_told(source: FakeSource
 
 
 class Growing(FakeSource):
-    """The archive goes on behind a fork once the first chunk of a run was read."""
+    """A source whose archive grows beyond a divergence after the first chunk of a run was read."""
 
     def frame(self, plan: Plan) -> DataFrame:
         self.epoch_history = epoch_history_of([(5, 0), (6, 8)])
@@ -299,7 +297,7 @@ class Growing(FakeSource):
 
 
 @pytest.mark.parametrize("reread", [False, True])
-def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
+def test_divergence_found_during_a_run_ends_it_unless_reread_is_set(*, reread: bool) -> None:
     table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(10))})
     source.epoch_history = epoch_history_of([(5, 0)])
     export(table, source)
@@ -314,8 +312,8 @@ def test_a_fork_that_shows_within_a_run_ends_it(*, reread: bool) -> None:
     assert table.rows == records(A, 0, 14)
 
 
-def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> None:
-    """The state's rows are of the state's offset, not of where the next chunk begins."""
+def test_skipped_offsets_without_records_keep_their_own_epoch() -> None:
+    """Epoch rows of the state belong to the state's offset, not to the start of the next chunk."""
     table, source = FakeTable(), FakeSource({A: OffsetRange(Offset(0), Offset(4))})
     source.epoch_history = epoch_history_of([(5, 0)])
     export(table, source)
@@ -327,7 +325,7 @@ def test_what_was_passed_over_without_a_record_is_not_of_an_older_epoch() -> Non
     assert export(table, source).commits == ()
 
 
-def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeSource) -> None:
+def test_table_of_an_earlier_version_has_no_epoch_history(source: FakeSource) -> None:
     table = FakeTable()
     export(table, source)
     assert table.commits[-1].tail.epoch_histories == {}
@@ -342,8 +340,8 @@ def test_a_table_of_an_earlier_version_says_nothing_of_its_history(source: FakeS
     assert table.commits[-1].tail.epoch_histories == kept, "of what comes now nothing is known"
 
 
-def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
-    """Partition B has nothing new in the first chunk, and no commit of its own in between."""
+def test_second_divergence_is_detected_before_the_first_is_exported_again() -> None:
+    """Partition B has no new records in the first chunk, and no commit of its own in between."""
     table = FakeTable()
     source = FakeSource({tp: OffsetRange(Offset(0), Offset(40)) for tp in (A, B)})
     source.epoch_history = epoch_history_of([(1, 0)])
@@ -365,7 +363,7 @@ def test_a_second_fork_is_seen_before_the_first_one_is_exported_anew() -> None:
 
 
 class Behind(FakeSource):
-    """The brokers' log of B ends below what the table has of it."""
+    """A source where the brokers' log of B ends below the table's offset."""
 
     def available(
         self,
@@ -381,7 +379,7 @@ class Behind(FakeSource):
 
 
 @pytest.mark.parametrize("source_type", [FakeSource, Behind], ids=["archive", "brokers"])
-def test_a_partition_that_ends_below_the_table_does_not_hold_up_the_others(
+def test_partition_that_ends_below_the_table_does_not_block_the_others(
     source_type: type[FakeSource],
 ) -> None:
     ranges = {tp: OffsetRange(Offset(0), Offset(40)) for tp in (A, B)}
@@ -399,7 +397,7 @@ def test_a_partition_that_ends_below_the_table_does_not_hold_up_the_others(
 
 
 @pytest.mark.parametrize(("newest_ms", "hung"), [(900_000, False), (900_001, True)])
-def test_a_transaction_that_hangs_is_told(newest_ms: int, *, hung: bool) -> None:
+def test_hung_transaction_is_reported(newest_ms: int, *, hung: bool) -> None:
     source = FakeSource({A: OffsetRange(Offset(0), Offset(4))})
     source.open = {A: UndecidedTail(Offset(0), Offset(4), Offset(9), 7, 0, newest_ms)}
     terms = TableTerms(now_ms=lambda: 1_000_000)

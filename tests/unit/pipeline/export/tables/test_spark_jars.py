@@ -16,7 +16,9 @@ from sidetier.segments.errors import ConfigurationError
         (TableJar.HUDI, "3.5.3", "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"),
     ],
 )
-def test_a_jar_goes_with_the_minor_version(jar: TableJar, version: str, coordinates: str) -> None:
+def test_jar_matches_the_minor_version_of_spark(
+    jar: TableJar, version: str, coordinates: str
+) -> None:
     assert jar_of(jar, version) == coordinates
     assert coordinates in hint_of(jar, version)
 
@@ -34,7 +36,9 @@ def test_a_jar_goes_with_the_minor_version(jar: TableJar, version: str, coordina
         (TableJar.HUDI, "4.0.0", "only with Spark 3.5. Install"),
     ],
 )
-def test_an_unknown_version_names_the_known_ones(jar: TableJar, version: str, told: str) -> None:
+def test_error_for_an_unknown_spark_version_names_the_known_ones(
+    jar: TableJar, version: str, told: str
+) -> None:
     with pytest.raises(ConfigurationError, match=f"Spark {re.escape(version)}: .*{told}"):
         jar_of(jar, version)
     assert "spark.jars.packages" in hint_of(jar, version)

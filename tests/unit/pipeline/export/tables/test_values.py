@@ -25,7 +25,7 @@ ORDER = '{"type": "object", "properties": {"id": {"type": "integer"}, "to": {"ty
 
 
 def batch(*values: bytes | None) -> pa.RecordBatch:
-    """Records of orders-3 from offset 7 on."""
+    """A batch of records of orders-3 from offset 7 on."""
     count = len(values)
     columns = {
         "key": [b"k"] * count,
@@ -50,19 +50,19 @@ def decoded(how: ValueColumns, *values: bytes | None) -> pa.RecordBatch:
     return found
 
 
-def test_bytes_are_left_as_they_are() -> None:
+def test_bytes_stay_unchanged() -> None:
     given = batch(b"a", None)
     assert list(columns(ValueFormat.BYTES)(iter([given]))) == [given]
 
 
-def test_a_value_is_one_column() -> None:
+def test_value_is_one_column() -> None:
     found = decoded(columns(ValueFormat.JSON, ORDER), b'{"id": 1, "to": "x"}', None)
     assert found.column("value").to_pylist() == [{"id": 1, "to": "x"}, None]
     assert found.schema.names == list(COLUMNS)
     assert decoded(columns(ValueFormat.STRING), b"a").column("value").to_pylist() == ["a"]
 
 
-def test_its_fields_are_columns() -> None:
+def test_fields_of_a_value_are_columns() -> None:
     found = decoded(columns(ValueFormat.JSON, ORDER, flat=True), b'{"id": 1, "to": "x"}', None)
     assert found.schema.names == [*(name for name in COLUMNS if name != "value"), "id", "to"]
     assert found.column("id").to_pylist() == [1, None]
@@ -81,8 +81,8 @@ AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}
         columns(ValueFormat.AVRO, json.dumps(AVRO), flat=True),
     ],
 )
-def test_a_record_without_a_value_lacks_a_required_field(how: ValueColumns) -> None:
-    """Its column would be null, which the schema excludes."""
+def test_record_without_a_value_lacks_a_required_field(how: ValueColumns) -> None:
+    """The column would be null, which the schema excludes."""
     with pytest.raises(MisfitError, match=r"offset 7: record has no value.*field id is required"):
         decoded(how, None)
     assert list(replace(how, null_values="skip")(iter([batch(None)]))) == []
@@ -95,13 +95,13 @@ def test_records_without_a_value_can_be_left_out() -> None:
     assert found.column("offset").to_pylist() == [8]
 
 
-def test_a_value_that_does_not_fit_is_named() -> None:
+def test_error_names_the_offset_of_a_value_that_does_not_fit() -> None:
     with pytest.raises(MisfitError, match=r"orders-3 offset 8"):
         decoded(columns(ValueFormat.JSON, ORDER), b'{"id": 1}', b'{"id": "one"}')
 
 
 class Told:
-    """Stands in for Spark's accumulator."""
+    """Stand in for Spark's accumulator."""
 
     def __init__(self) -> None:
         self.value: dict[str, None] = {}
@@ -110,7 +110,7 @@ class Told:
         self.value |= names
 
 
-def test_or_set_aside_by_its_offset_however_often_it_is_read(tmp_path: Path) -> None:
+def test_dead_letter_is_stored_once_under_its_offset(tmp_path: Path) -> None:
     letters = DeadLetters(
         StorageConfig(url=f"file://{tmp_path}/letters"),
         cast("Accumulator[dict[str, None]]", Told()),
@@ -127,7 +127,7 @@ def test_or_set_aside_by_its_offset_however_often_it_is_read(tmp_path: Path) -> 
     assert (letter["offset"], letter["timestamp"], letter["value"]) == (9, 0, "/w==")
 
 
-def test_a_batch_of_dead_letters_alone_is_no_batch(tmp_path: Path) -> None:
+def test_batch_of_only_dead_letters_is_dropped(tmp_path: Path) -> None:
     letters = DeadLetters(
         StorageConfig(url=f"file://{tmp_path}/letters"),
         cast("Accumulator[dict[str, None]]", Told()),
@@ -136,26 +136,26 @@ def test_a_batch_of_dead_letters_alone_is_no_batch(tmp_path: Path) -> None:
     assert list(how(iter([batch(b"[")]))) == []
 
 
-def test_a_field_with_the_name_of_a_column_is_refused() -> None:
+def test_field_with_the_name_of_a_column_is_refused() -> None:
     schema = '{"type": "object", "properties": {"Offset": {"type": "integer"}}}'
     how = columns(ValueFormat.JSON, schema, flat=True)
     with pytest.raises(ConfigurationError, match="field Offset has the name of a column"):
         how.decoded_schema()
 
 
-def test_a_value_without_fields_is_no_columns() -> None:
+def test_value_without_fields_cannot_be_columns() -> None:
     with pytest.raises(ConfigurationError, match="have no fields to be columns"):
         columns(ValueFormat.STRING, flat=True).decoded_schema()
 
 
 def timed(*milliseconds: int) -> pa.RecordBatch:
-    """Records from the archive, with raw timestamps."""
+    """A batch of records from the archive, with raw timestamps."""
     given = batch(*[b"a"] * len(milliseconds))
     at = given.schema.get_field_index("timestamp")
     return given.set_column(at, "timestamp", pa.array(milliseconds, pa.int64()))
 
 
-def test_timestamps_are_exact_up_to_both_ends() -> None:
+def test_timestamps_are_exact_at_both_limits() -> None:
     ends = (timestamps.EARLIEST_MS, -1, timestamps.LATEST_MS)
     how = columns(ValueFormat.BYTES)
     [found] = how(iter([timed(*ends)]))
@@ -164,7 +164,7 @@ def test_timestamps_are_exact_up_to_both_ends() -> None:
 
 
 @pytest.mark.parametrize("beyond", [-(2**63), timestamps.LATEST_MS + 1, 2**63 - 1])
-def test_a_timestamp_beyond_fits_nowhere(tmp_path: Path, beyond: int) -> None:
+def test_timestamp_beyond_the_limits_does_not_fit(tmp_path: Path, beyond: int) -> None:
     how = columns(ValueFormat.BYTES)
     with pytest.raises(MisfitError, match=f"offset 8: timestamp {beyond} ms is out of the range"):
         list(how(iter([timed(5, beyond)])))
@@ -185,8 +185,8 @@ def framed(number: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("compatibility", ["none", "backward", "full", "forward"])
-def test_a_newer_schema_than_that_of_the_rows_is_not_passed_over(compatibility: str) -> None:
-    """A table has one schema at a time: its new fields would be left out."""
+def test_schema_newer_than_that_of_the_rows_is_an_error(compatibility: str) -> None:
+    """A table has one schema at a time: the new fields would be left out."""
     with serving() as registry:
         first = registry.register("orders-value", {"schema": json.dumps(V1)})
         options = ValueOptions.model_validate(

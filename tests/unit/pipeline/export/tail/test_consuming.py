@@ -1,4 +1,4 @@
-"""A range of offsets from a client that gives what it has, in the order in which it comes."""
+"""Reading a range of offsets with a client that returns records in the order of arrival."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 @dataclass
 class FakeClient:
-    """Gives the next answers; nothing once they are used up."""
+    """Return the prepared answers, and nothing once they are used up."""
 
     answers: list[Sequence[Message]]
     asked: int = 0
@@ -66,7 +66,7 @@ def record(offset: int) -> Message:
 
 
 class Unreadable:
-    """A message as the client has it where a header's key is no text."""
+    """A message as the client returns it when a header's key is not valid text."""
 
     def __init__(self, offset: int) -> None:
         self._message = record(offset)
@@ -92,8 +92,8 @@ def read(client: FakeClient) -> list[int]:
     return found
 
 
-def test_the_first_timestamp_of_each_partition() -> None:
-    """One of librdkafka that nobody can tell is left out, and is not waited for."""
+def test_first_timestamp_of_each_partition_is_read() -> None:
+    """A timestamp that librdkafka marks as unavailable is left out and not waited for."""
     one, two = WANTED.tp, TopicPartition("orders", 1)
     without = Message("orders", 1, 4, timestamp=(TIMESTAMP_NOT_AVAILABLE, 0))
     client = FakeClient([[], [failed(EOF), record(12), record(13)], [without]])
@@ -108,41 +108,41 @@ def test_the_first_timestamp_of_each_partition() -> None:
 EOF = KafkaError._PARTITION_EOF
 
 
-def test_it_ends_at_a_record_behind_the_range() -> None:
+def test_read_ends_at_the_first_record_beyond_the_range() -> None:
     client = FakeClient([[record(10), record(13)], [], [record(19), record(20), record(21)]])
     assert read(client) == [10, 13, 19]
     assert client.asked == 3
 
 
-def test_it_ends_with_its_last_record() -> None:
-    """Whatever becomes of the broker then."""
+def test_read_ends_with_the_last_record_of_the_range() -> None:
+    """A later failure of the broker does not matter."""
     client = FakeClient([[record(18), record(19)], [failed(KafkaError._TRANSPORT)]])
     assert read(client) == [18, 19]
     assert client.asked == 1
 
 
-def test_it_ends_where_the_log_ends_if_that_is_far_enough() -> None:
-    """Between the last record and the end of the range are markers, or nothing."""
+def test_read_ends_at_the_log_end_if_it_covers_the_range() -> None:
+    """Between the last record and the end of the range are only markers or nothing."""
     client = FakeClient([[record(11), failed(EOF, 15)], [failed(EOF, 20)]])
     assert read(client) == [11]
     assert client.asked == 2
     assert read(FakeClient([[failed(EOF, 33)]])) == []
 
 
-def test_what_was_deleted_meanwhile_is_no_end() -> None:
+def test_records_deleted_during_the_read_are_an_error() -> None:
     for code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         with pytest.raises(BrokerReadError, match="has deleted records below offset 20 since"):
             read(FakeClient([[record(10)], [failed(code)]]))
 
 
-def test_a_silent_broker_is_given_up() -> None:
+def test_read_of_a_silent_broker_is_given_up() -> None:
     client = FakeClient([[failed(KafkaError._TRANSPORT)], [record(10)]])
     with pytest.raises(BrokerReadError, match="given nothing up to offset 19 for 60 s"):
         read(client)
     assert 10 < client.asked < 20
 
 
-def test_what_is_made_of_the_records_meanwhile_is_no_silence() -> None:
+def test_time_spent_on_received_records_does_not_count_as_silence() -> None:
     clock = Ticking()
     client = FakeClient([[record(10)], [], [failed(EOF, 20)]])
     reader = BrokerReader(BrokerConfig(), IsolationLevel.READ_COMMITTED, COLUMNS, 60.0, clock)
@@ -151,8 +151,10 @@ def test_what_is_made_of_the_records_meanwhile_is_no_silence() -> None:
     assert client.asked == 3
 
 
-def test_records_that_are_not_to_be_seen_are_no_silence() -> None:
-    """Aborted transactions, for longer than a broker may be silent: their markers move it on."""
+def test_aborted_records_do_not_count_as_silence() -> None:
+    """The client skips aborted transactions for longer than the silence limit: its position
+    advances.
+    """
     places = [place for place in range(11, 19) for _ in range(4)]
     client = FakeClient([[]] * 32 + [[record(19)]], places=places)
     assert read(client) == [19]
@@ -162,7 +164,7 @@ def test_records_that_are_not_to_be_seen_are_no_silence() -> None:
         read(beyond)
 
 
-def test_a_broker_that_refuses_is_told() -> None:
+def test_refusal_by_a_broker_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="Topic authorization failed"):
         read(FakeClient([[failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)]]))
 
@@ -171,14 +173,14 @@ def test_a_broker_that_refuses_is_told() -> None:
     "code",
     [KafkaError._BAD_MSG, KafkaError._LOG_TRUNCATION, KafkaError.UNKNOWN_TOPIC_OR_PART],
 )
-def test_other_errors_of_the_broker_are_no_setting_and_may_pass(code: int) -> None:
+def test_other_broker_errors_are_transient(code: int) -> None:
     with pytest.raises(BrokerReadError, match="up to offset 19 the broker gives: ") as raised:
         read(FakeClient([[record(10)], [failed(code)]]))
     assert raised.value.retry
 
 
-def test_who_may_read_the_topic_needs_no_group() -> None:
-    """The client asks for the coordinator of its group all the same, and hands the answer on."""
+def test_reading_a_topic_needs_no_group_permission() -> None:
+    """The client asks for the coordinator of its group anyway, and passes the answer on."""
     for code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._TIMED_OUT):
         said = Message(error=KafkaError(code))
         assert read(FakeClient([[said], [record(10)], [record(20)]])) == [10]
@@ -187,8 +189,8 @@ def test_who_may_read_the_topic_needs_no_group() -> None:
         read(silent)
 
 
-def test_headers_that_the_client_cannot_hand_out_are_an_error_that_passes() -> None:
-    """Once the record is archived, it is read from there."""
+def test_unreadable_headers_are_a_transient_error() -> None:
+    """Once the record is archived, it is read from the archive."""
     client = FakeClient([[record(10), cast("Message", Unreadable(11))]])
     reader = BrokerReader(BrokerConfig(), IsolationLevel.READ_COMMITTED, COLUMNS)
     said = "orders-0 offset 11: a header's key is no UTF-8 text.* once it is archived"

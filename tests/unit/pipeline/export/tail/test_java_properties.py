@@ -1,4 +1,4 @@
-"""The sidecar's own way to the brokers, in the names of Kafka's Java client."""
+"""The sidecar's broker settings translated to the names of Kafka's Java client."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sidetier.pipeline.export.tail.java_properties import java_properties, trans
 from sidetier.segments.errors import ConfigurationError
 
 
-def test_what_every_cluster_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_settings_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", 'o"pen\\')
     broker = BrokerConfig.model_validate(
         {
@@ -68,7 +68,9 @@ def test_certificates_are_sent_as_text(tmp_path: Path) -> None:
         ({"sasl.mechanism": "GSSAPI", "sasl.username": "u"}, "GSSAPI with a user"),
     ],
 )
-def test_what_cannot_be_said_in_java_is_refused(properties: dict[str, str], said: str) -> None:
+def test_setting_without_a_java_equivalent_is_refused(
+    properties: dict[str, str], said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said):
         translated(properties)
 
@@ -78,7 +80,7 @@ def test_kerberos_needs_no_user() -> None:
 
 
 @pytest.mark.parametrize("name", ["sasl.password", "sasl.mechanisms", "ssl.ca.location"])
-def test_names_that_javas_client_would_pass_over_are_refused(name: str) -> None:
+def test_names_that_kafkas_java_client_ignores_are_refused(name: str) -> None:
     broker = BrokerConfig(bootstrap_servers="broker-1:9092")
     with pytest.raises(ConfigurationError, match=f"--kafka-option {name}: is a name of librdkafka"):
         java_properties(broker, {"security.protocol": "SASL_SSL", name: "env:KAFKA"})

@@ -1,4 +1,4 @@
-"""Where a partition's archive ends and its broker's log begins."""
+"""The end of a partition's archive and the start of the broker's log."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ def divided(log: Log, first: int, until: int) -> Divided:
     return log.divided(span(first, until))
 
 
-def test_the_broker_is_read_from_where_the_archive_is_decided() -> None:
+def test_broker_is_read_from_the_decided_end_of_the_archive_on() -> None:
     log = joined(A, reach(5, 90, 100), broker(50, 180, 200))
     assert (log.earliest, log.cut, log.latest) == (5, 90, 180)
     assert divided(log, 5, 180) == Divided(span(5, 90), span(90, 90), span(90, 180))
@@ -47,7 +47,7 @@ def test_the_broker_is_read_from_where_the_archive_is_decided() -> None:
     assert missing_of(A, divided(log, 5, 180).gone) == ()
 
 
-def test_what_neither_has_is_told() -> None:
+def test_offsets_in_neither_log_are_missing() -> None:
     log = joined(A, reach(0, 100, 100), broker(130, 180))
     assert log.has_gap
     parts = divided(log, 40, 180)
@@ -59,8 +59,8 @@ def test_what_neither_has_is_told() -> None:
     assert log.reach(Offset(40)) == 180
 
 
-def test_what_the_archive_will_decide_is_waited_for() -> None:
-    """Offsets 90 to 99 are stored, in a transaction that ends where the broker alone knows."""
+def test_undecided_offsets_of_the_archive_are_waited_for() -> None:
+    """Offsets [90, 100) are archived, in a transaction whose end only the broker knows."""
     log = joined(A, reach(0, 90, 100), broker(95, 180))
     assert not log.has_gap
     assert log.reach(Offset(0)) == 90
@@ -68,15 +68,15 @@ def test_what_the_archive_will_decide_is_waited_for() -> None:
     assert log.reach(Offset(95)) == 180, "who is behind that already goes on at the broker"
 
 
-def test_what_is_archived_and_undecided_is_not_given_up_for_a_gap_behind_it() -> None:
-    """90 to 99 are stored, in a transaction that ends in or behind what neither has."""
+def test_undecided_archived_offsets_are_not_given_up_for_a_gap_after_them() -> None:
+    """Offsets [90, 100) are archived, in a transaction that ends in or after the gap."""
     log = joined(A, reach(0, 90, 100), broker(110, 180))
     assert log.has_gap
     assert log.undecided == span(90, 100)
     assert [log.reach(Offset(one)) for one in (0, 99, 100)] == [90, 90, 180]
 
 
-def test_either_may_be_alone() -> None:
+def test_archive_or_broker_log_may_exist_alone() -> None:
     only_broker = joined(A, None, broker(7, 20, 25))
     assert (only_broker.earliest, only_broker.latest, only_broker.has_gap) == (7, 20, False)
     assert divided(only_broker, 7, 20).on_broker == span(7, 20)
@@ -88,16 +88,16 @@ def test_either_may_be_alone() -> None:
         joined(A, None, None)
 
 
-def test_a_broker_that_ends_below_the_archive_is_another_log() -> None:
+def test_broker_log_that_ends_below_the_archive_is_refused() -> None:
     with pytest.raises(BrokerBehindError, match="ends at offset 100, and the broker's log at 99"):
         joined(A, reach(0, 90, 100), broker(0, 99))
-    # Its last stable offset may be lower than the archive's: time has passed between the looks.
+    # The broker's last stable offset may be lower than the archive's, because it was read earlier.
     assert joined(A, reach(0, 100, 100), broker(0, 60, 100)).latest == 100
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_range_is_divided_without_gap_or_overlap(data: st.DataObject) -> None:
+def test_range_is_divided_without_gap_or_overlap(data: st.DataObject) -> None:
     numbers = st.integers(0, 50)
     start, stable, end = sorted(data.draw(st.tuples(numbers, numbers, numbers)))
     low, last, high = sorted(data.draw(st.tuples(numbers, numbers, numbers)))
@@ -117,18 +117,16 @@ def test_a_range_is_divided_without_gap_or_overlap(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("known", "found"), [(None, "b"), ("a", None), ("a", "a"), (None, None)])
-def test_ids_that_are_not_known_are_no_reason_to_refuse(
-    known: str | None, found: str | None
-) -> None:
+def test_unknown_topic_ids_are_accepted(known: str | None, found: str | None) -> None:
     require_same_topic("orders", known, found, "the archive")
 
 
-def test_another_topic_of_the_same_name_is_refused() -> None:
+def test_another_topic_id_of_the_same_name_is_refused() -> None:
     with pytest.raises(OtherTopicError, match="topic orders: the archive has the topic id a, and"):
         require_same_topic("orders", "a", "b", "the archive")
 
 
-def test_where_an_export_is_told_to_begin_and_end() -> None:
+def test_limits_are_resolved_over_archive_and_broker_log() -> None:
     logs = {A: joined(A, reach(5, 90, 100), broker(50, 180, 200))}
     assert limited(logs, Edge.EARLIEST, Edge.LATEST) == {A: span(5, 180)}
     assert limited(logs, AtOffsets({A: -2}), AtOffsets({A: -1})) == {A: span(5, 180)}
