@@ -188,5 +188,5 @@ $(VENV)/.stamp-demo: requirements/runtime.txt requirements/demo.txt requirements
 	$(INSTALLED)
 
 docs: setup ## write the pages of docs/ and the files of the chart that are generated from code
-	$(BIN)/python -m devtools.reference_pages docs
+	$(BIN)/python -m devtools.reference.pages docs
 	$(BIN)/python -m devtools.chart.files helm/sidetier

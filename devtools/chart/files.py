@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import yaml
 
+from devtools.chart.alerts import expressions, rules
+from devtools.chart.dashboard import dashboard
 from devtools.chart.values_schema import values_schema
-from sidetier.telemetry.alerts import expressions, rules
-from sidetier.telemetry.dashboard import dashboard
 
 BEGIN: Final = "<!-- values: made from values.yaml by `make docs` -->\n"
 END: Final = "<!-- end of values -->\n"
@@ -92,7 +92,7 @@ def _json(content: object) -> str:
 
 def _from_alerts(content: object) -> str:
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
-    return f"# Made from telemetry/alerts.py by `make docs`.\n{text}"
+    return f"# Made from devtools/chart/alerts.py by `make docs`.\n{text}"
 
 
 FILES: Final[Mapping[str, Callable[[Path], str]]] = {

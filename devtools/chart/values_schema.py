@@ -7,8 +7,8 @@ and the like) are only checked to be a mapping or a list: the API server checks 
 from collections.abc import Iterable
 from typing import Any, Final
 
+from devtools.chart.alerts import ALERTS
 from sidetier.config.catalogue import json_schema
-from sidetier.telemetry.alerts import ALERTS
 
 Schema = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sidetier.telemetry.alerts import ALERTS
-from sidetier.telemetry.dashboard import dashboard
+from devtools.chart.alerts import ALERTS
+from devtools.chart.dashboard import dashboard
 from tests.harness.archive_objects import file_store
 from tests.harness.chart import CHART, run_promtool
 from tests.harness.log_dir import LogDir

@@ -11,14 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
+from devtools.chart.alerts import ALERTS
+from devtools.chart.dashboard import dashboard
 from devtools.chart.files import BEGIN, FILES, described_values, with_table, write_files
 from devtools.chart.values_schema import values_schema
 from sidetier import __version__
 from sidetier.config.catalogue import json_schema
 from sidetier.config.uploader import UploaderConfig
-from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.catalogue import METRICS, PREFIX, Kind, Metric
-from sidetier.telemetry.dashboard import dashboard
 from sidetier.telemetry.metrics import Metrics, create_registry
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 from tests.harness.markdown import commands

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from devtools.reference_pages import PAGES, write_pages
+from devtools.reference.pages import PAGES, write_pages
 from sidetier.config.loading import load
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
+from devtools.chart.alerts import ALERTS
 from sidetier.leadership.port import LeadershipView
 from sidetier.segments.errors import (
     AccessDeniedError,
@@ -17,7 +18,6 @@ from sidetier.segments.errors import (
 from sidetier.segments.listing import ClosedSegment
 from sidetier.segments.offsets import BaseOffset, LeaderEpoch, TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.telemetry.alerts import ALERTS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.archive.archive_state import ArchiveState
 from sidetier.uploader.clock import SYSTEM_CLOCK

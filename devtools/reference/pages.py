@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sidetier.config.reference import configuration_page, pinterest_page
-from sidetier.telemetry.reference import metrics_page
+from devtools.reference.configuration_page import configuration_page, pinterest_page
+from devtools.reference.metrics_page import metrics_page
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "configuration.md": configuration_page,

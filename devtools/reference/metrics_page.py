@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from sidetier.telemetry.alerts import ALERTS, Alert
+from devtools.chart.alerts import ALERTS, Alert
 from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metric
 from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
 from sidetier.telemetry.export_catalogue import EXPORT_METRICS
@@ -29,7 +29,7 @@ partitions are combined as in the column "above the cap".
 _ALARMS: Final = """
 ## What to alert on
 
-The rules are in `telemetry/alerts.py`, from which `make docs` generates those of the chart and
+The rules are in `devtools/chart/alerts.py`, from which `make docs` generates those of the chart
 `helm/sidetier/files/alerts.yaml` (a rule file for Prometheus). Each rule has a runbook page.
 
 | alert | severity | when | |
