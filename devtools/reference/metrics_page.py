@@ -30,7 +30,7 @@ _ALARMS: Final = """
 ## What to alert on
 
 The rules are in `devtools/chart/alerts.py`, from which `make docs` generates those of the chart
-`helm/sidetier/files/alerts.yaml` (a rule file for Prometheus). Each rule has a runbook page.
+and `helm/sidetier/files/alerts.yaml` (a rule file for Prometheus). Each rule has a runbook page.
 
 | alert | severity | when | |
 |---|---|---|---|
