@@ -68,24 +68,38 @@ class Effects:
         self._errors = errors
 
     def carry_out(self, partition: Partition, actions: Iterable[Action], *, decided: bool) -> None:
-        """Carry out actions in order; one that fails holds the partition back.
+        """Carry out actions in order.
+
+        An action that fails holds the partition back. Of the actions behind it, only releases are
+        carried out: their segments are no longer tracked, so nothing else would close the files.
 
         Args:
             partition: Has returned the actions.
             actions: May hold errors of the decision (`HoldBack`).
             decided: Whether the partition has decided what to do next: it was not held back.
         """
-        planning = planning_of(partition)
-        try:
-            for action in actions:
-                self._carry_out(partition, action)
-        except Exception as error:  # noqa: BLE001 - the state has changed, and stays as it is
-            self.hold_back(partition, planning, error)
-            return
-        if decided:
+        planning, failure = planning_of(partition), self._carry_out_all(partition, actions)
+        if partition.lost:
+            # Errors are kept by name, and another object may have this partition's name by now.
+            if failure is not None:
+                self._errors.note(planning, failure)
+        elif failure is not None:
+            self.hold_back(partition, planning, failure)
+        elif decided:
             self._errors.clear(planning)
             if partition.held_error is not None:
                 partition.step_succeeded(None)
+
+    def _carry_out_all(self, partition: Partition, actions: Iterable[Action]) -> Exception | None:
+        failure: Exception | None = None
+        for action in actions:
+            if failure is not None and not isinstance(action, Release):
+                continue
+            try:
+                self._carry_out(partition, action)
+            except Exception as error:  # noqa: BLE001 - the state has changed, and stays as it is
+                failure = failure or error
+        return failure
 
     def hold_back(
         self, partition: Partition, subject: Subject, error: Exception | None = None

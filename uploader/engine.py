@@ -548,7 +548,8 @@ class Engine:
 
         Raises an exception only if the partition cannot handle the event.
         """
-        self._asker.waiting.pop(partition.topic_partition, None)
+        if self._asker.waiting.get(partition.topic_partition) is partition:
+            del self._asker.waiting[partition.topic_partition]
         situation = self._scheduler.situation(partition, decides=decides)
         actions = partition.handle(event, situation)
         self._effects.carry_out(partition, actions, decided=situation.decides)
@@ -571,7 +572,10 @@ class Engine:
 
     def _handle_all(self, events: Iterable[tuple[Partition, Event]]) -> None:
         for partition, event in events:
-            self._handle(partition, event)
+            try:
+                self._handle(partition, event)
+            except Exception as error:  # noqa: BLE001 - the other partitions get their events
+                self._effects.hold_back(partition, planning_of(partition), error)
 
     def _lead(self, view: LeadershipView) -> None:
         self._errors.tell_of_leadership(view.unreadable)

@@ -24,7 +24,7 @@ from sidetier.uploader.led_partitions import LedPartitions, latest_epoch
 from sidetier.uploader.pinning.pins import log_size, read_largest_timestamp
 from sidetier.uploader.pinning.spooling import keep_unstored, take_spooled
 from sidetier.uploader.pinning.table import PinTable
-from sidetier.uploader.state.decisions import Rules, Situation
+from sidetier.uploader.state.decisions import NO_RISK_RULE, Rules, Situation
 from sidetier.uploader.state.partition import Partition
 from sidetier.uploader.state.risk import RiskRule, is_below, risk_of, worth_holding
 from sidetier.uploader.state.segment import (
@@ -261,9 +261,15 @@ class PartitionScheduler:
 
         `decides` is False if more of its events follow at once.
         """
-        decides = decides and not self._is_held(partition)
-        if decides and not partition.lost:
-            self._apply_rules(partition)
+        decides = decides and not partition.lost and not self._is_held(partition)
+        risk_rule = NO_RISK_RULE
+        if decides:
+            try:
+                self._apply_rules(partition)
+                risk_rule = self._followers.rule_of(partition)
+            except Exception as error:  # noqa: BLE001 - the event must be applied all the same
+                self._effects.hold_back(partition, planning_of(partition), error)
+                decides = False
         tp, epoch = partition.topic_partition, partition.leader_epoch
         return Situation(
             self._clock.monotonic(),
@@ -272,8 +278,8 @@ class PartitionScheduler:
             is_committed=lambda tracked: self._is_committed(partition, tracked),
             is_confirmed_since=lambda moment: self._gate.confirms_lead(tp, epoch, moment),
             latest_epoch=lambda: latest_epoch(partition.directory or ""),
-            risk_rule=self._followers.rule_of(partition),
-            outages=self._outages(partition),
+            risk_rule=risk_rule,
+            outages=lambda: self._outages(partition),
             decides=decides,
         )
 

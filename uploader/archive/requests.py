@@ -300,6 +300,8 @@ class Requests:
         """Accept only commits and gap records from now on, and drop all other waiting requests."""
         self._commits_only = True
         for line in self._lines.values():
+            for partition, _ in line.others.values():
+                partition.end_request()  # or else it would never ask for its commit
             line.others.clear()
 
     def abandon(self) -> None:

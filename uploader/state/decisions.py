@@ -5,8 +5,8 @@ offset, and records gaps. A follower stores only segments that its broker is abo
 only while `offset.wm` does not move.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -77,6 +77,10 @@ class Rules:
         return (self.rescue_patience or 0.0) * (1 + spread)
 
 
+NO_RISK_RULE: Final = RiskRule(0.0, None)
+"""For a decision that does not need the rule: of a leader, or of an event without a decision."""
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What a partition needs to know besides its own state when an event arrives.
@@ -90,7 +94,8 @@ class Situation:
             monotonic seconds, has named this one as the leader.
         latest_epoch: Returns the last leader epoch of the log on this broker.
         risk_rule: When the broker deletes segments of the topic.
-        outages: How many outages of the partition's store have ended.
+        outages: Returns how many outages of the partition's store have ended. Asks the endpoint
+            provider, which may be a slow plug-in.
         decides: False if the event is only to be applied, without a decision: while an unexpected
             error holds the partition back, or if more of its events follow at once.
     """
@@ -101,17 +106,22 @@ class Situation:
     is_committed: Callable[[TrackedSegment], bool]
     is_confirmed_since: Callable[[float], bool]
     latest_epoch: Callable[[], LeaderEpoch] = lambda: UNKNOWN_EPOCH
-    risk_rule: RiskRule = field(default_factory=lambda: RiskRule(0.0, None))
-    outages: int = 0
+    risk_rule: RiskRule = NO_RISK_RULE
+    outages: Callable[[], int] = lambda: 0
     decides: bool = True
 
 
-def decide(partition: "Partition", situation: Situation) -> list[Action]:
-    """Return what to do next for a partition that this broker leads or follows."""
+def decide(partition: "Partition", situation: Situation) -> Iterator[Action]:
+    """Yield what to do next for a partition that this broker leads or follows.
+
+    What was yielded counts even if a later step raises. Released segments come first: they are no
+    longer tracked, so nothing else would ever close their files.
+    """
     if partition.follows:
-        return follow(partition, situation)
-    released = map(Release, partition.forget_stored())
-    return [*released, *lead(partition, situation)]
+        yield from follow(partition, situation)
+    else:
+        yield from map(Release, partition.forget_stored())
+        yield from lead(partition, situation)
 
 
 # -- a leader --------------------------------------------------------------------------------------
@@ -223,8 +233,8 @@ def _reading_pause(partition: "Partition") -> float:
 # -- a follower ------------------------------------------------------------------------------------
 
 
-def follow(partition: "Partition", situation: Situation) -> list[Action]:
-    """Return what to do for a partition that another broker leads.
+def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
+    """Yield what to do for a partition that another broker leads.
 
     The store is not asked before a segment of this copy nears its deletion. Then `offset.wm` is
     read, at most once per patience. If it has not moved between two readings, the segments at risk
@@ -234,27 +244,26 @@ def follow(partition: "Partition", situation: Situation) -> list[Action]:
     partition.note_risk(0)
     stall = partition.watermark_stall
     if partition.config is None or partition.unsure or stall is None:
-        return []
+        return
     if partition.is_sparse or partition.refused is not None:
-        return list(map(Release, partition.untrack_all()))  # each replica compacts its own copy
+        yield from map(Release, partition.untrack_all())  # each replica compacts its own copy
+        return
     partition.notice_watermark()
-    actions: list[Action] = list(map(Release, partition.forget_stored()))
+    yield from map(Release, partition.forget_stored())
     risk = risk_of(
         partition.tracked, situation.risk_rule, situation.wall, partition.at_risk_by_size
     )
     partition.plan_again()
     partition.note_risk(risk.segments)
     if risk.next_at != float("inf"):
-        actions.append(LookAt(situation.now + max(0.0, risk.next_at - situation.wall)))
+        yield LookAt(situation.now + max(0.0, risk.next_at - situation.wall))
     if not risk.segments:
         # No request is made, so what is known of the archive is out of date at the next risk.
         stall.rescuing = False
         if not partition.requesting and not _is_under_way(partition):
             partition.archive = None
-        return actions
-    if partition.requesting:
-        return actions
-    return [*actions, *_watch_stall(partition, situation, risk)]
+    elif not partition.requesting:
+        yield from _watch_stall(partition, situation, risk)
 
 
 def _watch_stall(partition: "Partition", situation: Situation, risk: Risk) -> list[Action]:

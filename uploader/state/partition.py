@@ -620,9 +620,10 @@ class Partition:
         if self.lost or not situation.decides:
             return actions
         try:
-            return [*actions, *decide(self, situation)]
-        except Exception as error:  # noqa: BLE001 - the event's actions must not be lost with it
-            return [*actions, HoldBack(error)]
+            actions.extend(decide(self, situation))
+        except Exception as error:  # noqa: BLE001 - the actions before it must not be lost with it
+            actions.append(HoldBack(error))
+        return actions
 
     def _apply(self, event: Event, situation: Situation) -> list[Action]:  # noqa: C901 - one case for each event
         now = situation.now
@@ -630,7 +631,7 @@ class Partition:
             case SituationChanged():
                 pass
             case RequestSucceeded():
-                return self._request_succeeded(event, now, situation.outages)
+                return self._request_succeeded(event, now, situation.outages())
             case RequestFailed(asked, error, takeovers):
                 return [*self._taken_over(takeovers), *self._request_failed(asked, error, now)]
             case RequestOvertaken():
@@ -764,7 +765,7 @@ class Partition:
             return [unexpected, *self._released_unless_tracked(segment)]
         if isinstance(error, SegmentEndsElsewhereError):
             segment.ends_at(error.next_offset)  # planned anew, and past the gates again
-            return []
+            return self._released_unless_tracked(segment)
         segment.hold.fail(str(error), now)
         told = TellUploadFailed(base, error, segment.hold.failures)
         # Damaged bytes that have no name any more cannot heal: they are a gap, and must not keep

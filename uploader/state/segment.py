@@ -280,7 +280,7 @@ def is_unlinked(pinned: PinnedSegment) -> bool:
     """Return whether the broker has unlinked a pinned `.log`; False if the disk does not answer."""
     try:
         return pinned.unlinked()
-    except OSError:
+    except (OSError, KeyError):  # KeyError: the daemon's thread has closed the pin meanwhile
         return False
 
 

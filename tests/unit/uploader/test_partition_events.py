@@ -408,3 +408,17 @@ def test_an_error_in_a_decision_does_not_lose_the_events_actions() -> None:
     assert partition.handle(event, broken)[0] == Release(segment)
     partition = made(0)
     assert partition.handle(CHANGED, broken) == [HoldBack(error)]
+
+
+def test_an_error_in_a_decision_does_not_lose_the_segments_that_it_forgets() -> None:
+    """Nothing tracks them any more, so nothing else would close their files."""
+    partition, error = made(0, 10), KeyError("x")
+    segment = partition.tracked[BaseOffset(0)]
+    segment.stage = SegmentState.STORED
+    partition.archive = archive(10, base=0)
+
+    def fail(_: TrackedSegment) -> bool:
+        raise error
+
+    broken = replace(ALL_COMMITTED, is_committed=fail)
+    assert partition.handle(CHANGED, broken) == [Release(segment), HoldBack(error)]

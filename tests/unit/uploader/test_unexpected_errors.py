@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -256,6 +257,40 @@ def test_topic_configs_are_requested_again_after_an_unexpected_answer(
         configs.broken = False
         store_all(running, site, log)
         running.wait(lambda: held(running, subject) is None, "the error to be gone")
+    check_archive(store, log.tp)
+
+
+class FaultyConfig:
+    """A topic configuration whose retention cannot be read while `broken` is set."""
+
+    compacted = native_tiering = broken = False
+    retention_bytes = delete_delay = None
+
+    @property
+    def retention(self) -> float:
+        if self.broken:
+            raise ZeroDivisionError("for the test")
+        return float("inf")
+
+
+def test_request_ends_even_if_the_rules_of_its_partition_raise(
+    site: Site, store: FakeStorage, log_dir: LogDir, log: PartitionLog, good: PartitionLog
+) -> None:
+    """A request whose end is lost would keep the partition from all further requests."""
+    config, key = FaultyConfig(), LAYOUT.watermark_key(log.tp)
+    site.topic_configs = ConfigsByHand({"t": cast("TopicConfig", config), "good": TopicConfig()})
+    with site.running() as running:
+        with store.hold("put", key):
+            log.closed_segments(1)
+            log_dir.checkpoint_high_watermarks()
+            running.wait(lambda: store.count("put", key) > 0, "the commit to be under way")
+            config.broken = True
+        error = "ZeroDivisionError: for the test"
+        running.wait(lambda: held(running, "planning of t-0") == error, "the error")
+        store_all(running, site, good)
+        config.broken = False
+        store_all(running, site, log)
+        running.wait(lambda: held(running, "planning of t-0") is None, "the error to be gone")
     check_archive(store, log.tp)
 
 
