@@ -195,8 +195,8 @@ class Spool:
             if pinned.unlinked():
                 return None
             os.makedirs(place, exist_ok=True)
-            # The mark may belong to an earlier file of this name. It is removed before the new `.log`
-            # is linked: otherwise a kill in between would leave an uncommitted file with a mark.
+            # The mark may be of an earlier file of this name. It is removed before the `.log` is
+            # linked: otherwise a kill in between would leave an uncommitted file with a mark.
             _unlink(spooled.mark)
             for kind in _ORDER:
                 if kind in pinned.descriptors:

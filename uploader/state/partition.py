@@ -144,13 +144,13 @@ class Partition:
     directory_ns: int = -1
     """The directory's modification time at the last listing; -1 to have it listed again."""
     identified: bool = False
-    """Whether `partition.metadata` has told the topic id."""
+    """Whether `partition.metadata` has given the topic id."""
     replaced: bool = False
-    """Whether the directory took the place of another one and has not told its topic id."""
+    """Whether the directory has replaced another one, and its topic id could not be read yet."""
 
     # -- its role
 
-    told: bool = False
+    epoch_from_cluster: bool = False
     """Whether the leader epoch comes from the cluster; otherwise from the log's checkpoint."""
     follows: bool = False
     lost: bool = False
@@ -376,7 +376,7 @@ class Partition:
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Lead (again) in this epoch. The pins stay valid; the archive must be read again."""
-        self.leader_epoch, self.told = epoch, epoch != UNKNOWN_EPOCH
+        self.leader_epoch, self.epoch_from_cluster = epoch, epoch != UNKNOWN_EPOCH
         self._change_role(follows=False)
 
     def lose(self) -> None:
