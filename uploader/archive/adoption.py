@@ -1,8 +1,8 @@
-"""Adopt segments that are stored above `offset.wm`, by an earlier run or another leader.
+"""Adopt segments above `offset.wm` that an earlier process or another leader has stored.
 
-A kill between the `.log` and `offset.wm` leaves them. They were verified before they were sent, as
-every stored segment, and a sidecar's `.log` is never replaced by an upload. So the archive
-continues with them.
+They are left when a sidecar is killed after it has stored the `.log`, and before it has written
+`offset.wm`. Every segment is verified before its upload, and no upload replaces a sidecar's `.log`.
+So the archive continues with them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,7 +127,9 @@ def follow_on(
         head = store.head_object(segment.log.key)
         end = noted_next_offset(head)
         if end is None or end <= start:
-            continue
+            continue  # of Pinterest's uploader, or archived already
+        # Before the comparison of leader epochs: those of another topic may be higher, and would
+        # end the search without an error.
         if not chosen:
             ours.check_topic(head)
         if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:

@@ -25,7 +25,7 @@ from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, R
 _TRIES: Final = 5
 
 
-_LOOK_EVERY: Final = 1000
+_CHECK_EVERY: Final = 1000
 """Entries between two checks for segments that were deleted, for example by a lifecycle rule."""
 
 
@@ -136,7 +136,7 @@ class MetadataEditor:
                 metadata = decode_metadata(version.data, key).with_segments(segments)
                 data = encode_metadata(metadata)
             changed = version._replace(data=data)
-            if _is_due_for_a_look(version, changed):
+            if _is_check_due(version, changed):
                 return _without_gone(changed, key, self._bases(tp, stored()))
             return changed
 
@@ -211,9 +211,9 @@ class MetadataEditor:
         return IfAbsent() if version.etag is None else IfMatch(version.etag)
 
 
-def _is_due_for_a_look(before: _Version, after: _Version) -> bool:
+def _is_check_due(before: _Version, after: _Version) -> bool:
     old, new = count_entries(before.data) or 0, count_entries(after.data) or 0
-    if new // _LOOK_EVERY <= old // _LOOK_EVERY:
+    if new // _CHECK_EVERY <= old // _CHECK_EVERY:
         return False
     return new >= before.kept + before.kept // 4
 

@@ -104,7 +104,10 @@ class LocalLog:
             return None
 
     def _read(self, base: BaseOffset, position: int) -> bytes:
-        """Read a header from the live `.log`. A `.deleted` file may be left by a truncation."""
+        """Read a header from the live `.log`.
+
+        A `.deleted` file proves nothing: truncation may have removed its records from the log.
+        """
         path = os.path.join(self.directory, segment_file_name(base, FileKind.LOG))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -119,7 +122,9 @@ R = TypeVar("R")
 HELPERS: Final = 8
 _FEW: Final = 16
 _helping: Final = threading.Lock()
-"""Held by the one scan that has helper threads. Others read their segments one by one."""
+"""Held by the scan that has helper threads. Other scans read their segments without: the number of
+threads, and of connections to the store, stays bounded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ def scan(
 ) -> tuple[list[PinterestSegment], list[str]]:
     """List the segments of a partition, and read the end of each.
 
-    Makes one listing, and as a rule two requests for each segment. Writes nothing.
+    Makes one listing, and usually two requests for each segment. Writes nothing.
 
     Returns:
         The whole segments, by rising base offset, and the keys of damaged `.log` objects.
@@ -162,17 +167,17 @@ def scan(
     prefix = layout.partition_prefix(tp)
     stored = files_by_base(store.list_objects(prefix), prefix)
     rows = [(base, files) for base, files in stored if FileKind.LOG in files]
-    looked = at_once(lambda row: _look(store, *row), rows)
-    whole = [segment for segment in looked if segment is not None]
+    segments = at_once(lambda row: _read_segment(store, *row), rows)
+    whole = [segment for segment in segments if segment is not None]
     damaged = [
         files[FileKind.LOG].key
-        for (_, files), segment in zip(rows, looked, strict=True)
+        for (_, files), segment in zip(rows, segments, strict=True)
         if segment is None
     ]
     return whole, damaged
 
 
-def _look(
+def _read_segment(
     store: RemoteStorage, base: BaseOffset, files: dict[FileKind, ObjectSummary]
 ) -> PinterestSegment | None:
     try:
@@ -337,6 +342,8 @@ class Takeover:
             StorageError: as the port says.
         """
         whole, damaged = scan(self.store, self.layout, self.topic_partition)
+        # Every decision is made before the first write, because a foreign segment or a damaged one
+        # changes what is done with the others.
         spans = {
             s.base_offset: Span(
                 s.base_offset, s.next_offset, self.local.holds(s.base_offset, s.tail)
@@ -384,9 +391,9 @@ class Takeover:
         if end is not None and end < reached:
             raise DivergedError(
                 f"{prefix}: Pinterest's archive reaches {reached}, but the log in "
-                f"{self.local.directory} ends at {end}: it stored what was never committed, or an "
-                "unclean election has lost it; nothing is written before the log has come so far; "
-                f"{_REMEDY}"
+                f"{self.local.directory} ends at {end}: it stored uncommitted records, or an "
+                "unclean election has lost them; nothing is written before the log has reached "
+                f"that offset; {_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(
@@ -420,7 +427,7 @@ class Takeover:
 
         The `.log` goes first: without it, readers ignore the other files. The folder's name comes
         from the versions of the files. So another attempt finds its own copies there, and a later
-        takeover does not overwrite the files that this one has moved.
+        takeover does not overwrite files that were moved before.
         """
         versions = " ".join(segment.files[kind].etag for kind in sorted(segment.files))
         folder = f"peer/{crc64nvme(versions.encode()):016x}/"
