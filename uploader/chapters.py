@@ -20,7 +20,7 @@ from sidetier.archive.objects.chapters import (
     encode_chapter,
     stored_chapters,
 )
-from sidetier.archive.objects.segment import files_by_base
+from sidetier.archive.objects.segment import segment_files
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -110,9 +110,9 @@ def _committed_logs(archive: LongArchive, start: Offset) -> list[tuple[BaseOffse
     after = f"{prefix}{start:020d}"[:-1] if start else ""
     rows = archive.store.list_objects(prefix, start_after=after)
     return [
-        (base, files[FileKind.LOG])
-        for base, files in files_by_base(rows, prefix)
-        if FileKind.LOG in files and start <= base <= archive.last
+        (segment.base_offset, segment.log)
+        for segment in segment_files(rows, prefix)
+        if FileKind.LOG in segment.files and start <= segment.base_offset <= archive.last
     ]
 
 

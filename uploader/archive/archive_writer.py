@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
-from sidetier.archive.objects.segment import derive_next_offset, noted_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, noted_next_offset
 from sidetier.archive.objects.starts import (
     StartRecords,
     keep_earliest_start,
@@ -31,7 +31,6 @@ from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.adoption import (
     OurLog,
     ReadEpochHistory,
-    WholeSegment,
     contiguous,
     follow_on,
     stored_within,
@@ -281,7 +280,7 @@ class ArchiveWriter:
                 ),
             )
 
-    def _begin_with(self, archive: ArchiveState, whole: Sequence[WholeSegment]) -> ArchiveState:
+    def _begin_with(self, archive: ArchiveState, whole: Sequence[SegmentFiles]) -> ArchiveState:
         """Begin the archive at an earlier leader's first segment if that is below our log start."""
         if archive.watermark is not None or archive.start is None or archive.recorded:
             return archive

@@ -30,7 +30,7 @@ from sidetier.archive.objects.leader_epochs import (
     read_epoch_history,
     write_epoch_history,
 )
-from sidetier.archive.objects.segment import files_by_base, noted_epoch, noted_next_offset
+from sidetier.archive.objects.segment import noted_epoch, noted_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.archive.orphan_segments import readable_names
 from sidetier.segments.epoch_history import (
@@ -157,11 +157,11 @@ def _noted(
     named = readable_names(store, layout.metadata_key(tp))
     start = watermark.start_offset or 0
     logs = [
-        (base, files[FileKind.LOG].key)
-        for base, files in files_by_base(store.list_objects(prefix), prefix)
-        if start <= base <= watermark.base_offset
-        and FileKind.LOG in files
-        and (not named or base in named)
+        (segment.base_offset, segment.log.key)
+        for segment in segment_files(store.list_objects(prefix), prefix)
+        if start <= segment.base_offset <= watermark.base_offset
+        and FileKind.LOG in segment.files
+        and (not named or segment.base_offset in named)
     ]
     heads = at_once(lambda log: store.head_object(log[1]), logs)
     for (base, _), head in zip(logs, heads, strict=True):

@@ -16,7 +16,13 @@ from typing import Final, TypeVar
 
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, TimeIndexEntry
-from sidetier.archive.objects.segment import Tail, files_by_base, read_tail, rebuilt_indexes
+from sidetier.archive.objects.segment import (
+    SegmentFiles,
+    Tail,
+    read_tail,
+    rebuilt_indexes,
+    segment_files,
+)
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import (
@@ -42,13 +48,11 @@ from sidetier.storage.port import (
     ChecksumAlgorithm,
     IfAbsent,
     IfMatch,
-    ObjectSummary,
     RemoteStorage,
 )
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
 from sidetier.uploader.errors import DivergedError, OperatorNeededError
 from sidetier.uploader.gates.divergence import log_end_offset
-from sidetier.uploader.pinning.pins import PINNED_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +132,15 @@ threads, and of connections to the store, stays bounded.
 
 
 @dataclass(frozen=True, slots=True)
-class PinterestSegment:
+class PinterestSegment(SegmentFiles):
     """A stored `.log` that ends with a whole record batch, and the files beside it."""
 
-    base_offset: BaseOffset
-    files: dict[FileKind, ObjectSummary]
     tail: Tail
-
-    @property
-    def log(self) -> ObjectSummary:
-        """The `.log` in the listing."""
-        return self.files[FileKind.LOG]
 
     @property
     def next_offset(self) -> Offset:
         """Offset after the last record."""
         return self.tail.batch.next_offset
-
-    @property
-    def missing(self) -> tuple[FileKind, ...]:
-        """The indexes that are not stored."""
-        return tuple(kind for kind in PINNED_KINDS if kind not in self.files)
 
 
 def scan(
@@ -165,23 +157,20 @@ def scan(
         StorageError: as the port says.
     """
     prefix = layout.partition_prefix(tp)
-    stored = files_by_base(store.list_objects(prefix), prefix)
-    rows = [(base, files) for base, files in stored if FileKind.LOG in files]
-    segments = at_once(lambda row: _read_segment(store, *row), rows)
+    listed = segment_files(store.list_objects(prefix), prefix)
+    stored = [segment for segment in listed if FileKind.LOG in segment.files]
+    segments = at_once(lambda segment: _read_segment(store, segment), stored)
     whole = [segment for segment in segments if segment is not None]
     damaged = [
-        files[FileKind.LOG].key
-        for (_, files), segment in zip(rows, segments, strict=True)
-        if segment is None
+        files.log.key for files, segment in zip(stored, segments, strict=True) if segment is None
     ]
     return whole, damaged
 
 
-def _read_segment(
-    store: RemoteStorage, base: BaseOffset, files: dict[FileKind, ObjectSummary]
-) -> PinterestSegment | None:
+def _read_segment(store: RemoteStorage, segment: SegmentFiles) -> PinterestSegment | None:
+    base, files = segment.base_offset, segment.files
     try:
-        tail = read_tail(store, base, files[FileKind.LOG], files.get(FileKind.INDEX))
+        tail = read_tail(store, base, segment.log, files.get(FileKind.INDEX))
     except (DamagedSegmentError, UnsupportedFormatError):
         return None
     return PinterestSegment(base, files, tail)

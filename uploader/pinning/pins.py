@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.names import OPTIONAL_KINDS, REQUIRED_KINDS, FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.segments.producer_snapshot import EMPTY_SNAPSHOT_BYTES
 from sidetier.uploader.sending.reading import FileIdentity
@@ -70,11 +70,6 @@ def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]
         excess -= pin.size
     return tuple(released)
 
-
-PINNED_KINDS: Final = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
-"""Files that every segment has."""
-OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
-"""Files that only some segments have."""
 
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -232,7 +227,7 @@ def pin(
     try:
         # The `.log` is opened first: by its link count `_open_optional` decides whether a file that
         # was not found may have existed.
-        for kind in PINNED_KINDS:
+        for kind in REQUIRED_KINDS:
             descriptor = _open(directory, segment.base_offset, kind)
             if descriptor is not None:
                 descriptors[kind] = descriptor
@@ -267,7 +262,7 @@ def pin_spooled(
     base = spooled.segment.base_offset
     descriptors: dict[FileKind, int] = {}
     try:
-        for kind in (*PINNED_KINDS, *OPTIONAL_KINDS):
+        for kind in (*REQUIRED_KINDS, *OPTIONAL_KINDS):
             descriptor = spooled.open(kind)
             if descriptor is not None:
                 descriptors[kind] = descriptor

@@ -12,10 +12,10 @@ import structlog
 from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import REQUIRED_KINDS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import (
-    PINNED_KINDS,
     HeldPin,
     PinnedSegment,
     PinPriority,
@@ -60,8 +60,8 @@ class PinTable:
     """Opens the files of closed segments; only of the most urgent if there are too many."""
 
     def __init__(self, max_files: int) -> None:
-        self._max_files = max(len(PINNED_KINDS), max_files)
-        self._most = self._max_files // len(PINNED_KINDS)
+        self._max_files = max(len(REQUIRED_KINDS), max_files)
+        self._most = self._max_files // len(REQUIRED_KINDS)
         self._count = self._files = self._bytes = 0
         self._heap: list[_LeastUrgentFirst] = []
         self._deleted_bytes = 0
@@ -140,7 +140,7 @@ class PinTable:
     def refill(self, directory: str, partition: Partition) -> None:
         """Pin segments without a pin, oldest first, while fewer files are open than allowed."""
         for _, tracked in sorted(partition.tracked.items()):
-            if self._files + len(PINNED_KINDS) > self._max_files:
+            if self._files + len(REQUIRED_KINDS) > self._max_files:
                 return
             if tracked.pinned is None:
                 # The upload opens the files again, and reports the error if it persists.
@@ -365,4 +365,4 @@ def allowed_files(wanted: int) -> int:
     allowed = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OTHER_FILES)
     if allowed < wanted:
         log.warning("pins.limited", wanted_files=wanted, allowed_files=allowed, ulimit=soft)
-    return max(len(PINNED_KINDS), allowed)
+    return max(len(REQUIRED_KINDS), allowed)

@@ -7,7 +7,7 @@ from typing import Final
 
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import OPTIONAL_KINDS, FileKind
 from sidetier.segments.notes import (
     BROKER_ID_KEY,
     LEADER_EPOCH_KEY,
@@ -30,7 +30,7 @@ from sidetier.segments.txn_index import (
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.errors import StoredOtherwiseError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
 from sidetier.uploader.sending.verify import (
