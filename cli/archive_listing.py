@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from sidetier.archive.objects.segment import derive_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark, read_watermark
 from sidetier.archive.topics import cluster_prefixes, live_partition, stored_partitions
 from sidetier.cli.arguments import first_of
@@ -21,14 +21,11 @@ from sidetier.segments.errors import (
     ObjectNotFoundError,
     SegmentError,
 )
-from sidetier.segments.keys import ArchiveLayout, parse_object_key
+from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
 from sidetier.segments.notes import MAX_TIMESTAMP_KEY, NEXT_OFFSET_KEY
 from sidetier.segments.offsets import BaseOffset, Offset, TopicPartition
 from sidetier.storage.port import ObjectSummary, RemoteStorage
-
-_NEEDED: Final = frozenset({FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX})
-
 
 NO_WATERMARK: Final = "no offset.wm"
 """Problem text for a partition without `offset.wm`: no segment of it is committed."""
@@ -59,19 +56,6 @@ class ArchiveEnd:
     watermark: Watermark | None = None
     next_offset: Offset | None = None
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSegmentFiles:
-    """The stored files of one segment, by kind, with their sizes in bytes."""
-
-    base_offset: BaseOffset
-    sizes: dict[FileKind, int]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `.log`, `.index` and `.timeindex` are stored; a reader needs all three."""
-        return self.sizes.keys() >= _NEEDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +110,30 @@ def _directory(row: ObjectSummary, prefix: str) -> str:
 
 
 def _summarized(tp: TopicPartition, prefix: str, rows: Iterable[ObjectSummary]) -> StoredPartition:
-    size, bases, incomplete = 0, array("q"), array("q")
-    has_watermark = False
-    for base, group in groupby(rows, lambda row: _base_of(row, prefix)):
-        files = list(group)
-        size += sum(row.size for row in files)
-        if base is None:
-            has_watermark |= any(row.key == f"{prefix}offset.wm" for row in files)
-            continue
-        segment = _segment(base, files, prefix)
-        if FileKind.LOG in segment.sizes:
-            bases.append(base)
-        if not segment.is_complete:
-            incomplete.append(base)
+    size, has_watermark = 0, False
+
+    def tallied() -> Iterator[ObjectSummary]:
+        nonlocal size, has_watermark
+        for row in rows:
+            size += row.size
+            has_watermark |= row.key == f"{prefix}offset.wm"
+            yield row
+
+    bases, incomplete = array("q"), array("q")
+    for segment in segment_files(tallied(), prefix):
+        if FileKind.LOG in segment.files:
+            bases.append(segment.base_offset)
+        if segment.missing:
+            incomplete.append(segment.base_offset)
     return StoredPartition(tp, size, bases, incomplete, has_watermark)
 
 
 def list_segments(
     store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition
-) -> Iterator[StoredSegmentFiles]:
+) -> Iterator[SegmentFiles]:
     """Yield the segments of one partition by ascending base offset, from one listing."""
     prefix = layout.partition_prefix(tp)
-    for base, group in groupby(store.list_objects(prefix), lambda row: _base_of(row, prefix)):
-        if base is not None:
-            yield _segment(base, list(group), prefix)
-
-
-def _base_of(row: ObjectSummary, prefix: str) -> BaseOffset | None:
-    parsed = parse_object_key(row.key, prefix)
-    return None if parsed is None else parsed[0]
-
-
-def _segment(base: BaseOffset, rows: list[ObjectSummary], prefix: str) -> StoredSegmentFiles:
-    parsed = ((parse_object_key(row.key, prefix), row.size) for row in rows)
-    return StoredSegmentFiles(base, {key_parts[1]: size for key_parts, size in parsed if key_parts})
+    return segment_files(store.list_objects(prefix), prefix)
 
 
 def read_archive_end(store: RemoteStorage, layout: ArchiveLayout, tp: TopicPartition) -> ArchiveEnd:

@@ -7,6 +7,7 @@ Source: Kafka's `LogFileUtils` (file names), `LocalLog.parseTopicPartitionName` 
 import re
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final
 
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 
@@ -38,6 +39,12 @@ class FileKind(StrEnum):
     TIMEINDEX = ".timeindex"
     TXNINDEX = ".txnindex"
     SNAPSHOT = ".snapshot"
+
+
+REQUIRED_KINDS: Final = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
+"""Files that every segment has."""
+OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
+"""Files that only some segments have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Write chapters: the metadata of 1,000 segments in one object (see `stored_chapters`).
 
-No other work waits for them. A kill leaves a whole chapter, or none. Each is written once, with
-If-None-Match: its data about a segment is valid for the version of the segment that it names, also
-under a later leader.
+No other work waits for them. After a kill, a chapter is stored completely or not at all. Each
+chapter is written once, with If-None-Match: an entry is valid for the version of the segment that
+it names, also under a later leader.
 """
 
 import threading
@@ -20,7 +20,7 @@ from sidetier.archive.objects.chapters import (
     encode_chapter,
     stored_chapters,
 )
-from sidetier.archive.objects.segment import files_by_base
+from sidetier.archive.objects.segment import segment_files
 from sidetier.segments.errors import ObjectNotFoundError, PreconditionFailedError, SidetierError
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.segments.names import FileKind
@@ -66,13 +66,13 @@ class LongArchives:
         self._grown: dict[TopicPartition, LongArchive] = {}
 
     def put(self, archive: LongArchive) -> None:
-        """Add an archive, or replace its earlier entry. One without a full chapter is ignored."""
+        """Add an archive, or replace its earlier entry. Ignore it if it cannot fill a chapter."""
         if archive.segments >= SEGMENTS:
             with self._lock:
                 self._grown[archive.topic_partition] = archive
 
     def take(self) -> LongArchive | None:
-        """Remove and return one archive; None where there is none."""
+        """Remove an archive and return it; None if there is none."""
         with self._lock:
             return self._grown.popitem()[1] if self._grown else None
 
@@ -99,7 +99,7 @@ def write_chapters(archive: LongArchive, is_stopped: Callable[[], bool]) -> int:
         try:
             store.put_object(key, BytesBody(encode_chapter(entries)), condition=IfAbsent())
         except PreconditionFailedError:
-            continue
+            continue  # another sidecar has written this chapter: go on behind it
         log.info("chapter.written", key=key, segments=len(entries))
     return len(logs)
 
@@ -110,9 +110,9 @@ def _committed_logs(archive: LongArchive, start: Offset) -> list[tuple[BaseOffse
     after = f"{prefix}{start:020d}"[:-1] if start else ""
     rows = archive.store.list_objects(prefix, start_after=after)
     return [
-        (base, files[FileKind.LOG])
-        for base, files in files_by_base(rows, prefix)
-        if FileKind.LOG in files and start <= base <= archive.last
+        (segment.base_offset, segment.log)
+        for segment in segment_files(rows, prefix)
+        if FileKind.LOG in segment.files and start <= segment.base_offset <= archive.last
     ]
 
 
@@ -132,7 +132,7 @@ def _entries(
 
 @dataclass(frozen=True, slots=True)
 class ChaptersWritten:
-    """An archive's chapters are written; `left` segments are behind the last one."""
+    """The chapters of an archive are written. `left` segments follow the last chapter."""
 
     archive: LongArchive
     left: int
@@ -150,7 +150,7 @@ ChapterEvent = ChaptersWritten | ChaptersFailed
 
 
 class Chapters:
-    """Starts writing chapters when an archive has grown by enough segments, one at a time.
+    """Writes the chapters of archives that have grown by enough segments, one archive at a time.
 
     Args:
         archives: The archives that have grown.

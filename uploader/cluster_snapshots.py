@@ -1,8 +1,8 @@
 """Snapshots of the cluster's state, taken by one sidecar of the cluster at a time.
 
-Every sidecar reads the index `latest.json` once per `interval`. The one that wrote it last takes
-the snapshots. Another one takes over when the index has not changed for three intervals: it first
-claims the index with a conditional put, and asks the brokers only if that succeeds.
+Every sidecar reads the index `latest.json` once per `interval`. The sidecar that wrote it last
+takes the snapshots. Another sidecar takes over when the index has not changed for three intervals:
+it first claims the index with a conditional put, and asks the brokers only if that succeeds.
 
 What a kill right after each durable step leaves:
 
@@ -124,18 +124,20 @@ class SnapshotWriter:
         self._place.archive_writer.admit()
         stored = read_index(self._store, self._layout)
         if not self._is_our_turn(stored):
-            return _told(stored)
+            return _as_reader(stored)
         if stored is None or stored.index.nonce != self._nonce:
             claimed = self._write(stored, stored.index if stored else None)
             if claimed is None:
-                return _told(read_index(self._store, self._layout))
-            self._read_at.clear()
+                return _as_reader(read_index(self._store, self._layout))
+            self._read_at.clear()  # the new writer reads every kind in its first turn
             stored = claimed
         return self._take_due(stored)
 
     def _is_our_turn(self, stored: StoredIndex | None) -> bool:
         if stored is None or stored.index.nonce == self._nonce:
             return True
+        # The age of the index is measured with the monotonic clock of this machine: the time in it
+        # is from another machine, whose clock may be wrong.
         now, nonce = self._clock.monotonic(), stored.index.nonce
         if self._seen is None or self._seen[0] != nonce:
             self._seen = nonce, now
@@ -167,7 +169,7 @@ class SnapshotWriter:
             return TurnResult(index, is_writer=True, problems=problems)
         written = self._write(stored, index)
         if written is None:
-            return _told(read_index(self._store, self._layout))
+            return _as_reader(read_index(self._store, self._layout))
         return TurnResult(written.index, is_writer=True, problems=problems)
 
     def _is_due(self, kind: SnapshotKind) -> bool:
@@ -222,7 +224,7 @@ class SnapshotWriter:
             for key in keys[: -self._config.history][:_REMOVED_AT_ONCE]:
                 self._store.delete_object(key)
         except PermanentStorageError as error:
-            self._may_remove = False
+            self._may_remove = False  # permission is missing: do not fail, and log, at each turn
             log.warning("cluster_snapshot.not_removed", error=str(error))
 
     def _write(self, stored: StoredIndex | None, index: SnapshotIndex | None) -> StoredIndex | None:
@@ -240,16 +242,16 @@ class SnapshotWriter:
             etag = self._store.put_object(key, BytesBody(encode_index(ours)), condition=condition)
         except PreconditionFailedError:
             current = read_index(self._store, self._layout)
-            if (
-                current is None or current.index.nonce != ours.nonce
-            ):  # equal: our own put, whose answer was lost
+            # With our nonce, the stored index is our own: the store has written it, but its answer
+            # was lost, and the retry was refused.
+            if current is None or current.index.nonce != ours.nonce:
                 return None
             etag = current.etag
         self._nonce = ours.nonce
         return StoredIndex(ours, etag)
 
 
-def _told(stored: StoredIndex | None) -> TurnResult:
+def _as_reader(stored: StoredIndex | None) -> TurnResult:
     if stored is None:
         return TurnResult(None)
     return TurnResult(stored.index, problems=stored.index.problems)
@@ -290,7 +292,7 @@ class ClusterSnapshots:
         self._metrics = metrics
         self._errors = errors
         self._next = now() + min(FIRST_SECONDS, interval)
-        self._told: Mapping[SnapshotKind, str] = {}
+        self._logged_problems: Mapping[SnapshotKind, str] = {}
         self._failure: str | None = None
 
     def take_if_due(self) -> None:
@@ -311,9 +313,9 @@ class ClusterSnapshots:
         self._failure = None
         if result.is_writer:
             for kind, problem in result.problems.items():
-                if self._told.get(kind) != problem:
+                if self._logged_problems.get(kind) != problem:
                     log.warning("cluster_snapshot.incomplete", kind=kind.value, error=problem)
-            self._told = result.problems
+            self._logged_problems = result.problems
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, SidetierError):

@@ -31,11 +31,11 @@ from sidetier.uploader.effects import Effects, planning_of
 from sidetier.uploader.gates.high_watermark import (
     CommittedGate,
     HighWatermarkAsker,
-    HighWatermarksTold,
+    HighWatermarksReceived,
     HighWatermarksUnavailable,
 )
 from sidetier.uploader.gates.topic_rules import (
-    TopicConfigsTold,
+    TopicConfigsReceived,
     TopicConfigsUnavailable,
     TopicRules,
 )
@@ -91,9 +91,9 @@ class Moved:
 
 Outcome = (
     Event
-    | HighWatermarksTold
+    | HighWatermarksReceived
     | HighWatermarksUnavailable
-    | TopicConfigsTold
+    | TopicConfigsReceived
     | TopicConfigsUnavailable
     | StoreRecords
     | StoreRecordsUnavailable
@@ -200,7 +200,7 @@ class Engine:
         self._gate = CommittedGate(
             now,
             use_checkpoint=config.high_watermark.checkpoint,
-            brokers_tell=context.high_watermarks is not None,
+            asks_brokers=context.high_watermarks is not None,
             on_checkpoint=errors.file_was_read,
         )
         self._tails = LogTails(self._gate)
@@ -526,9 +526,9 @@ class Engine:
         self, partition: Partition | None, event: Outcome, *, decides: bool = True
     ) -> None:
         match event:
-            case HighWatermarksTold() | HighWatermarksUnavailable():
+            case HighWatermarksReceived() | HighWatermarksUnavailable():
                 self._touch_all_of(self._asker.handle(event))
-            case TopicConfigsTold() | TopicConfigsUnavailable():
+            case TopicConfigsReceived() | TopicConfigsUnavailable():
                 self._touch_topics(self._rules.handle(event))
             case StoreRecords():
                 self.status.set_store_records(event)
@@ -648,7 +648,7 @@ class Engine:
     def _work(self) -> None:
         tells = self._now() >= self._next_told
         if tells:
-            self._handle_all(self._hung.look())
+            self._handle_all(self._hung.check())
         self._advance_touched()
         if tells:
             self._tell()

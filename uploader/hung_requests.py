@@ -1,4 +1,8 @@
-"""Requests that a store does not answer. A thread that hangs in the kernel cannot be ended."""
+"""Requests that a store does not answer.
+
+A thread that hangs in the kernel cannot be ended. So hung requests are counted, and the number of
+further requests to the same store is limited until it answers.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,8 +23,13 @@ log: Final = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Hung:
-    """A hung request. `topic_partition` is None where it concerns the whole cluster, or a partition
-    that has left this broker.
+    """A hung request.
+
+    Attributes:
+        call: The request.
+        topic_partition: The partition that it is made for; None if it concerns the whole cluster,
+            or a partition that has left this broker.
+        attempt: Number of the attempt when the hang was noticed.
     """
 
     call: StoreCall
@@ -38,7 +47,7 @@ class HungRequests:
     Args:
         calls: The store requests under way.
         pools: The worker threads that make requests for partitions.
-        partitions: Those that are led or followed now.
+        partitions: The partitions that this broker leads or follows now.
         place_of: Where a topic is archived.
     """
 
@@ -78,12 +87,12 @@ class HungRequests:
             f"{others}"
         )
 
-    def look(self) -> list[tuple[Partition, StoreSilent]]:
+    def check(self) -> list[tuple[Partition, StoreSilent]]:
         """Check which requests hang now.
 
         Returns:
-            For each partition of which that has changed: its oldest hung request, or that none
-            hangs any more.
+            An event for each partition whose oldest hung request has changed; with the reason None
+            if none of its requests hangs any more.
         """
         known = {hung.call: hung for hung in self._hung}
         calls = self._calls.hung()
@@ -127,6 +136,7 @@ class HungRequests:
                 reasons.setdefault(hung.topic_partition, reason)
         changes: list[tuple[Partition, StoreSilent]] = []
         for tp, held in list(self._held.items()):
+            # The partition may have left and come back as another object, with a state of its own.
             if tp not in reasons or self._partitions.get(tp) is not held:
                 del self._held[tp]
                 changes.append((held, StoreSilent(None)))

@@ -125,8 +125,8 @@ class LedPartitions:
         """Whether view and directory are of different topics of the same name, as after a topic was
         deleted and created again: one of them is late, and the view's leader epochs do not count.
         """
-        told = self._view.topic_ids.get(partition.topic_partition.topic)
-        return told is not None and partition.topic_id not in {None, told}
+        topic_id = self._view.topic_ids.get(partition.topic_partition.topic)
+        return topic_id is not None and partition.topic_id not in {None, topic_id}
 
     def _park(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
@@ -217,7 +217,7 @@ class LedPartitions:
             partition.close()
             partition = None
         if partition is None:
-            partition = Partition(tp, epoch, topic_id, told=epoch != UNKNOWN_EPOCH)
+            partition = Partition(tp, epoch, topic_id, epoch_from_cluster=epoch != UNKNOWN_EPOCH)
         else:
             partition.resume(epoch)
         self._partitions[tp] = partition

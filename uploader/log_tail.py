@@ -36,7 +36,11 @@ class LogTail:
 
 @dataclass(slots=True)
 class LogTails:
-    """Measures partitions. Remembers the first append to each one's oldest unarchived segment."""
+    """Measures the logs of partitions.
+
+    Remembers when the oldest unarchived segment of each partition got its first record, which never
+    changes, so that the file is read only once.
+    """
 
     gate: CommittedGate
     _began: dict[TopicPartition, tuple[BaseOffset, float]] = field(default_factory=dict)
@@ -74,7 +78,8 @@ def first_append(directory: str, base: BaseOffset, last_append: float) -> float:
 
     This is the timestamp of its first batch, limited to the time between the segment's begin and
     its last append, because records may carry timestamps of the past. A segment begins when the
-    broker writes its producer snapshot; the first one, when it writes `partition.metadata`.
+    broker writes its producer snapshot; the first segment of a log, when the broker writes
+    `partition.metadata`.
     """
     began = 0.0
     for name in (segment_file_name(base, FileKind.SNAPSHOT), _PARTITION_METADATA):

@@ -35,8 +35,9 @@ from sidetier.uploader.unexpected import UnexpectedErrors
 from sidetier.uploader.watching.log_dirs import LogDirs
 
 _MOST_SEGMENTS: Final = 16
-"""Number of a partition's unstored segments that the status lists one by one: those that may be
-under way, and a few behind them."""
+"""Number of a partition's unstored segments that the status lists: those that may be under way, and
+a few behind them.
+"""
 _NEVER: Final = float("inf")
 
 
@@ -86,7 +87,7 @@ class StatusBoard:
         self._death: str | None = None
 
     def update(self, partition: Partition, deletion: "DeletionEstimate") -> None:
-        """Set a partition's status. A followed partition has one only while a part is at risk."""
+        """Set a partition's status; of a followed partition only while segments are at risk."""
         if partition.follows and not partition.at_risk:
             self.forget(partition.topic_partition)
             return
@@ -96,7 +97,7 @@ class StatusBoard:
             self._known[partition.topic_partition] = known
 
     def forget(self, tp: TopicPartition) -> None:
-        """Remove a partition: this broker lost its lead, or no part of it is at risk any more."""
+        """Remove a partition that is not led any more, or followed without a segment at risk."""
         with self._lock:
             self._known.pop(tp, None)
 
@@ -195,8 +196,8 @@ class DeletionEstimate:
 
     Attributes:
         delete_delay: The broker's `file.delete.delay.ms`, in seconds, for topics without their own.
-        retention: Local retention in seconds, for topics whose own is not known; None where there
-            is none.
+        retention: Local retention in seconds for topics whose configuration is not known; None if
+            it is unlimited.
     """
 
     delete_delay: float
@@ -225,14 +226,14 @@ def _aged(known: _Known, now: float) -> PartitionStatus:
     )
 
 
-def _with_unresolved(status: PartitionStatus, found: Unresolved | None) -> PartitionStatus:
-    if found is None or status.role is Role.FOLLOWER:
+def _with_unresolved(status: PartitionStatus, unresolved: Unresolved | None) -> PartitionStatus:
+    if unresolved is None or status.role is Role.FOLLOWER:
         return status
     tp = status.topic_partition
     return replace(
         status,
-        unresolved_gap_records=found.gap_records.get(tp, 0),
-        unresolved_quarantines=found.quarantines.get(tp, 0),
+        unresolved_gap_records=unresolved.gap_records.get(tp, 0),
+        unresolved_quarantines=unresolved.quarantines.get(tp, 0),
     )
 
 
@@ -408,9 +409,18 @@ def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
     log_dirs: LogDirs,
     hung: HungRequests,
 ) -> Totals:
-    """Return the totals over all partitions: too many for every step of the daemon.
+    """Return the totals over all partitions.
 
-    `followed_pinned` is the number of segments that are held open for followed partitions.
+    It reads every partition, so the daemon calls it at intervals and not in each step.
+
+    Args:
+        uploads: The upload queue.
+        pins: The pins.
+        leads: The partitions that this broker leads or follows.
+        errors: The unexpected errors that hold back work.
+        followed_pinned: Number of pinned segments of followed partitions.
+        log_dirs: The log dirs.
+        hung: The hung requests.
     """
     pinned = pins.totals
     return Totals(
@@ -422,25 +432,30 @@ def totals_of(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
         deleted_bytes=pinned.deleted_bytes,
         followed=leads.followed_count,
         followed_pinned=followed_pinned,
-        pins=tuple(pinned_ranges(filter(_tells_of_pins, leads.with_parked()))),
+        pins=tuple(pinned_ranges(filter(_lists_pins, leads.with_parked()))),
         held_errors=errors.held(),
         log_dir_problems=log_dirs.problems,
         hung_requests=hung.count,
     )
 
 
-def _tells_of_pins(partition: Partition) -> bool:
-    """Whether the status lists the pins: not those of a follower with no segment at risk."""
+def _lists_pins(partition: Partition) -> bool:
+    """Return whether the status lists the partition's pins: not of a follower without risk."""
     return not partition.follows or partition.at_risk > 0
 
 
 def readiness(
     leads: LedPartitions, health: StoresHealth, hung_request: str | None = None
 ) -> tuple[Condition, ...]:
-    """Return the conditions of readiness; one that is not met says why.
+    """Return the conditions of readiness. A condition that is not met has a reason.
 
-    A partition that is halted or held back does not count: its own state shows that. A request that
-    hangs counts even if others succeed; `hung_request` describes it.
+    A halted partition, or one that is held back by an error, does not make the sidecar unready: its
+    own status shows the reason.
+
+    Args:
+        leads: The partitions that this broker leads or follows.
+        health: Whether the stores have answered.
+        hung_request: Describes a request that hangs. It counts even if other requests succeed.
     """
     unread = sum(1 for partition in leads if partition.is_unread())
     return (

@@ -3,8 +3,9 @@ metadata.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from sidetier.segments.errors import (
@@ -17,7 +18,7 @@ from sidetier.segments.headers import BatchHeader, walk_headers
 from sidetier.segments.index_builder import RebuiltIndexes
 from sidetier.segments.indexes import parse_offset_index, tail_of
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import LEADER_EPOCH_KEY, NEXT_OFFSET_KEY, RECORDS_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -58,14 +59,48 @@ class StoredLog:
         return self.row.key, self.row.etag, self.row.size
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The stored files of one segment, from a listing."""
+
+    base_offset: BaseOffset
+    files: dict[FileKind, ObjectSummary]
+
+    @property
+    def log(self) -> ObjectSummary:
+        """The `.log`. Raises KeyError if it is not stored."""
+        return self.files[FileKind.LOG]
+
+    @property
+    def missing(self) -> tuple[FileKind, ...]:
+        """The files that every segment has, but that are not stored."""
+        return tuple(kind for kind in REQUIRED_KINDS if kind not in self.files)
+
+
+def segment_files(rows: Iterable[ObjectSummary], prefix: str) -> Iterator[SegmentFiles]:
+    """Yield the segments in a listing of a partition's prefix, by ascending base offset.
+
+    Other objects in the listing are ignored. Only one segment is held in memory at a time.
+    """
+    named = ((parse_object_key(row.key, prefix), row) for row in rows)
+    files = ((name, row) for name, row in named if name is not None)
+    # A listing is in the order of the keys, in which base offsets have a fixed number of digits. So
+    # the files of a segment follow each other, and the segments are sorted.
+    for base, group in groupby(files, lambda file: file[0][0]):
+        yield SegmentFiles(base, {name[1]: row for name, row in group})
+
+
 def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, ...]:
     """Return the `.log`s among the rows of a listing, by ascending base offset."""
     return tuple(
         StoredLog(
-            base, files[FileKind.LOG], files.get(FileKind.INDEX), files.get(FileKind.TIMEINDEX)
+            segment.base_offset,
+            segment.log,
+            segment.files.get(FileKind.INDEX),
+            segment.files.get(FileKind.TIMEINDEX),
         )
-        for base, files in files_by_base(rows, prefix)
-        if FileKind.LOG in files
+        for segment in segment_files(rows, prefix)
+        if FileKind.LOG in segment.files
     )
 
 
@@ -170,21 +205,6 @@ def _windowed(store: RemoteStorage, log: ObjectSummary) -> Callable[[int, int], 
         return window[position - start : position - start + length]
 
     return read
-
-
-def files_by_base(
-    rows: Iterable[ObjectSummary], prefix: str
-) -> list[tuple[BaseOffset, dict[FileKind, ObjectSummary]]]:
-    """Return the segment files in a listing of a partition's prefix, by ascending base offset.
-
-    Other objects in the listing are ignored.
-    """
-    files: dict[BaseOffset, dict[FileKind, ObjectSummary]] = {}
-    for row in rows:
-        parsed = parse_object_key(row.key, prefix)
-        if parsed is not None:
-            files.setdefault(parsed[0], {})[parsed[1]] = row
-    return sorted(files.items())
 
 
 def derive_next_offset(

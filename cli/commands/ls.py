@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from sidetier.archive.objects.layout import check_note, read_note
+from sidetier.archive.objects.segment import SegmentFiles
 from sidetier.archive.topics import cluster_prefixes
 from sidetier.cli import exits
 from sidetier.cli.archive_listing import (
@@ -17,7 +18,6 @@ from sidetier.cli.archive_listing import (
     ArchiveEnd,
     LogFacts,
     StoredPartition,
-    StoredSegmentFiles,
     list_partitions,
     list_segments,
     not_archived,
@@ -222,17 +222,17 @@ def _problem(stored: StoredPartition, mark: ArchiveEnd, watermark: int | None) -
     return "; ".join(problems) or None
 
 
-def segment_row(segment: StoredSegmentFiles, log: LogFacts, mark: ArchiveEnd) -> SegmentRow:
+def segment_row(segment: SegmentFiles, facts: LogFacts, mark: ArchiveEnd) -> SegmentRow:
     """Return the row of a segment."""
-    watermark = mark.watermark
+    watermark, log = mark.watermark, segment.files.get(FileKind.LOG)
     return SegmentRow(
         base_offset=segment.base_offset,
-        next_offset=log.next_offset,
-        size_bytes=segment.sizes.get(FileKind.LOG),
-        max_timestamp_ms=log.max_timestamp,
-        files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.sizes),
+        next_offset=facts.next_offset,
+        size_bytes=None if log is None else log.size,
+        max_timestamp_ms=facts.max_timestamp,
+        files=tuple(kind.value.removeprefix(".") for kind in FileKind if kind in segment.files),
         above_watermark=watermark is None or segment.base_offset > watermark.base_offset,
-        complete=segment.is_complete,
+        complete=not segment.missing,
     )
 
 
@@ -372,7 +372,7 @@ class _Lister:
         archive_end = read_archive_end(store, self.layout, tp)
         segments = list(list_segments(store, self.layout, tp))
 
-        def facts(segment: StoredSegmentFiles) -> LogFacts:
+        def facts(segment: SegmentFiles) -> LogFacts:
             if self.quick:
                 return LogFacts()
             return read_log_facts(store, self.layout, tp, segment.base_offset)

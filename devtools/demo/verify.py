@@ -85,7 +85,7 @@ def prove(
         for segment in list_segments(store, layout, tp)
         if watermark is not None
         and segment.base_offset <= watermark
-        and FileKind.LOG in segment.sizes
+        and FileKind.LOG in segment.files
     ]
     end = max(next_offset, bounds.start)
     reading = _read(store, layout, tp, bases)

@@ -1,23 +1,24 @@
-"""Adopt segments that are stored above `offset.wm`, by an earlier run or another leader.
+"""Adopt segments above `offset.wm` that an earlier process or another leader has stored.
 
-A kill between the `.log` and `offset.wm` leaves them. They were verified before they were sent, as
-every stored segment, and a sidecar's `.log` is never replaced by an upload. So the archive
-continues with them.
+They are left when a sidecar is killed after it has stored the `.log`, and before it has written
+`offset.wm`. Every segment is verified before its upload, and no upload replaces a sidecar's `.log`.
+So the archive continues with them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidetier.archive.objects.segment import (
+    SegmentFiles,
     derive_next_offset,
-    files_by_base,
     noted_epoch,
     noted_next_offset,
+    segment_files,
 )
 from sidetier.archive.objects.watermark import Watermark
 from sidetier.segments.epoch_history import NO_EPOCHS, EpochHistory, parse_runs
 from sidetier.segments.keys import ArchiveLayout, parse_object_key
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.notes import EPOCHS_KEY, LEADER_EPOCH_KEY, TOPIC_ID_KEY
 from sidetier.segments.offsets import (
     UNKNOWN_EPOCH,
@@ -30,7 +31,6 @@ from sidetier.segments.offsets import (
 from sidetier.storage.port import ObjectHead, ObjectSummary, RemoteStorage
 from sidetier.uploader.errors import AnotherTopicError, DivergedError
 from sidetier.uploader.gates.divergence import check_stored_segment
-from sidetier.uploader.pinning.pins import PINNED_KINDS
 from sidetier.uploader.sending.conditional_put import WRITER_EPOCH_KEY
 from sidetier.uploader.state.segment import StoredSegment
 
@@ -70,37 +70,20 @@ class OurLog:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class WholeSegment:
-    """A stored segment with `.log`, `.index` and `.timeindex`, from a listing."""
-
-    base_offset: BaseOffset
-    files: dict[FileKind, ObjectSummary]
-
-    @property
-    def log(self) -> ObjectSummary:
-        """The `.log` in the listing."""
-        return self.files[FileKind.LOG]
-
-    def ending_at(self, next_offset: Offset, epoch_history: EpochHistory) -> StoredSegment:
-        """Return it as a segment that can be committed, with 0 bytes sent."""
-        return StoredSegment(
-            self.base_offset, next_offset, self.log.modified_ms, self.log.size, 0, epoch_history
-        )
+def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[SegmentFiles]:
+    """Return the segments in a listing that have all required files, by rising base offset."""
+    return [segment for segment in segment_files(rows, prefix) if not segment.missing]
 
 
-def whole_segments(rows: Iterable[ObjectSummary], prefix: str) -> list[WholeSegment]:
-    """Return the whole segments in a listing, by rising base offset."""
-    return [
-        WholeSegment(base, files)
-        for base, files in files_by_base(rows, prefix)
-        if all(kind in files for kind in PINNED_KINDS)
-    ]
+def _adopted(segment: SegmentFiles, end: Offset, epoch_history: EpochHistory) -> StoredSegment:
+    """Return a segment in the form in which it is committed, with 0 bytes sent."""
+    log = segment.log
+    return StoredSegment(segment.base_offset, end, log.modified_ms, log.size, 0, epoch_history)
 
 
 def follow_on(
     store: RemoteStorage,
-    whole: Sequence[WholeSegment],
+    whole: Sequence[SegmentFiles],
     start: Offset,
     leader_epoch: LeaderEpoch,
     ours: OurLog,
@@ -127,7 +110,9 @@ def follow_on(
         head = store.head_object(segment.log.key)
         end = noted_next_offset(head)
         if end is None or end <= start:
-            continue
+            continue  # of Pinterest's uploader, or archived already
+        # Before the comparison of leader epochs: those of another topic may be higher, and would
+        # end the search without an error.
         if not chosen:
             ours.check_topic(head)
         if noted_epoch(head, WRITER_EPOCH_KEY) > leader_epoch:
@@ -139,7 +124,7 @@ def follow_on(
                 break  # commit the segments before it first; the next check raises
             raise
         chosen.append(
-            segment.ending_at(end, _epoch_history_of(head, segment.base_offset, ours.epoch_history))
+            _adopted(segment, end, _epoch_history_of(head, segment.base_offset, ours.epoch_history))
         )
         start = end
     return chosen
@@ -180,8 +165,8 @@ def stored_within(
             )
             if following > gap.start:
                 ours.check(head, following)
-                yield segment.ending_at(
-                    following, _epoch_history_of(head, segment.base_offset, None)
+                yield _adopted(
+                    segment, following, _epoch_history_of(head, segment.base_offset, None)
                 )
 
 
@@ -216,7 +201,7 @@ def _epoch_history_of(
     return parse_runs(head.metadata.get(EPOCHS_KEY, ""))
 
 
-def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHead) -> bool:
+def _belongs_together(store: RemoteStorage, segment: SegmentFiles, log: ObjectHead) -> bool:
     """Return whether the indexes belong to the `.log`.
 
     A sidecar's `.log` always has its own indexes (see `conditional_put`). For a `.log` of
@@ -224,5 +209,5 @@ def _belongs_together(store: RemoteStorage, segment: WholeSegment, log: ObjectHe
     """
     if noted_next_offset(log) is not None:
         return True
-    indexes = (segment.files[kind] for kind in PINNED_KINDS if kind is not FileKind.LOG)
+    indexes = (segment.files[kind] for kind in REQUIRED_KINDS if kind is not FileKind.LOG)
     return not any(WRITER_EPOCH_KEY in store.head_object(row.key).metadata for row in indexes)

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from sidetier.archive.objects.gaps import ArchiveBelow, write_gap
-from sidetier.archive.objects.segment import derive_next_offset, noted_next_offset
+from sidetier.archive.objects.segment import SegmentFiles, derive_next_offset, noted_next_offset
 from sidetier.archive.objects.starts import (
     StartRecords,
     keep_earliest_start,
@@ -31,7 +31,6 @@ from sidetier.storage.port import ObjectSummary, RemoteStorage
 from sidetier.uploader.archive.adoption import (
     OurLog,
     ReadEpochHistory,
-    WholeSegment,
     contiguous,
     follow_on,
     stored_within,
@@ -86,10 +85,9 @@ class ArchiveWriter:
         self._admit()
 
     def load(self, tp: TopicPartition, leader: Leader, *, derive: bool = True) -> ArchiveState:
-        """Read `offset.wm` in one request, and where there is none, the start record in at most one
-        more.
+        """Read `offset.wm`, and the start record if there is no `offset.wm`.
 
-        An `offset.wm` of Pinterest's uploader has no archive end offset.
+        Makes one request for each. An `offset.wm` of Pinterest's uploader has no end offset.
 
         Args:
             tp: The partition.
@@ -219,7 +217,7 @@ class ArchiveWriter:
         rows = list(self._store.list_objects(prefix, start_after=start))
         self._metadata.load(tp, there=any(row.key == self._layout.metadata_key(tp) for row in rows))
         if after is None and not (unmarked or archive.recorded):
-            self._look_at_unmarked(tp, rows, prefix, leader)
+            self._check_unmarked(tp, rows, prefix, leader)
         whole = whole_segments(rows, prefix)
         archive = self._begin_with(archive, whole)
         if whole and archive.next_offset is not None:
@@ -248,13 +246,14 @@ class ArchiveWriter:
         )
         return replace(archive, epoch_history=known)
 
-    def _look_at_unmarked(
+    def _check_unmarked(
         self, tp: TopicPartition, rows: Sequence[ObjectSummary], prefix: str, leader: Leader
     ) -> None:
-        """Read the head of each stored `.log` up to the first of Pinterest's uploader.
+        """Check that no stored segment above `offset.wm` is of Pinterest's uploader.
 
-        As a rule there are none. Segments of a deleted topic of the same name lose their entries in
-        `_metadata`: readers would take them for segments of this topic.
+        Reads the head of each stored `.log`; usually there is none. Segments of a deleted topic of
+        the same name lose their entries in `_metadata`: otherwise readers would take them for
+        segments of this topic.
 
         Raises:
             UnmarkedPinterestError: Pinterest's uploader has stored a segment.
@@ -267,8 +266,8 @@ class ArchiveWriter:
             head = self._store.head_object(row.key)
             if noted_next_offset(head) is None:
                 raise UnmarkedPinterestError(
-                    f"{row.key} was stored by Pinterest's uploader, but there is no watermark of "
-                    "its: it died before the first, or that was deleted"
+                    f"{row.key} was stored by Pinterest's uploader, but there is no watermark: "
+                    "the uploader died before it wrote one, or the object was deleted"
                 )
             theirs = head.metadata.get(TOPIC_ID_KEY)
             if None not in {theirs, leader.topic_id} and theirs != leader.topic_id:
@@ -281,7 +280,7 @@ class ArchiveWriter:
                 ),
             )
 
-    def _begin_with(self, archive: ArchiveState, whole: Sequence[WholeSegment]) -> ArchiveState:
+    def _begin_with(self, archive: ArchiveState, whole: Sequence[SegmentFiles]) -> ArchiveState:
         """Begin the archive at an earlier leader's first segment if that is below our log start."""
         if archive.watermark is not None or archive.start is None or archive.recorded:
             return archive
@@ -334,6 +333,8 @@ class ArchiveWriter:
             lambda: self._covered(tp, archive.watermark),
         )
         last = stored[-1]
+        # Just before the first `offset.wm`: another replica may have recorded a lower start while
+        # the segments were uploaded.
         if new and archive.start:
             self._expect_no_lower_start(tp, archive.start, leader)
         archive = self._watermarks.move(tp, archive, last.base_offset, last.next_offset, leader)
@@ -352,9 +353,9 @@ class ArchiveWriter:
         kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
         if kept is not None and kept < start:
             raise ArchiveConflictError(
-                f"{self._layout.start_key(tp)} says that the archive is to begin at {kept}, and "
-                f"this sidecar was about to begin it at {start}: another one has the records from "
-                "there on"
+                f"{self._layout.start_key(tp)} has {kept} as the start of the archive, and this "
+                f"sidecar was about to begin it at {start}: another sidecar has the records from "
+                f"{kept} on"
             )
 
     def name_leaders(

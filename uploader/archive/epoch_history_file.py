@@ -8,10 +8,11 @@ records. An epoch that begins at or above the archive end offset is left for the
 a record of it, because its start may not be committed yet.
 
 A kill between this write and `offset.wm` leaves epochs above the archive end offset. The next
-commit ignores them, and writes the epochs that it knows itself. If two sidecars commit at once, one
-writes `offset.wm`, and the other may have written this object last. So `offset.wm` has the checksum
-of the epoch history that it was written with. Where the stored one differs, it is written anew from
-the metadata of the stored segments.
+commit ignores them, and writes the epochs that it knows itself.
+
+If two sidecars commit at once, one of them writes `offset.wm`, but the other may have written this
+object last. So `offset.wm` has the checksum of the epoch history that it was written with. If the
+stored epoch history differs, it is rebuilt from the metadata of the stored segments.
 """
 
 from bisect import bisect_right
@@ -29,7 +30,7 @@ from sidetier.archive.objects.leader_epochs import (
     read_epoch_history,
     write_epoch_history,
 )
-from sidetier.archive.objects.segment import files_by_base, noted_epoch, noted_next_offset
+from sidetier.archive.objects.segment import noted_epoch, noted_next_offset, segment_files
 from sidetier.archive.objects.watermark import Watermark, is_noted
 from sidetier.archive.orphan_segments import readable_names
 from sidetier.segments.epoch_history import (
@@ -57,18 +58,17 @@ from sidetier.uploader.archive.takeover import at_once
 from sidetier.uploader.errors import DivergenceBelowError
 from sidetier.uploader.state.segment import StoredSegment
 
-# The epoch history of the stored segments, from the metadata of their `.log` objects.
-#
-# A commit writes `leader-epoch-checkpoint` before `offset.wm`. If two sidecars commit over the
-# same `offset.wm`, only one of them writes it, but the other may have written `leader-epoch-
-# checkpoint` last. `offset.wm` has the checksum of the epoch history that it was written with.
-# Where the stored one differs, it is rebuilt from the segments.
+# -- the epoch history of the stored segments, from the metadata of their `.log` objects ----------
 
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """The metadata of a stored `.log`: its runs of batches of one leader epoch, its last leader
-    epoch, and its end offset, exclusive.
+    """The metadata of a stored `.log`.
+
+    Attributes:
+        runs: Its leader epochs, each with the first offset.
+        last: Leader epoch of its last batch.
+        end: Its end offset, exclusive.
     """
 
     runs: tuple[Entry, ...]
@@ -83,11 +83,11 @@ def noted_epoch_history(
     watermark: Watermark,
     beside: EpochHistory,
 ) -> EpochHistory:
-    """Rebuild the epoch history below the archive end offset, from a listing and the head of each
-    segment.
+    """Rebuild the epoch history below the archive end offset from the metadata of the segments.
 
-    Segments without an entry in `_metadata` are ignored, and so are the offsets of a segment that
-    earlier segments have. The stored epoch history (`beside`) is used in these cases:
+    Makes one listing, and one request for each segment. Segments without an entry in `_metadata`
+    are ignored. Offsets that an earlier segment has are ignored in later ones. The stored epoch
+    history (`beside`) is used in these cases:
 
     - below the first segment whose metadata has leader epochs: segments of Pinterest's uploader
       have none;
@@ -106,14 +106,14 @@ def noted_epoch_history(
         beside: The stored epoch history.
     """
     segments = list(_noted(store, layout, tp, watermark))
-    rebuilt = _told(segments, beside)
+    rebuilt = _rebuilt(segments, beside)
     if checksum_below(rebuilt, watermark.next_offset or 0) == watermark.epoch_history:
         return rebuilt
     agree = all(beside.violation(segment.runs, segment.end) is None for segment in segments)
     return beside if agree else rebuilt
 
 
-def _told(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
+def _rebuilt(segments: Iterable[_Noted], beside: EpochHistory) -> EpochHistory:
     entries: list[Entry] = []
     expected: Offset | None = None
     for segment in segments:
@@ -144,9 +144,9 @@ def _guessed(segment: _Noted, start: Offset, beside: EpochHistory) -> tuple[Entr
     return tuple((epoch, max(first, start)) for epoch, first in entries[_at(entries, start) :])
 
 
-def _at(told: Sequence[Entry], start: Offset) -> int:
-    """Return the index of the entry that covers `start`; 0 where none does."""
-    return max(bisect_right(told, start, key=itemgetter(1)) - 1, 0)
+def _at(entries: Sequence[Entry], start: Offset) -> int:
+    """Return the index of the entry that covers `start`; 0 if none does."""
+    return max(bisect_right(entries, start, key=itemgetter(1)) - 1, 0)
 
 
 def _noted(
@@ -157,11 +157,11 @@ def _noted(
     named = readable_names(store, layout.metadata_key(tp))
     start = watermark.start_offset or 0
     logs = [
-        (base, files[FileKind.LOG].key)
-        for base, files in files_by_base(store.list_objects(prefix), prefix)
-        if start <= base <= watermark.base_offset
-        and FileKind.LOG in files
-        and (not named or base in named)
+        (segment.base_offset, segment.log.key)
+        for segment in segment_files(store.list_objects(prefix), prefix)
+        if start <= segment.base_offset <= watermark.base_offset
+        and FileKind.LOG in segment.files
+        and (not named or segment.base_offset in named)
     ]
     heads = at_once(lambda log: store.head_object(log[1]), logs)
     for (base, _), head in zip(logs, heads, strict=True):
@@ -190,8 +190,8 @@ class EpochHistoryFile:
         self._layout = layout
         self._watermark = watermark
         self._asked: dict[TopicPartition, tuple[str | None, Watermark]] = {}
-        """Etag of the stored epoch history, and the `offset.wm`, for which the segments' metadata
-        was read. It is read once, not again before the next commit.
+        """Versions of the stored epoch history and `offset.wm` for which the segments' metadata was
+        read. It is not read a second time for the same versions: that costs a request per segment.
         """
 
     def below(self, watermark: Watermark | None) -> "EpochHistoryFile":
@@ -203,7 +203,7 @@ class EpochHistoryFile:
     def read(self, tp: TopicPartition) -> StoredEpochHistory:
         """Read the stored epoch history in one request.
 
-        Where it does not match the checksum in `offset.wm`, it is written anew first.
+        If it does not match the checksum in `offset.wm`, it is rebuilt and stored first.
 
         Raises:
             ArchiveConflictError: another sidecar has written it meanwhile.
@@ -215,17 +215,18 @@ class EpochHistoryFile:
         if self._asked.get(tp) == (stored.etag, watermark):
             return stored
         noted = noted_epoch_history(self._store, self._layout, tp, watermark, stored.epoch_history)
-        written = self._write_anew(tp, stored, noted, watermark.next_offset or Offset(0))
+        written = self._rewrite(tp, stored, noted, watermark.next_offset or Offset(0))
         self._asked[tp] = (written.etag, watermark)
         return written
 
-    def _write_anew(
-        self, tp: TopicPartition, known: StoredEpochHistory, told: EpochHistory, end: Offset
+    def _rewrite(
+        self, tp: TopicPartition, known: StoredEpochHistory, rebuilt: EpochHistory, end: Offset
     ) -> StoredEpochHistory:
-        """Store the epochs of the segments below `end`. Later epochs at or above `end` stay: they
-        are those of a sidecar that is ahead.
+        """Store the rebuilt epochs below `end`, and keep later epochs at or above `end`.
+
+        Another sidecar may have written these before its commit.
         """
-        wanted = _with_later(told.up_to(end), known.epoch_history, end)
+        wanted = _with_later(rebuilt.up_to(end), known.epoch_history, end)
         if wanted == known.epoch_history or known.etag is None:
             return known
         key = self._layout.epoch_checkpoint_key(tp)
@@ -252,6 +253,7 @@ class EpochHistoryFile:
         stored = self.read(tp)
         mismatch = contradiction(stored.epoch_history, local, committed)
         if mismatch is not None:
+            # Gaps excuse a mismatch. They cost a listing, so they are read only if there is one.
             mismatch = contradiction(stored.epoch_history, local, committed, self._gaps(tp))
         if mismatch is not None:
             raise _divergence_below(
@@ -309,14 +311,14 @@ class EpochHistoryFile:
         raise ArchiveConflictError(f"{key} was changed by others {_TRIES} times in a row")
 
     def _gaps(self, tp: TopicPartition) -> list[OffsetRange]:
-        """List the recorded gaps in one request. The epochs of their records need not be stored."""
+        """List the recorded gaps, in which leader epochs may be missing. Makes one request."""
         return recorded_gaps(self._store, self._layout, [tp])[tp]
 
 
-def _with_later(told: EpochHistory, known: EpochHistory, end: Offset) -> EpochHistory:
-    last = told.entries[-1][0] if told.entries else -1
+def _with_later(rebuilt: EpochHistory, known: EpochHistory, end: Offset) -> EpochHistory:
+    last = rebuilt.entries[-1][0] if rebuilt.entries else -1
     later = tuple(entry for entry in known.entries if entry[1] >= end and entry[0] > last)
-    return EpochHistory(told.entries + later)
+    return EpochHistory(rebuilt.entries + later)
 
 
 def _require_latest(
@@ -328,8 +330,8 @@ def _require_latest(
 ) -> None:
     """Raise ArchiveConflictError if a later leader has stored epochs where our segments go.
 
-    An epoch there is as a rule left by a commit that never completed, and may be replaced. But a
-    later leader would not write its epochs again, because it remembers that they are stored.
+    An epoch there is usually left by a commit that never completed, and may be replaced. But a
+    later leader remembers that its epochs are stored, and would not write them again.
     """
     if leader_epoch is None:
         return

@@ -1,6 +1,7 @@
 """Read an archive, and check that it has the same history as the leader's log.
 
-Where it does not, the sidecar writes nothing. The configuration decides about the stored objects:
+If it has another history, the sidecar writes nothing until the conflict is resolved. The
+configuration decides about the stored objects:
 
 - a divergence (after an unclean election): `uploader.on_divergence`, quarantine or halt;
 - another topic of the same name: `uploader.on_recreated`, halt or retire.
@@ -124,7 +125,7 @@ class HistoryCheck:
         leader: This broker as the partition's leader.
         directory: The partition's directory; None where it is not known.
         active: Base offset of the active segment; None where it is not known.
-        told: Whether the leader epoch comes from the cluster's metadata.
+        epoch_from_cluster: Whether the leader epoch comes from the cluster's metadata.
         named_at: When a broker was last asked that named this leader epoch, in monotonic seconds.
         uploading: Whether segments of the partition are being uploaded.
         read: Reads the archive.
@@ -135,7 +136,7 @@ class HistoryCheck:
     leader: Leader
     directory: str | None
     active: BaseOffset | None
-    told: bool
+    epoch_from_cluster: bool
     named_at: float
     uploading: bool = False
     read: ReadArchive = read_only
@@ -143,8 +144,15 @@ class HistoryCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstLook:
-    """First sighting of a divergence: its time, evidence, and highest possible offset."""
+class _Sighting:
+    """The first sighting of a suspected divergence.
+
+    Attributes:
+        seen: Its time, in monotonic seconds.
+        evidence: Leader epoch of this broker, leader epoch in `offset.wm`, and the reason. A second
+            sighting must have the same evidence.
+        latest: Highest offset at which the divergence can be.
+    """
 
     seen: float
     evidence: tuple[LeaderEpoch, LeaderEpoch, str]
@@ -169,22 +177,22 @@ class Histories:
         self._wall = wall
         self._metrics = metrics
         self._moving = moving
-        self._first: dict[TopicPartition, _FirstLook] = {}
-        self._closer: dict[TopicPartition, _FirstLook] = {}
-        """Divergences that `offset.wm` does not show. A `load` without a divergence leaves them in
-        place, because it compares `offset.wm` only.
+        self._sightings: dict[TopicPartition, _Sighting] = {}
+        self._sightings_beyond: dict[TopicPartition, _Sighting] = {}
+        """Divergences that `offset.wm` does not show. A `load` without a divergence does not remove
+        them, because it compares only `offset.wm`.
         """
 
-    def doubt(self, look: HistoryCheck, epoch_history: EpochHistory) -> str | None:
+    def doubt(self, check: HistoryCheck, epoch_history: EpochHistory) -> str | None:
         """Return why no object of an archive of Pinterest's uploader may be moved although it
         contradicts the log; None where the log is proven to be the leader's.
         """
         if self._on_divergence == "halt":
             return "uploader.on_divergence is halt"
-        leader_epoch = look.leader.leader_epoch if look.told else _NO_EPOCH
+        leader_epoch = check.leader.leader_epoch if check.epoch_from_cluster else _NO_EPOCH
         return why_unproven(_NO_EPOCH, leader_epoch, LocalHistory(epoch_history, None))
 
-    def load(self, place: Place, look: HistoryCheck) -> ArchiveState:
+    def load(self, place: Place, check: HistoryCheck) -> ArchiveState:
         """Read the archive, after a quarantine or retirement of objects that do not fit the log.
 
         Makes one request where archive and log agree.
@@ -200,49 +208,52 @@ class Histories:
             SegmentGoneError: the partition's directory is gone.
         """
         for _ in range(_ROUNDS):
-            archive = self._read(place, look)
+            archive = self._read(place, check)
             watermark = archive.watermark
             if watermark is None or archive.next_offset is None:
                 return archive
             if watermark.pending is not None:
-                self._finish(place, look, archive, watermark.pending)
+                self._finish(place, check, archive, watermark.pending)
                 continue
-            if look.directory is None:
+            if check.directory is None:
                 return archive
             local = read_history(
-                look.directory,
-                look.active,
+                check.directory,
+                check.active,
                 archive.next_offset,
-                look.epochs,
+                check.epochs,
                 watermark.leader_epoch,
             )
             latest = latest_divergence(watermark, archive.next_offset, local)
             if latest is not None:
-                latest = self._look_closer(place, look.topic_partition, archive, local)
+                # The second comparison costs a request, so it is made only after a suspicion.
+                latest = self._divergence_by_last_record(
+                    place, check.topic_partition, archive, local
+                )
             if latest is None:
-                self._first.pop(look.topic_partition, None)
+                self._sightings.pop(check.topic_partition, None)
                 return archive
             reason = (
-                f"{look.directory}: this log left the stored history at offset {latest} or below "
+                f"{check.directory}: this log left the stored history at offset {latest} or below "
                 f"(an unclean election), but the archive reaches {archive.next_offset}"
             )
-            self._part(
+            self._quarantine_if_proven(
                 place,
                 SuspectedDivergence(
-                    look.topic_partition, archive, local, latest, look.leader, reason
+                    check.topic_partition, archive, local, latest, check.leader, reason
                 ),
-                look,
-                self._first,
+                check,
+                self._sightings,
             )
-        raise ArchiveConflictError(f"{look.topic_partition}: others keep moving this archive")
+        raise ArchiveConflictError(f"{check.topic_partition}: others keep moving this archive")
 
-    def _look_closer(
+    def _divergence_by_last_record(
         self, place: Place, tp: TopicPartition, archive: ArchiveState, local: LocalHistory
     ) -> Offset | None:
-        """Find the divergence by the leader epoch of the last stored record.
+        """Return the highest possible divergence, given the leader epoch of the last stored record.
 
-        A sidecar that did not know of a later leader may have stored records of that leader. Then
-        the leader epoch in `offset.wm` is too low.
+        The leader epoch in `offset.wm` can be too low: a sidecar that had not heard of a later
+        leader may have stored records of that leader under its own epoch.
         """
         watermark = archive.watermark
         if watermark is None or archive.next_offset is None:
@@ -251,25 +262,25 @@ class Histories:
         newest = replace(watermark, leader_epoch=max(noted, watermark.leader_epoch))
         return latest_divergence(newest, archive.next_offset, local)
 
-    def strayed(
-        self, place: Place, look: HistoryCheck, archive: ArchiveState, error: DivergedError
+    def resolve(
+        self, place: Place, check: HistoryCheck, archive: ArchiveState, error: DivergedError
     ) -> ArchiveState:
         """Quarantine stored records that are not in this log, if that is proven, and read the
         archive again.
 
         Args:
             place: Where the archive is.
-            look: The partition at the time of the check.
+            check: The partition at the time of the check.
             archive: The archive as it was read.
-            error: What a check beyond `offset.wm` has found: orphan segments above it, or a
-                contradiction in the leader epochs below it.
+            error: Orphan segments above `offset.wm`, or a contradiction in the leader epochs below
+                it.
 
         Raises:
             DivergedError: it is not proven yet, or the configuration forbids a quarantine.
         """
-        if look.directory is None or archive.next_offset is None:
+        if check.directory is None or archive.next_offset is None:
             raise error
-        local = read_history(look.directory, look.active, archive.next_offset, look.epochs)
+        local = read_history(check.directory, check.active, archive.next_offset, check.epochs)
         latest, written = archive.next_offset, None
         if isinstance(error, OrphanSegmentError):
             written = error.leader_epoch
@@ -278,143 +289,146 @@ class Histories:
             latest = min(latest, contradiction.offset)
             written = (
                 contradiction.newest
-                if contradiction.newest > look.leader.leader_epoch
+                if contradiction.newest > check.leader.leader_epoch
                 else contradiction.archived
             )
-            # The epoch may come from a segment's batches: the broker drops it from the checkpoint
-            # when the log start moves.
+            # `local` may lack this epoch: it can come from the batches of a segment, because the
+            # broker drops it from the checkpoint when the log start moves.
             first_epoch = EpochHistory(((contradiction.local, contradiction.offset),))
             local = replace(
                 local, epoch_history=with_earlier_epochs(local.epoch_history, first_epoch)
             )
-        parting = SuspectedDivergence(
-            look.topic_partition,
+        suspected = SuspectedDivergence(
+            check.topic_partition,
             archive,
             local,
             latest,
-            look.leader,
+            check.leader,
             str(error),
-            told_beside=isinstance(error, DivergenceBelowError),
+            in_epoch_history_only=isinstance(error, DivergenceBelowError),
         )
-        self._part(place, parting, look, self._closer, written)
-        return self.load(place, look)
+        self._quarantine_if_proven(place, suspected, check, self._sightings_beyond, written)
+        return self.load(place, check)
 
-    def fits(self, tp: TopicPartition) -> None:
+    def forget_suspicion(self, tp: TopicPartition) -> None:
         """Forget the suspected divergence: the check beyond `offset.wm` found none."""
-        self._closer.pop(tp, None)
+        self._sightings_beyond.pop(tp, None)
 
     # -- divergence -------------------------------------------------------------------------------
 
-    def _part(
+    def _quarantine_if_proven(
         self,
         place: Place,
-        parting: SuspectedDivergence,
-        look: HistoryCheck,
-        looks: dict[TopicPartition, _FirstLook],
+        suspected: SuspectedDivergence,
+        check: HistoryCheck,
+        sightings: dict[TopicPartition, _Sighting],
         written: LeaderEpoch | None = None,
     ) -> None:
         """Quarantine, or raise the reason why not (yet).
 
         Args:
             place: Where the archive is.
-            parting: The suspected divergence.
-            look: The partition at the time of the check.
-            looks: The earlier sightings to compare with; an unproven one is removed from it.
+            suspected: The suspected divergence.
+            check: The partition at the time of the check.
+            sightings: The earlier sightings to compare with; an unproven one is removed from it.
             written: Leader epoch of the stored records; None takes the one in `offset.wm`.
         """
         if self._on_divergence == "halt":
             raise DivergedError(
-                f"{parting.reason}; uploader.on_divergence is halt, so nothing is written until "
+                f"{suspected.reason}; uploader.on_divergence is halt, so nothing is written until "
                 "the archive from there on has been set aside"
             )
-        watermark = parting.archive.watermark
+        watermark = suspected.archive.watermark
         epoch = watermark.leader_epoch if watermark is not None else _NO_EPOCH
-        leader_epoch = look.leader.leader_epoch if look.told else _NO_EPOCH
-        doubt = why_unproven(epoch if written is None else written, leader_epoch, parting.local)
+        leader_epoch = check.leader.leader_epoch if check.epoch_from_cluster else _NO_EPOCH
+        doubt = why_unproven(epoch if written is None else written, leader_epoch, suspected.local)
         if doubt is not None:
-            looks.pop(look.topic_partition, None)
-            raise DivergedError(f"{parting.reason}; nothing is moved: {doubt}")
-        why = parting.reason if looks is self._closer else ""
-        latest = self._confirm(look, parting, looks, (epoch, why))
-        shop = MoveContext(place.store, place.layout)
-        plan = plan_quarantine(shop, replace(parting, latest=latest))
-        self._quarantine(shop, plan, parting.archive, look)
+            sightings.pop(check.topic_partition, None)
+            raise DivergedError(f"{suspected.reason}; nothing is moved: {doubt}")
+        why = suspected.reason if sightings is self._sightings_beyond else ""
+        latest = self._confirm(check, suspected, sightings, (epoch, why))
+        context = MoveContext(place.store, place.layout)
+        plan = plan_quarantine(context, replace(suspected, latest=latest))
+        self._quarantine(context, plan, suspected.archive, check)
 
     def _confirm(
         self,
-        look: HistoryCheck,
-        parting: SuspectedDivergence,
-        looks: dict[TopicPartition, _FirstLook],
-        told: tuple[LeaderEpoch, str],
+        check: HistoryCheck,
+        suspected: SuspectedDivergence,
+        sightings: dict[TopicPartition, _Sighting],
+        stored_evidence: tuple[LeaderEpoch, str],
     ) -> Offset:
         """Return the highest possible offset of a divergence that has been seen twice, after a
         broker has confirmed the leader in between.
 
         Args:
-            look: The partition at the time of the check.
-            parting: The suspected divergence.
-            looks: The earlier sightings to compare with.
-            told: The archive's part of the evidence: the leader epoch in `offset.wm`, and the
-                reason.
+            check: The partition at the time of the check.
+            suspected: The suspected divergence.
+            sightings: The earlier sightings to compare with.
+            stored_evidence: The leader epoch in `offset.wm`, and the reason.
 
         Raises:
             DivergenceSuspectedError: the divergence is not confirmed yet.
         """
-        # The start of the leader's epoch is not part of the evidence: retention moves it.
-        evidence = (look.leader.leader_epoch, *told)
-        first = looks.get(look.topic_partition)
+        # The offset is not part of the evidence: retention moves the start of the leader's epoch,
+        # so that the same divergence might never be confirmed.
+        evidence = (check.leader.leader_epoch, *stored_evidence)
+        first = sightings.get(check.topic_partition)
         if first is None or first.evidence != evidence:
-            first = _FirstLook(self._now(), evidence, parting.latest)
+            first = _Sighting(self._now(), evidence, suspected.latest)
             log.warning(
                 "archive.fork_suspected",
-                topic=look.topic_partition.topic,
-                partition=look.topic_partition.partition,
-                divergence_offset=parting.latest,
-                leader_epoch=look.leader.leader_epoch,
+                topic=check.topic_partition.topic,
+                partition=check.topic_partition.partition,
+                divergence_offset=suspected.latest,
+                leader_epoch=check.leader.leader_epoch,
             )
-        first = replace(first, latest=min(first.latest, parting.latest))
-        looks[look.topic_partition] = first
-        if self._now() - first.seen < CONFIRM_SECONDS or look.uploading:
-            raise DivergenceSuspectedError(f"{parting.reason}; a second look will tell")
-        if look.named_at < first.seen:
+        first = replace(first, latest=min(first.latest, suspected.latest))
+        sightings[check.topic_partition] = first
+        # An upload under way could store an object behind the listing of the move.
+        if self._now() - first.seen < CONFIRM_SECONDS or check.uploading:
+            raise DivergenceSuspectedError(f"{suspected.reason}; a second look will tell")
+        if check.named_at < first.seen:
             raise DivergenceSuspectedError(
-                f"{parting.reason}; a second look will tell, once a broker has named this one as "
-                f"the leader in epoch {look.leader.leader_epoch} since"
+                f"{suspected.reason}; a second look will tell, once a broker has named this one as "
+                f"the leader in epoch {check.leader.leader_epoch} since"
             )
         return first.latest
 
     def _quarantine(
-        self, shop: MoveContext, plan: MovePlan, archive: ArchiveState, look: HistoryCheck
+        self, context: MoveContext, plan: MovePlan, archive: ArchiveState, check: HistoryCheck
     ) -> None:
         log_fields = {
-            "topic": look.topic_partition.topic,
-            "partition": look.topic_partition.partition,
+            "topic": check.topic_partition.topic,
+            "partition": check.topic_partition.partition,
             "fork_offset": plan.next_offset,
             "next_offset": archive.next_offset,
-            "leader_epoch": look.leader.leader_epoch,
+            "leader_epoch": check.leader.leader_epoch,
         }
         log.error("archive.forked", reason=plan.reason, **log_fields)
-        moved_objects = f"what the cluster has thrown away, from offset {plan.next_offset} on"
-        with self._told(look.topic_partition, f"{moved_objects}, is being moved to {plan.target}"):
-            done = quarantine(shop, plan, archive, look.leader)
-        self._first.pop(look.topic_partition, None)
-        self._closer.pop(look.topic_partition, None)
+        moved = f"what the cluster has thrown away, from offset {plan.next_offset} on"
+        with self._reporting_move(
+            check.topic_partition, f"{moved}, is being moved to {plan.target}"
+        ):
+            done = quarantine(context, plan, archive, check.leader)
+        self._sightings.pop(check.topic_partition, None)
+        self._sightings_beyond.pop(check.topic_partition, None)
         self._metrics.quarantine()
         log.error("archive.quarantined", target=done.target, **log_fields)
 
     @contextmanager
-    def _told(self, tp: TopicPartition, what: str) -> Iterator[None]:
-        self._moving(tp, what)
+    def _reporting_move(self, tp: TopicPartition, description: str) -> Iterator[None]:
+        self._moving(tp, description)
         try:
             yield
         finally:
             self._moving(tp, None)
 
     def _finish(
-        self, place: Place, look: HistoryCheck, archive: ArchiveState, pending: str
+        self, place: Place, check: HistoryCheck, archive: ArchiveState, pending: str
     ) -> None:
         """Finish a move that an earlier attempt has begun."""
-        shop = MoveContext(place.store, place.layout)
+        context = MoveContext(place.store, place.layout)
         plan = read_pending_plan(place.store, pending)
         if plan.kind is MoveKind.RETIRE:
             if self._on_recreated != "retire":
@@ -422,48 +436,50 @@ class Histories:
                     f"{pending}: `sidetier retire` has begun to move this archive away, and was "
                     "not finished: run it again"
                 )
-            self._retire(look.topic_partition, lambda: _carry_on(shop, plan, archive))
+            self._retire(check.topic_partition, lambda: _carry_on(context, plan, archive))
             return
-        if not look.told:
+        if not check.epoch_from_cluster:
             raise UnfinishedMoveError(
                 f"{pending}: a quarantine was begun and not finished: the sidecar of the "
                 "partition's leader finishes it"
             )
-        self._quarantine(shop, plan, archive, look)
+        self._quarantine(context, plan, archive, check)
 
     # -- another topic ----------------------------------------------------------------------------
 
-    def _read(self, place: Place, look: HistoryCheck) -> ArchiveState:
+    def _read(self, place: Place, check: HistoryCheck) -> ArchiveState:
         try:
-            return look.read(place.archive_writer, look.topic_partition, look.leader)
+            return check.read(place.archive_writer, check.topic_partition, check.leader)
         except RecreatedError as error:
             if self._on_recreated != "retire":
                 raise
-            if not (self._is_newer(place, look, error) or _is_being_retired(place, look, error)):
+            if not (self._is_newer(place, check, error) or _is_being_retired(place, check, error)):
                 raise
-            tp, shop, mark = (
-                look.topic_partition,
+            tp, context, mark = (
+                check.topic_partition,
                 MoveContext(place.store, place.layout),
                 error.mark,
             )
-            self._retire(tp, lambda: retire(shop, tp, mark, _TAKEN_PLACE))
-            return look.read(place.archive_writer, look.topic_partition, look.leader)
+            self._retire(tp, lambda: retire(context, tp, mark, _TAKEN_PLACE))
+            return check.read(place.archive_writer, check.topic_partition, check.leader)
 
-    def _is_newer(self, place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
+    def _is_newer(self, place: Place, check: HistoryCheck, error: RecreatedError) -> bool:
         """Return whether our topic was created after the last write to `offset.wm`, by the store's
         clock.
 
-        A broker that does not know yet that its topic was deleted must not retire the archive of
-        the topic that replaced it.
+        Without this check, a broker that has not heard of the deletion of its topic would retire
+        the archive of the topic that replaced it.
         """
-        created = _created_ms(look)
+        created = _created_ms(check)
         if created is None:
             return False
-        ahead = store_clock_ahead_ms(place.store, place.layout, look.topic_partition, self._wall)
+        ahead = store_clock_ahead_ms(place.store, place.layout, check.topic_partition, self._wall)
         return created + ahead > error.mark.modified_ms
 
     def _retire(self, tp: TopicPartition, move: Callable[[], MovePlan | None]) -> None:
-        with self._told(tp, "the archive of an earlier topic of this name is being moved away"):
+        with self._reporting_move(
+            tp, "the archive of an earlier topic of this name is being moved away"
+        ):
             done = move()
         self._metrics.quarantine()
         log.error(
@@ -474,35 +490,35 @@ class Histories:
         )
 
 
-def _carry_on(shop: MoveContext, plan: MovePlan, archive: ArchiveState) -> MovePlan:
+def _carry_on(context: MoveContext, plan: MovePlan, archive: ArchiveState) -> MovePlan:
     if archive.watermark is not None:
-        carry_out(shop, plan, archive.watermark, archive.etag)
+        carry_out(context, plan, archive.watermark, archive.etag)
     return plan
 
 
-def _is_being_retired(place: Place, look: HistoryCheck, error: RecreatedError) -> bool:
+def _is_being_retired(place: Place, check: HistoryCheck, error: RecreatedError) -> bool:
     """Return whether a retirement of that archive was begun and not finished.
 
     The retirement has written `offset.wm` after our topic was created, so the time of `offset.wm`
     proves nothing.
     """
     pending = error.mark.watermark.pending
-    if pending is None or not look.told:
+    if pending is None or not check.epoch_from_cluster:
         return False
     return read_pending_plan(place.store, pending).kind is MoveKind.RETIRE
 
 
-def _created_ms(look: HistoryCheck) -> int | None:
+def _created_ms(check: HistoryCheck) -> int | None:
     """Return when our topic was created, in ms since 1970 by this machine's clock.
 
     This is the time of `partition.metadata`, which the broker writes once. None where the time is
     not known, or the leader epoch does not come from the cluster's metadata.
     """
-    if look.directory is None or not look.told:
+    if check.directory is None or not check.epoch_from_cluster:
         return None
-    path = os.path.join(look.directory, "partition.metadata")
+    path = os.path.join(check.directory, "partition.metadata")
     try:
-        identified = parse_partition_metadata(read_text(path), path) == look.leader.topic_id
+        identified = parse_partition_metadata(read_text(path), path) == check.leader.topic_id
         return os.stat(path).st_mtime_ns // 1_000_000 if identified else None
     except OSError:
         return None

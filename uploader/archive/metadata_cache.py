@@ -25,13 +25,17 @@ from sidetier.storage.port import Condition, IfAbsent, IfMatch, ObjectSummary, R
 _TRIES: Final = 5
 
 
-_LOOK_EVERY: Final = 1000
-"""Entries between two checks for segments that were deleted, such as by a lifecycle rule."""
+_CHECK_EVERY: Final = 1000
+"""Entries between two checks for segments that were deleted, for example by a lifecycle rule."""
 
 
 class _Version(NamedTuple):
-    """Bytes and etag of an object (None: not stored yet), and its number of entries after the last
-    check for deleted segments.
+    """A version of an object.
+
+    Attributes:
+        data: Its bytes.
+        etag: Its etag; None if it is not stored yet.
+        kept: Number of its entries after the last check for deleted segments.
     """
 
     data: bytes
@@ -67,6 +71,8 @@ class MetadataCache:
             if version is not None:
                 self._versions[tp] = version
                 self._bytes += len(version.data)
+            # The version that was used last stays even if it is larger than the whole cache: its
+            # partition would otherwise read it again for every commit.
             while self._bytes > self._max_bytes and len(self._versions) > 1:
                 _, dropped = self._versions.popitem(last=False)
                 self._bytes -= len(dropped.data)
@@ -130,7 +136,7 @@ class MetadataEditor:
                 metadata = decode_metadata(version.data, key).with_segments(segments)
                 data = encode_metadata(metadata)
             changed = version._replace(data=data)
-            if _is_due_for_a_look(version, changed):
+            if _is_check_due(version, changed):
                 return _without_gone(changed, key, self._bases(tp, stored()))
             return changed
 
@@ -139,8 +145,9 @@ class MetadataEditor:
     def rewrite(
         self, tp: TopicPartition, change: Callable[[PartitionMetadata], PartitionMetadata]
     ) -> None:
-        """Change the stored `_metadata`, also while other sidecars write it. Where there is none,
-        `change` gets an empty one.
+        """Change the stored `_metadata`, also while other sidecars write it.
+
+        If there is none, `change` gets one without entries.
 
         Raises:
             ArchiveConflictError: other sidecars changed it each time; the same call can succeed
@@ -204,9 +211,9 @@ class MetadataEditor:
         return IfAbsent() if version.etag is None else IfMatch(version.etag)
 
 
-def _is_due_for_a_look(before: _Version, after: _Version) -> bool:
+def _is_check_due(before: _Version, after: _Version) -> bool:
     old, new = count_entries(before.data) or 0, count_entries(after.data) or 0
-    if new // _LOOK_EVERY <= old // _LOOK_EVERY:
+    if new // _CHECK_EVERY <= old // _CHECK_EVERY:
         return False
     return new >= before.kept + before.kept // 4
 

@@ -1,4 +1,4 @@
-"""The queue of the partitions' small requests: their order, and one at a time per partition."""
+"""The queue of requests about archives. A partition has at most one request under way."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -102,7 +102,7 @@ class RequestWork:
         tp, leader = partition.topic_partition, self._leader(partition)
         directory, epochs = partition.directory, partition.epochs
         read = TakingOver(self._local_log_of(partition))
-        look = replace(self._look(partition), read=read)
+        check = replace(self._check_of(partition), read=read)
 
         def follow() -> ArchiveState:
             archive = read_only(place.archive_writer, tp, leader)
@@ -113,7 +113,7 @@ class RequestWork:
                 )
             return archive
 
-        work = follow if partition.follows else lambda: self._histories.load(place, look)
+        work = follow if partition.follows else lambda: self._histories.load(place, check)
         return Work(work, read.reports)
 
     def _local_log_of(self, partition: Partition) -> Callable[[], LocalLog]:
@@ -121,29 +121,29 @@ class RequestWork:
         directory, active, config = partition.directory, partition.active, partition.config
         epochs = partition.epochs
         sparse = partition.is_sparse
-        plain = self._look(partition)
+        check = self._check_of(partition)
         starts = [s for s in (partition.local_start, partition.log_start()) if s is not None]
 
-        def look() -> LocalLog:
+        def read_log() -> LocalLog:
             tp = partition.topic_partition
             if directory is None:
                 raise SegmentGoneError(f"{tp}: its directory is not known")
             if config is None:
                 raise LeadershipUnavailableError(f"{tp}: whether it is compacted is not known yet")
             epoch_history = epochs.read(directory)
-            doubt = self._histories.doubt(plain, epoch_history)
+            doubt = self._histories.doubt(check, epoch_history)
             start = min(starts, default=None)
             return LocalLog(directory, start, active, epoch_history, sparse, doubt)
 
-        return look
+        return read_log
 
-    def _look(self, partition: Partition) -> HistoryCheck:
+    def _check_of(self, partition: Partition) -> HistoryCheck:
         return HistoryCheck(
             partition.topic_partition,
             self._leader(partition),
             partition.directory,
             partition.active,
-            told=partition.told,
+            epoch_from_cluster=partition.epoch_from_cluster,
             named_at=self._named_at(partition.topic_partition, partition.leader_epoch),
             uploading=any(t.stage is SegmentState.UPLOADING for t in partition.tracked.values()),
             epochs=partition.epochs,
@@ -171,7 +171,9 @@ class RequestWork:
         if archive is None:
             return None
         archive_writer, follows = place.archive_writer, asked.follows
-        epoch_history, look = _epoch_history_of(partition), self._look(partition)
+        epoch_history, check = _epoch_history_of(partition), self._check_of(partition)
+        # The functions below run on a worker thread, so they must not read `partition`, which the
+        # daemon's thread changes at the same time. Everything that they need is read here.
         compared = _comparison(partition, archive_writer)
         local, reports = self._local_log_of(partition), list[TakeoverReport]()
 
@@ -189,12 +191,12 @@ class RequestWork:
             except DivergedError as error:
                 if follows:
                     raise
-                return self._histories.strayed(place, look, archive, error)
+                return self._histories.resolve(place, check, archive, error)
 
         return Work(lambda: self._fitting(tp, prepare()), reports)
 
     def _fitting(self, tp: TopicPartition, archive: ArchiveState) -> ArchiveState:
-        self._histories.fits(tp)
+        self._histories.forget_suspicion(tp)
         return archive
 
     def _commit(self, partition: Partition, asked: Asked, place: Place) -> Work | None:
@@ -325,7 +327,11 @@ class Requests:
         return events
 
     def _next(self) -> OrderedDict[TopicPartition, tuple[Partition, Request]] | None:
-        """Return the queue of the next request, among the stores that have a thread for it."""
+        """Return the queue of the next request, among the stores that have a thread for it.
+
+        Commits and gap records of all stores go first: the pins of stored segments are not released
+        before their commit.
+        """
         lines = self._lines.items()
         urgent = ((gate, line.urgent) for gate, line in lines)
         others = ((gate, line.others) for gate, line in lines)

@@ -16,7 +16,13 @@ from typing import Final, TypeVar
 
 from sidetier.archive.objects.gaps import write_gap
 from sidetier.archive.objects.pinterest_metadata import PartitionMetadata, TimeIndexEntry
-from sidetier.archive.objects.segment import Tail, files_by_base, read_tail, rebuilt_indexes
+from sidetier.archive.objects.segment import (
+    SegmentFiles,
+    Tail,
+    read_tail,
+    rebuilt_indexes,
+    segment_files,
+)
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.epoch_history import EpochHistory
 from sidetier.segments.errors import (
@@ -42,13 +48,11 @@ from sidetier.storage.port import (
     ChecksumAlgorithm,
     IfAbsent,
     IfMatch,
-    ObjectSummary,
     RemoteStorage,
 )
 from sidetier.uploader.archive.metadata_cache import MetadataEditor
 from sidetier.uploader.errors import DivergedError, OperatorNeededError
 from sidetier.uploader.gates.divergence import log_end_offset
-from sidetier.uploader.pinning.pins import PINNED_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,10 @@ class LocalLog:
             return None
 
     def _read(self, base: BaseOffset, position: int) -> bytes:
-        """Read a header from the live `.log`. A `.deleted` file may be left by a truncation."""
+        """Read a header from the live `.log`.
+
+        A `.deleted` file proves nothing: truncation may have removed its records from the log.
+        """
         path = os.path.join(self.directory, segment_file_name(base, FileKind.LOG))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -119,31 +126,21 @@ R = TypeVar("R")
 HELPERS: Final = 8
 _FEW: Final = 16
 _helping: Final = threading.Lock()
-"""Held by the one scan that has helper threads. Others read their segments one by one."""
+"""Held by the scan that has helper threads. Other scans read their segments without: the number of
+threads, and of connections to the store, stays bounded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class PinterestSegment:
+class PinterestSegment(SegmentFiles):
     """A stored `.log` that ends with a whole record batch, and the files beside it."""
 
-    base_offset: BaseOffset
-    files: dict[FileKind, ObjectSummary]
     tail: Tail
-
-    @property
-    def log(self) -> ObjectSummary:
-        """The `.log` in the listing."""
-        return self.files[FileKind.LOG]
 
     @property
     def next_offset(self) -> Offset:
         """Offset after the last record."""
         return self.tail.batch.next_offset
-
-    @property
-    def missing(self) -> tuple[FileKind, ...]:
-        """The indexes that are not stored."""
-        return tuple(kind for kind in PINNED_KINDS if kind not in self.files)
 
 
 def scan(
@@ -151,7 +148,7 @@ def scan(
 ) -> tuple[list[PinterestSegment], list[str]]:
     """List the segments of a partition, and read the end of each.
 
-    Makes one listing, and as a rule two requests for each segment. Writes nothing.
+    Makes one listing, and usually two requests for each segment. Writes nothing.
 
     Returns:
         The whole segments, by rising base offset, and the keys of damaged `.log` objects.
@@ -160,23 +157,20 @@ def scan(
         StorageError: as the port says.
     """
     prefix = layout.partition_prefix(tp)
-    stored = files_by_base(store.list_objects(prefix), prefix)
-    rows = [(base, files) for base, files in stored if FileKind.LOG in files]
-    looked = at_once(lambda row: _look(store, *row), rows)
-    whole = [segment for segment in looked if segment is not None]
+    listed = segment_files(store.list_objects(prefix), prefix)
+    stored = [segment for segment in listed if FileKind.LOG in segment.files]
+    segments = at_once(lambda segment: _read_segment(store, segment), stored)
+    whole = [segment for segment in segments if segment is not None]
     damaged = [
-        files[FileKind.LOG].key
-        for (_, files), segment in zip(rows, looked, strict=True)
-        if segment is None
+        files.log.key for files, segment in zip(stored, segments, strict=True) if segment is None
     ]
     return whole, damaged
 
 
-def _look(
-    store: RemoteStorage, base: BaseOffset, files: dict[FileKind, ObjectSummary]
-) -> PinterestSegment | None:
+def _read_segment(store: RemoteStorage, segment: SegmentFiles) -> PinterestSegment | None:
+    base, files = segment.base_offset, segment.files
     try:
-        tail = read_tail(store, base, files[FileKind.LOG], files.get(FileKind.INDEX))
+        tail = read_tail(store, base, segment.log, files.get(FileKind.INDEX))
     except (DamagedSegmentError, UnsupportedFormatError):
         return None
     return PinterestSegment(base, files, tail)
@@ -337,6 +331,8 @@ class Takeover:
             StorageError: as the port says.
         """
         whole, damaged = scan(self.store, self.layout, self.topic_partition)
+        # Every decision is made before the first write, because a foreign segment or a damaged one
+        # changes what is done with the others.
         spans = {
             s.base_offset: Span(
                 s.base_offset, s.next_offset, self.local.holds(s.base_offset, s.tail)
@@ -384,9 +380,9 @@ class Takeover:
         if end is not None and end < reached:
             raise DivergedError(
                 f"{prefix}: Pinterest's archive reaches {reached}, but the log in "
-                f"{self.local.directory} ends at {end}: it stored what was never committed, or an "
-                "unclean election has lost it; nothing is written before the log has come so far; "
-                f"{_REMEDY}"
+                f"{self.local.directory} ends at {end}: it stored uncommitted records, or an "
+                "unclean election has lost them; nothing is written before the log has reached "
+                f"that offset; {_REMEDY}"
             )
         if decision.foreign and self.local.doubt is not None:
             raise DivergedError(
@@ -420,7 +416,7 @@ class Takeover:
 
         The `.log` goes first: without it, readers ignore the other files. The folder's name comes
         from the versions of the files. So another attempt finds its own copies there, and a later
-        takeover does not overwrite the files that this one has moved.
+        takeover does not overwrite files that were moved before.
         """
         versions = " ".join(segment.files[kind].etag for kind in sorted(segment.files))
         folder = f"peer/{crc64nvme(versions.encode()):016x}/"

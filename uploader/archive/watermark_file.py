@@ -1,7 +1,7 @@
 """Read and write `offset.wm` for a leader.
 
-A write is a conditional put over the version that was read: of two sidecars that write at once, the
-store refuses one.
+A write is a conditional put over the version that was read. If two sidecars write at once, the
+store refuses one of the writes.
 """
 
 from dataclasses import replace
@@ -29,7 +29,10 @@ class WatermarkFile:
         self._store = store
         self._layout = layout
         self._ours: set[TopicPartition] = set()
-        """Partitions whose `offset.wm` had our second line when it was read or written last."""
+        """Partitions whose `offset.wm` had Sidetier's second line when it was last read or written.
+
+        If the line is missing later, Pinterest's uploader has overwritten the object.
+        """
 
     def read(self, tp: TopicPartition, leader: Leader) -> ArchiveState:
         """Read `offset.wm` in one request.
@@ -105,7 +108,7 @@ def _refusal(
     if stored is None:
         return ArchiveConflictError(
             f"{key} has been deleted since it was read (by hand, or by a lifecycle rule of the "
-            "bucket): the archive is read again, and what is stored is found by its listing"
+            "bucket): the archive is read again, and its listing shows the stored segments"
         )
     theirs = stored.watermark
     if theirs.next_offset is None:
@@ -119,8 +122,8 @@ def _refusal(
 
 def _overwritten_by_pinterest(key: str, there: Watermark) -> PinterestUploaderRunningError:
     return PinterestUploaderRunningError(
-        f"{key} names {there.base_offset} and has lost what this sidecar had written: Pinterest's "
-        "uploader is running for this partition, too, and writes the watermark without looking; "
+        f"{key} names {there.base_offset} and has lost the second line of this sidecar: "
+        "Pinterest's uploader is also running for this partition, and overwrites the watermark; "
         "stop it on every broker, then restart this sidecar, which takes the partition over"
     )
 
@@ -132,7 +135,7 @@ def _check_writer(key: str, mark: StoredWatermark, leader: Leader) -> None:
         raise RecreatedError(
             f"{key} belongs to topic id {theirs}, the topic of this name has id {ours} now: it was "
             "deleted and created again; `sidetier retire` moves the old archive away, and then "
-            "this one begins",
+            "the archive of the new topic begins",
             mark,
         )
     if watermark.leader_epoch > leader.leader_epoch:

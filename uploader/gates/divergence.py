@@ -1,8 +1,8 @@
-"""Find out whether the log of this leader has lost records that are archived.
+"""Compare the leader's log with the archive: has the log lost records that are archived?
 
 After an unclean election, or when a topic was created again, the archive and the log have different
-histories from some offset on. More uploads would mix the two, so nothing is written until the
-divergence is resolved.
+histories from a certain offset on. More uploads would mix the two, so the sidecar writes nothing
+until the divergence is resolved.
 """
 
 import os
@@ -109,7 +109,7 @@ def _with_first_segment(
             if header.base_offset >= start:
                 break
             runs.setdefault(LeaderEpoch(header.leader_epoch), Offset(header.base_offset))
-    except DamagedSegmentError:
+    except DamagedSegmentError:  # the comparison goes on with the checkpoint alone
         return epoch_history
     finally:
         os.close(descriptor)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 CHECKPOINT_NAME: Final = "replication-offset-checkpoint"
-_LOOK_AGAIN_SECONDS: Final = 0.05
+_READ_AGAIN_SECONDS: Final = 0.05
 
 
 class HighWatermarkSource(Protocol):
@@ -69,7 +69,7 @@ class Closed:
 class _Checkpoint:
     written_ns: int = -1
     offsets: Mapping[TopicPartition, Offset] | None = None
-    looked_at: float = float("-inf")
+    read_at: float = float("-inf")
 
 
 class CommittedGate:
@@ -82,7 +82,7 @@ class CommittedGate:
     Args:
         now: Monotonic seconds.
         use_checkpoint: Whether the checkpoint counts.
-        brokers_tell: Whether there are brokers to ask.
+        asks_brokers: Whether brokers are asked for high watermarks.
         on_checkpoint: Called with the path of each checkpoint that is read, and with the reason
             where it cannot be used.
     """
@@ -92,13 +92,13 @@ class CommittedGate:
         now: Callable[[], float],
         *,
         use_checkpoint: bool = True,
-        brokers_tell: bool = False,
+        asks_brokers: bool = False,
         on_checkpoint: Callable[[str, SegmentError | None], None] = lambda _, __: None,
     ) -> None:
         self._now = now
         self._on_checkpoint = on_checkpoint
         self._use_checkpoint = use_checkpoint
-        self._brokers_tell = brokers_tell
+        self._asks_brokers = asks_brokers
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._answers: dict[TopicPartition, HighWatermark] = {}
         self._asked_at: dict[TopicPartition, float] = {}
@@ -111,7 +111,10 @@ class CommittedGate:
         return self._use_checkpoint and self._checkpoint_covers(segment)
 
     def high_watermark(self, tp: TopicPartition, log_dir: str) -> Offset | None:
-        """Return the last known high watermark, for reports; it may be some seconds old."""
+        """Return the last known high watermark, for reports; it may be some seconds old.
+
+        Unlike in `is_committed`, the leader epoch does not matter here.
+        """
         known = [self._checkpoint(log_dir).offsets or {}]
         known.append({tp: answer.offset for tp, answer in self._answers.items()})
         return max((offsets[tp] for offsets in known if tp in offsets), default=None)
@@ -120,7 +123,7 @@ class CommittedGate:
         """Remember answers of brokers.
 
         Args:
-            answers: One per partition.
+            answers: The answer for each partition.
             asked_at: When the brokers were asked, in monotonic seconds. An answer was true at some
                 time after it; the answer's own time is not known.
         """
@@ -141,8 +144,10 @@ class CommittedGate:
         In monotonic seconds: minus infinity where none has, infinity where there is no broker to
         ask, or no epoch to compare.
         """
-        if not self._brokers_tell or epoch == UNKNOWN_EPOCH:
+        if not self._asks_brokers or epoch == UNKNOWN_EPOCH:
             return float("inf")
+        # The time of the question counts, not that of the answer: an answer may arrive long after
+        # the broker has sent it.
         answer = self._answers.get(tp)
         if answer is None or answer.leader_epoch != epoch:
             return float("-inf")
@@ -155,13 +160,14 @@ class CommittedGate:
 
     def _checkpoint_covers(self, segment: Closed) -> bool:
         checkpoint = self._checkpoint(segment.log_dir)
+        # Equal times do not count: file systems may round them, so the checkpoint can be the older.
         if checkpoint.offsets is None or checkpoint.written_ns <= segment.modified_ns:
             return False
         return checkpoint.offsets.get(segment.topic_partition, -1) >= segment.next_offset
 
     def _checkpoint(self, log_dir: str) -> _Checkpoint:
         known = self._checkpoints.get(log_dir, _Checkpoint())
-        if self._now() - known.looked_at < _LOOK_AGAIN_SECONDS:
+        if self._now() - known.read_at < _READ_AGAIN_SECONDS:
             return known
         path = os.path.join(log_dir, CHECKPOINT_NAME)
         self._checkpoints[log_dir] = fresh = self._read(path, known)
@@ -174,12 +180,14 @@ class CommittedGate:
                 return _Checkpoint(written, known.offsets, self._now())
             offsets = parse_offset_checkpoint(read_text(path), path)
         except OSError:  # not written yet, or a disk error: the next call reads it again
-            return _Checkpoint(looked_at=self._now())
+            return _Checkpoint(read_at=self._now())
         except SegmentError as error:
             self._on_checkpoint(path, error)
-            return _Checkpoint(looked_at=self._now())
+            return _Checkpoint(read_at=self._now())
         self._on_checkpoint(path, None)
-        # The stat came before the read, so a newer file may get an older time. That only delays.
+        # The stat came before the read. If the broker replaced the file in between, new offsets get
+        # an old time, which only delays uploads. After the other order, old offsets could get a new
+        # time, and count for segments that were written after them.
         return _Checkpoint(written, offsets, self._now())
 
 
@@ -197,8 +205,8 @@ _SUBJECT: Final = Subject("asking the brokers for high watermarks")
 
 
 @dataclass(frozen=True, slots=True)
-class HighWatermarksTold:
-    """Brokers have answered. They were asked at `asked_at`, in monotonic seconds."""
+class HighWatermarksReceived:
+    """Brokers have answered a request that was sent at `asked_at`, in monotonic seconds."""
 
     answers: Mapping[TopicPartition, HighWatermark]
     asked_at: float
@@ -211,11 +219,11 @@ class HighWatermarksUnavailable:
     error: Exception
 
 
-HighWatermarkEvent = HighWatermarksTold | HighWatermarksUnavailable
+HighWatermarkEvent = HighWatermarksReceived | HighWatermarksUnavailable
 
 
 class HighWatermarkAsker:
-    """Asks for all waiting partitions in one request. One request is under way at a time."""
+    """Asks the brokers for the high watermarks of all waiting partitions, in one call at a time."""
 
     def __init__(
         self,
@@ -246,7 +254,7 @@ class HighWatermarkAsker:
         asked_at = self._now()
         self._pool.submit(
             Task(
-                lambda: HighWatermarksTold(source.high_watermarks(wanted), asked_at),
+                lambda: HighWatermarksReceived(source.high_watermarks(wanted), asked_at),
                 HighWatermarksUnavailable,
             )
         )

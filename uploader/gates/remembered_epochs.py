@@ -61,6 +61,8 @@ class RememberedEpochs:
         again while nothing has changed. Raises OSError.
         """
         with self._lock:
+            # The epochs change with each election, but a listing of the directory saves them each
+            # time: this comparison avoids a write per listing.
             saving = (directory, self._known)
             if saving == self._saved or not self._known.entries:
                 return

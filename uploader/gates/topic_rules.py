@@ -1,4 +1,4 @@
-"""Ask for topic configurations: may a topic be archived, and when does the broker delete."""
+"""Topic configurations: they decide whether a topic is archived, and when the broker deletes it."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -25,10 +25,12 @@ _SUBJECT: Final = Subject("asking the brokers for topic configurations")
 
 
 @dataclass(frozen=True, slots=True)
-class TopicConfigsTold:
-    """Brokers have answered: None for a topic whose configuration they do not show.
+class TopicConfigsReceived:
+    """Brokers have answered.
 
-    `topic_ids` are those of the topics when they were asked for.
+    Attributes:
+        answers: Configuration of each topic; None if the brokers do not show it to the sidecar.
+        topic_ids: Ids of the topics at the time of the request.
     """
 
     answers: Mapping[str, TopicConfig | None]
@@ -42,7 +44,7 @@ class TopicConfigsUnavailable:
     error: Exception
 
 
-TopicConfigEvent = TopicConfigsTold | TopicConfigsUnavailable
+TopicConfigEvent = TopicConfigsReceived | TopicConfigsUnavailable
 
 
 class TopicRules:
@@ -117,6 +119,7 @@ class TopicRules:
             return
         if self._errors.holds(_SUBJECT):
             return
+        # All topics at intervals: an operator can change a configuration at any time.
         again = now >= self._next_ask
         wanted = sorted(t for t, i in topics.items() if again or not self.is_known(t, i))
         if again:
@@ -125,7 +128,7 @@ class TopicRules:
             ids = {topic: topics[topic] for topic in wanted}
             self._pool.submit(
                 Task(
-                    lambda: TopicConfigsTold(source.topic_configs(wanted), ids),
+                    lambda: TopicConfigsReceived(source.topic_configs(wanted), ids),
                     TopicConfigsUnavailable,
                 )
             )
@@ -183,14 +186,14 @@ def refusal_of(topic: str, config: TopicConfig, *, refuse_compacted: bool) -> st
 
 
 CLEANER_CHECKPOINT_NAME: Final = "cleaner-offset-checkpoint"
-_LOOK_AGAIN_SECONDS: Final = 1.0
+_READ_AGAIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
     written_ns: int = -1
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
-    looked_at: float = float("-inf")
+    read_at: float = float("-inf")
 
 
 class CleanerCheckpoints:
@@ -214,7 +217,7 @@ class CleanerCheckpoints:
     def has_cleaned(self, log_dir: str, tp: TopicPartition, log_start: Offset) -> bool:
         """Return whether the cleaner has compacted a part of the log that still exists."""
         known = self._known.get(log_dir, _Checkpoint())
-        if self._now() - known.looked_at >= _LOOK_AGAIN_SECONDS:
+        if self._now() - known.read_at >= _READ_AGAIN_SECONDS:
             known = self._known[log_dir] = self._read(log_dir, known)
         return known.offsets.get(tp, Offset(0)) > log_start
 
@@ -226,9 +229,9 @@ class CleanerCheckpoints:
                 return _Checkpoint(written, known.offsets, self._now())
             offsets = parse_offset_checkpoint(read_text(path), path)
         except OSError:
-            return _Checkpoint(looked_at=self._now())
+            return _Checkpoint(read_at=self._now())
         except SegmentError as error:
             self._on_checkpoint(path, error)
-            return _Checkpoint(looked_at=self._now())
+            return _Checkpoint(read_at=self._now())
         self._on_checkpoint(path, None)
         return _Checkpoint(written, offsets, self._now())

@@ -1,7 +1,8 @@
-"""Pins: a closed segment's files are opened at once and stay open until they are stored.
+"""Pins: the sidecar opens the files of a closed segment at once, and closes them once it is stored.
 
-An open descriptor survives the rename to `.deleted` and the unlink; it does not survive a crash of
-this process, after which the listing shows what is left.
+An open descriptor can still be read after the broker has renamed the file to `.deleted`, and after
+it has unlinked it. A crash of the sidecar closes all descriptors: the files that were unlinked by
+then are lost, unless they have names in the spool (see `spool`).
 """
 
 import contextlib
@@ -14,15 +15,18 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.indexes import TIMEINDEX_ENTRY_BYTES, last_timestamp
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.names import OPTIONAL_KINDS, REQUIRED_KINDS, FileKind, segment_file_name
 from sidetier.segments.offsets import BaseOffset, TopicPartition
 from sidetier.segments.producer_snapshot import EMPTY_SNAPSHOT_BYTES
 from sidetier.uploader.sending.reading import FileIdentity
 
 
 class Urgency(NamedTuple):
-    """Sorts what the broker deletes first to the front: staged segments, then by the end of their
-    retention, in seconds since 1970, infinity for never.
+    """Sorts segments by the order in which the broker deletes them.
+
+    Attributes:
+        live: Whether the segment is not marked for deletion; False sorts first.
+        expires_at: End of its retention, in seconds since 1970; infinity for never.
     """
 
     live: bool
@@ -30,7 +34,12 @@ class Urgency(NamedTuple):
 
 
 class PinPriority(NamedTuple):
-    """Sorts pins: those of led partitions first, and in both groups by urgency."""
+    """Sorts pins: those of led partitions come first. Each of the two groups is sorted by urgency.
+
+    Attributes:
+        followed: Whether another broker leads the partition.
+        urgency: Urgency of the upload.
+    """
 
     followed: bool
     urgency: Urgency
@@ -38,7 +47,7 @@ class PinPriority(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldPin:
-    """A pin that alone keeps `size` bytes on the disk."""
+    """A pin of an unlinked segment: without it, the disk would free `size` bytes."""
 
     topic_partition: TopicPartition
     base_offset: BaseOffset
@@ -47,11 +56,11 @@ class HeldPin:
 
 
 def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]:
-    """The pins to let go, so that at least `excess` bytes are freed.
+    """Choose the pins to release, so that at least `excess` bytes are freed.
 
-    A follower's go first: the leader's sidecar most likely stores their records. Then the newest
-    do: what is uploaded next is then still there, and the gap that this leaves behind the
-    watermark is as late as it can be.
+    Pins of followed partitions go first, because the leader's sidecar most likely stores the same
+    records. Among the others the newest go first: the next uploads still find their segments, and
+    the gap that the release may leave is as far as possible behind the archive end offset.
     """
     released = []
     for pin in sorted(held, key=lambda pin: (pin.pin_priority, pin.base_offset), reverse=True):
@@ -62,63 +71,62 @@ def pins_to_release(held: Sequence[HeldPin], excess: int) -> tuple[HeldPin, ...]
     return tuple(released)
 
 
-PINNED_KINDS: Final = (FileKind.LOG, FileKind.INDEX, FileKind.TIMEINDEX)
-"""What every segment has."""
-OPTIONAL_KINDS: Final = (FileKind.TXNINDEX, FileKind.SNAPSHOT)
-"""What some segments have besides."""
-
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class SpooledFiles(Protocol):
-    """Second names of a closed segment's files."""
+    """The hard links to a closed segment's files in the spool."""
 
     @property
     def directory(self) -> str:
-        """The directory of the names."""
+        """The directory of the links."""
         ...
 
     @property
     def segment(self) -> ClosedSegment:
-        """Which segment it is."""
+        """The segment that the files belong to."""
         ...
 
     def leads_to(self, identity: FileIdentity) -> bool:
-        """Whether the `.log` is this file, in whatever state; raises OSError."""
+        """Return whether the link of the `.log` leads to this inode. Raises OSError.
+
+        Only device and inode are compared, not size and modification time.
+        """
         ...
 
     def open(self, kind: FileKind) -> int | None:
-        """A descriptor; None where there is no such file; raises OSError."""
+        """Open a file and return its descriptor; None if there is no such link. Raises OSError."""
         ...
 
     def is_last_name(self) -> bool:
-        """Only these names keep the bytes on the disk; raises OSError."""
+        """Return whether only these links keep the bytes on the disk. Raises OSError."""
         ...
 
     def is_committed(self) -> bool:
-        """Whether `mark_committed` was called for this file."""
+        """Return whether `mark_committed` was called for this segment."""
         ...
 
     def mark_committed(self) -> None:
-        """Have a later life of the sidecar know that the segment is committed; raises OSError."""
+        """Note for the sidecar's next process that the segment is committed. Raises OSError."""
         ...
 
     def remove(self) -> None:
-        """Remove the names; may be called twice. Logs a name that cannot be removed."""
+        """Remove the links, and log those that cannot be removed. May be called twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """Moments of a closed segment, in seconds since 1970.
+    """Times of a closed segment, in seconds since 1970.
 
-    `largest_timestamp` is what Kafka counts retention.ms from (`LogSegment.largestTimestamp`): the
-    last entry of the time index, which is the largest timestamp of a record; the last append where
-    the index has no entry.
-
-    `rolled` is when the broker closed the segment: it trims both indexes then, and writes neither
-    of them again. A broker that was killed may rebuild both; then it is the time of that restart.
-    Never before the last append.
+    Attributes:
+        largest_timestamp: The time from which Kafka counts `retention.ms`
+            (`LogSegment.largestTimestamp`): the largest timestamp of a record, from the last entry
+            of the time index. If the index has no entry, the time of the last append.
+        rolled: When the broker closed the segment, but not before the last append. It is the
+            modification time of the indexes: the broker trims both when it rolls the segment, and
+            does not write them again. A broker that was killed may rebuild them; then this is the
+            time of its restart.
     """
 
     largest_timestamp: float
@@ -127,11 +135,16 @@ class SegmentTimes:
 
 @dataclass(slots=True)
 class PinnedSegment:
-    """Open descriptors of one closed segment; an index may be missing, the `.log` is there.
+    """Open files of one closed segment.
 
-    `lacking` has the optional files that could not be opened although they may exist, and why.
-    `own_links` is how many of the `.log`'s names are ours, in the spool.
-    `closed` is called once with the number of descriptors and the `.log`'s size.
+    Attributes:
+        directory: The partition's directory when the segment was pinned.
+        segment: The segment as in the listing.
+        identity: Device, inode, size and modification time of the `.log` when it was pinned.
+        descriptors: The open files. The `.log` is always open; an index may be missing.
+        closed: Called once with the number of descriptors and the size of the `.log`.
+        lacking: Optional files that may exist but could not be opened, each with the reason.
+        own_links: Number of hard links to the `.log` that the sidecar has made in the spool.
     """
 
     directory: str
@@ -149,7 +162,7 @@ class PinnedSegment:
 
     @property
     def name(self) -> str:
-        """The `.log`'s path, for messages."""
+        """Path of the `.log`, for messages."""
         return os.path.join(
             self.directory, segment_file_name(self.segment.base_offset, FileKind.LOG)
         )
@@ -160,17 +173,19 @@ class PinnedSegment:
         Raises:
             OSError: the file system does not answer.
         """
+        # The broker may delete the file by any name, so the path proves nothing. The link count
+        # does: it falls to the links of the sidecar when the broker's own name is gone.
         return os.fstat(self.log).st_nlink <= self.own_links
 
     def check_unchanged(self) -> None:
-        """Raise SegmentChangedError when the file was rewritten in place since it was pinned."""
+        """Raise SegmentChangedError if the file was rewritten in place since it was pinned."""
         now = FileIdentity.of(os.fstat(self.log))
         if now != self.identity:
             message = f"{self.name} changed while it was pinned: {self.identity} became {now}"
             raise SegmentChangedError(message)
 
     def times(self) -> "SegmentTimes":
-        """What the open files tell; raises OSError where they cannot be read."""
+        """Read the segment's times from the open files. Raises OSError."""
         modified = self.identity.modified_ns / 1e9
         indexes = (FileKind.INDEX, FileKind.TIMEINDEX)
         descriptors = [self.descriptors[kind] for kind in indexes if kind in self.descriptors]
@@ -180,13 +195,13 @@ class PinnedSegment:
         return SegmentTimes(modified if largest is None else largest, max(modified, trimmed))
 
     def close(self) -> None:
-        """Let the files go; may be called twice."""
+        """Close the files. May be called twice."""
         if not self.descriptors:
             return
         files = len(self.descriptors)
         while self.descriptors:
             _, descriptor = self.descriptors.popitem()
-            with contextlib.suppress(OSError):  # Linux frees the descriptor whatever close(2) says
+            with contextlib.suppress(OSError):  # Linux frees the descriptor even if close(2) fails
                 os.close(descriptor)
         self.closed(files, self.identity.size)
 
@@ -196,9 +211,12 @@ def pin(
     segment: ClosedSegment,
     closed: Callable[[int, int], None] = lambda _files, _size: None,
 ) -> PinnedSegment:
-    """Open the files of a closed segment by their names, or by their `.deleted` names.
+    """Open the files of a closed segment under their names, or under their `.deleted` names.
 
-    `closed` is called once with their number and the `.log`'s size, when they are let go.
+    Args:
+        directory: The partition's directory.
+        segment: The segment.
+        closed: See `PinnedSegment.closed`.
 
     Raises:
         SegmentGoneError: the `.log` has neither name any more.
@@ -207,7 +225,9 @@ def pin(
     descriptors: dict[FileKind, int] = {}
     lacking: dict[FileKind, str] = {}
     try:
-        for kind in PINNED_KINDS:
+        # The `.log` is opened first: by its link count `_open_optional` decides whether a file that
+        # was not found may have existed.
+        for kind in REQUIRED_KINDS:
             descriptor = _open(directory, segment.base_offset, kind)
             if descriptor is not None:
                 descriptors[kind] = descriptor
@@ -228,17 +248,21 @@ def pin_spooled(
     spooled: SpooledFiles,
     closed: Callable[[int, int], None] = lambda _files, _size: None,
 ) -> PinnedSegment:
-    """Open the files of a closed segment by their names in the spool, of the partition that lies in
-    `directory`.
+    """Open the files of a closed segment in the spool.
+
+    Args:
+        directory: The partition's directory in the log dir, for messages.
+        spooled: The segment's files in the spool.
+        closed: See `PinnedSegment.closed`.
 
     Raises:
-        SegmentGoneError: the `.log` is not there.
+        SegmentGoneError: the `.log` is gone.
         OSError: a file cannot be opened.
     """
     base = spooled.segment.base_offset
     descriptors: dict[FileKind, int] = {}
     try:
-        for kind in (*PINNED_KINDS, *OPTIONAL_KINDS):
+        for kind in (*REQUIRED_KINDS, *OPTIONAL_KINDS):
             descriptor = spooled.open(kind)
             if descriptor is not None:
                 descriptors[kind] = descriptor
@@ -249,6 +273,8 @@ def pin_spooled(
         for descriptor in descriptors.values():
             os.close(descriptor)
         raise
+    # The spool links the `.index` last. Without it, a kill has interrupted the linking, and an
+    # optional file may exist that was never linked.
     cut_off = "" if FileKind.INDEX in descriptors else "its names in the spool are not complete"
     lacking = {kind: cut_off for kind in OPTIONAL_KINDS if cut_off and kind not in descriptors}
     return PinnedSegment(
@@ -262,7 +288,11 @@ def _gone(directory: str, base: BaseOffset) -> NoReturn:
 
 
 def _open(directory: str, base: BaseOffset, kind: FileKind) -> int | None:
-    """The live name first; a file renamed between the two looks is found under the second."""
+    """Open a file under its live name, or else under its `.deleted` name.
+
+    This order matters: the broker renames only from live to `.deleted`, so a rename between the two
+    attempts cannot hide the file.
+    """
     for deleted in (False, True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path = os.path.join(directory, segment_file_name(base, kind, deleted=deleted))
@@ -277,10 +307,10 @@ def _open_optional(
     descriptors: dict[FileKind, int],
     lacking: dict[FileKind, str],
 ) -> None:
-    """Open it where it is there; note why where that cannot be done or told.
+    """Open an optional file if it exists. Note in `lacking` why it could not be opened.
 
-    A broker renames and unlinks the `.log` first. While that has a name, what is not found does not
-    exist; afterwards it may have existed.
+    The broker renames and unlinks the `.log` before the other files. While the `.log` has a name,
+    an optional file that is not found does not exist. Afterwards it may have been unlinked.
     """
     try:
         descriptor = _open(directory, base, kind)
@@ -293,13 +323,13 @@ def _open_optional(
         if os.fstat(descriptors[FileKind.LOG]).st_nlink == 0:
             lacking[kind] = "the segment was unlinked while its files were opened"
     elif kind is FileKind.SNAPSHOT and os.fstat(descriptor).st_size == EMPTY_SNAPSHOT_BYTES:
-        os.close(descriptor)  # no producer: nothing to keep
+        os.close(descriptor)  # a snapshot without producers is not worth a descriptor and an object
     else:
         descriptors[kind] = descriptor
 
 
 def log_size(directory: str, base: BaseOffset) -> int:
-    """Bytes of a live segment's `.log`; 0 where it is gone."""
+    """Return the size of a live segment's `.log` in bytes; 0 if it is gone."""
     try:
         return os.stat(os.path.join(directory, segment_file_name(base, FileKind.LOG))).st_size
     except OSError:
@@ -307,10 +337,13 @@ def log_size(directory: str, base: BaseOffset) -> int:
 
 
 def read_largest_timestamp(time_index: int) -> float | None:
-    """From an open `.timeindex` of a closed segment, in seconds since 1970; None where it has none.
+    """Return the largest timestamp in an open `.timeindex` of a closed segment.
+
+    Returns:
+        Seconds since 1970; None if the index has no entry.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the index cannot be read.
     """
     size = os.fstat(time_index).st_size
     position = max(0, size - TIMEINDEX_ENTRY_BYTES)
@@ -320,8 +353,9 @@ def read_largest_timestamp(time_index: int) -> float | None:
 
 
 def is_live(directory: str, pinned: PinnedSegment) -> bool:
-    """Whether the pinned file, as it was, has its live name in this directory: the segment is a
-    part of the log.
+    """Return whether the pinned file, unchanged, has its live name in this directory.
+
+    If so, the segment is a part of the log.
     """
     name = segment_file_name(pinned.segment.base_offset, FileKind.LOG)
     try:
@@ -331,12 +365,12 @@ def is_live(directory: str, pinned: PinnedSegment) -> bool:
 
 
 def still_the_same(directory: str, pinned: PinnedSegment) -> bool:
-    """Whether the live name, where there is one, still leads to the pinned file as it was."""
+    """Return whether the live name leads to the pinned file, unchanged, or does not exist."""
     return not _leads_elsewhere(directory, pinned, deleted=False)
 
 
 def has_successor(directory: str, pinned: PinnedSegment) -> bool:
-    """Whether one of its names, live or `.deleted`, leads to another file now."""
+    """Return whether the live or the `.deleted` name of the segment leads to another file now."""
     return any(_leads_elsewhere(directory, pinned, deleted=deleted) for deleted in (False, True))
 
 

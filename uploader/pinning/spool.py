@@ -1,16 +1,20 @@
-"""A hard-link spool: what a restart of the sidecar must not cost.
+"""The spool: hard links to the files of segments that are not stored yet.
 
-Beside every pin of a closed segment a second name of its files stands in a directory of ours, on
-the same mount and outside the log dirs:
+A restart of the sidecar closes its descriptors, so that deleted segments would be lost. The links
+keep them. They are in a directory of the sidecar, on the same mount as the log dir and outside it:
 
     <spool>/<cluster>/<topic>-<partition>/<topic id>/<base offset>-<next offset>.log | .index | …
 
-A link needs no copy, and keeps the bytes on the disk after the broker's unlink: the bounds of pins
-hold for it. The `.log` is linked first, the `.index` last: a `.log` without an `.index` is what a
-kill in between leaves, and is whole but for indexes, which can be rebuilt. An empty file
-`<base offset>-<next offset>.committed` marks a segment that is known to be committed: the broker's
-checkpoint may have dropped the leader epochs that prove it, when the sidecar comes back. Beside the
-segments `leader-epoch-checkpoint` has the epochs that the sidecar remembers (`EpochHistory`).
+A link copies no bytes, but keeps them on the disk after the broker has unlinked its own name. So
+the limits of pins also apply to the spool.
+
+The `.log` is linked first and the `.index` last. A kill in between leaves a `.log` without an
+`.index`: its records are complete and indexes can be rebuilt, but optional files may be missing.
+
+An empty file `<base offset>-<next offset>.committed` marks a segment that is known to be committed.
+After a restart the broker's checkpoint may have dropped the leader epochs that would prove it. The
+file `leader-epoch-checkpoint` beside the segments has the epochs that the sidecar remembers
+(`RememberedEpochs`).
 """
 
 import contextlib
@@ -53,13 +57,13 @@ _OPEN_FILE: Final = "/proc/self/fd/{}"
 
 @dataclass(frozen=True, slots=True)
 class SpooledSegment:
-    """The names of one closed segment in the spool; its `.log` is there."""
+    """The links of one closed segment in the spool. See `pins.SpooledFiles` for the methods."""
 
     directory: str
     segment: ClosedSegment
 
     def path(self, kind: FileKind) -> str:
-        """Where a file of it stands, if it does."""
+        """Return the path of a file's link, whether or not it exists."""
         return self._stem + kind.value
 
     @property
@@ -73,22 +77,22 @@ class SpooledSegment:
         return os.path.join(self.directory, f"{base:020d}-{following:020d}")
 
     def open(self, kind: FileKind) -> int | None:
-        """A descriptor; None where there is no such file."""
+        """Open a file and return its descriptor; None if there is no such link. Raises OSError."""
         try:
             return os.open(self.path(kind), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
 
     def leads_to(self, identity: FileIdentity) -> bool:
-        """Whether the `.log` is this file, in whatever state; raises OSError."""
+        """Return whether the link of the `.log` leads to this inode. Raises OSError."""
         try:
-            found = os.stat(self.path(FileKind.LOG))
+            status = os.stat(self.path(FileKind.LOG))
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == (identity.device, identity.inode)
+        return (status.st_dev, status.st_ino) == (identity.device, identity.inode)
 
     def is_last_name(self) -> bool:
-        """Whether the broker has unlinked the `.log`: only the spool keeps its bytes on the disk.
+        """Return whether only the spool keeps the `.log` on the disk: the broker has unlinked it.
 
         Raises:
             OSError: the file system does not answer.
@@ -99,21 +103,23 @@ class SpooledSegment:
             return False
 
     def is_complete(self) -> bool:
-        """Every file that was linked once is there."""
+        """Return whether all files were linked, and not only a part of them before a kill."""
         return os.path.exists(self.path(FileKind.INDEX))
 
     def is_committed(self) -> bool:
-        """Whether `mark_committed` was called for this file; False where that cannot be told."""
+        """Return whether the segment is marked as committed; False also on a disk error."""
         return os.path.exists(self.mark)
 
     def mark_committed(self) -> None:
-        """Create the file that says so; raises OSError."""
+        """Create the file that marks the segment as committed. Raises OSError."""
         with open(self.mark, "ab"):
             pass
 
     def remove(self) -> None:
-        """Remove its names, the `.log`'s last: what a kill leaves is found again by that. A name
-        that cannot be removed is logged; the next start finds it, and removes it.
+        """Remove the links. Log those that cannot be removed; the next start removes them.
+
+        The `.log` is removed last: the next start finds a segment by its `.log`, also if a kill has
+        left only a part of the links.
         """
         try:
             _unlink(self.mark)
@@ -126,9 +132,11 @@ class SpooledSegment:
 class Spool:
     """The spool directories of this broker.
 
-    `spools` maps log dirs to spool directories. A log dir that is missing there could not be read
-    at the start: `find_spool` is asked for its spool once a partition is found in it, and returns
-    None where there is none.
+    Args:
+        spools: The spool directory of each log dir that could be read at the start.
+        cluster: Name of the cluster's directory in the spool.
+        find_spool: Returns the spool directory of another log dir when a partition appears in it;
+            None if it has none.
     """
 
     def __init__(
@@ -143,23 +151,24 @@ class Spool:
             log_dir: os.path.join(spool, cluster) for log_dir, spool in spools.items()
         }
         self.untaken: dict[str, Partition] = {}
-        """Segments from before the start that no partition of the daemon has taken over, by their
-        directory in the spool. The bounds of pins hold for them, too.
+        """Segments of an earlier process that no partition has taken over yet, by their directory
+        in the spool. The limits of pins apply to them, too.
         """
 
     @property
     def homes(self) -> list[str]:
-        """The directories that hold the partitions' directories, each once."""
+        """The directories of this cluster in all spools, without duplicates."""
         return list(dict.fromkeys(home for home in self._homes.values() if home is not None))
 
     def place(self, directory: str, topic_id: str) -> str | None:
-        """Where segments of the partition in this directory are kept; None where they are not."""
+        """Return the spool directory of the partition in this directory; None without a spool."""
         home = self._home(os.path.dirname(directory))
         return None if home is None else os.path.join(home, os.path.basename(directory), topic_id)
 
     def places(self, directory: str, topic_id: str) -> list[str]:
-        """Where segments of the partition may have been kept: first where they are kept now. A
-        partition that has moved between log dirs can have left some in the spool of another one.
+        """Return all spool directories that may have segments of the partition, its own first.
+
+        After a move between log dirs, the spool of the earlier log dir may still have some.
         """
         first = self.place(directory, topic_id)
         name = os.path.basename(directory)
@@ -173,10 +182,11 @@ class Spool:
         return self._homes[log_dir]
 
     def keep(self, place: str, pinned: PinnedSegment) -> SpooledSegment | None:
-        """Give the files of a pinned segment their second names.
+        """Link the files of a pinned segment into the spool.
 
-        None where that cannot be: its end is not known, the broker has unlinked it already, or the
-        disk refuses, which is logged. The pin is as good as without a spool.
+        Returns:
+            The links. None if the segment's end is not known, the broker has unlinked the `.log`
+            already, or the disk refuses the links, which is logged. The pin is valid all the same.
         """
         if pinned.segment.next_base is None:
             return None
@@ -185,7 +195,9 @@ class Spool:
             if pinned.unlinked():
                 return None
             os.makedirs(place, exist_ok=True)
-            _unlink(spooled.mark)  # it may be of another file of that name
+            # The mark may be of an earlier file of this name. It is removed before the `.log` is
+            # linked: otherwise a kill in between would leave an uncommitted file with a mark.
+            _unlink(spooled.mark)
             for kind in _ORDER:
                 if kind in pinned.descriptors:
                     _link_unless_obsolete(kind, pinned.descriptors[kind], spooled.path(kind))
@@ -198,7 +210,10 @@ class Spool:
 
 
 def spooled_in(place: str) -> Iterator[SpooledSegment]:
-    """The segments in one directory of the spool, by rising base offset; raises OSError."""
+    """Yield the segments in one directory of the spool, by rising base offset. Raises OSError.
+
+    They count as marked for deletion: in the log dir, the broker may have deleted them.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in sorted(os.listdir(place)):
             match = _LOG_NAME.fullmatch(name)
@@ -210,9 +225,10 @@ def spooled_in(place: str) -> Iterator[SpooledSegment]:
 
 
 def sweep(place: str) -> None:
-    """Remove what belongs to no `.log`, as a kill during a removal leaves it; raises OSError."""
+    """Remove files without a `.log`, such as a mark that a kill has left. Raises OSError."""
     left = list(spooled_in(place))
-    whole = {one.path(kind) for one in left for kind in _ORDER} | {one.mark for one in left}
+    whole = {spooled.path(kind) for spooled in left for kind in _ORDER}
+    whole |= {spooled.mark for spooled in left}
     if left:
         whole.add(os.path.join(place, EPOCH_CHECKPOINT_NAME))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -225,8 +241,9 @@ def sweep(place: str) -> None:
 
 
 def _link_unless_obsolete(kind: FileKind, descriptor: int, target: str) -> None:
-    """As `_link`; a producer snapshot that has no name any more is left out: the broker deletes
-    all but the newest ones before their segments.
+    """Link a file as `_link` does, but skip a producer snapshot that was unlinked meanwhile.
+
+    The broker deletes all but the newest snapshots, before the segments that they belong to.
     """
     try:
         _link(descriptor, target)
@@ -236,16 +253,19 @@ def _link_unless_obsolete(kind: FileKind, descriptor: int, target: str) -> None:
 
 
 def _link(descriptor: int, target: str) -> None:
-    """A name for an open file, whatever it is called by now; another file under it gives way.
+    """Link an open file under the path `target`, and replace another file of that path.
+
+    The descriptor is the source, not a path, because the broker may have renamed the file.
 
     Raises:
-        OSError: it has no name any more (ENOENT), or may not have another one.
+        OSError: the file was unlinked (ENOENT), or the file system refuses the link.
     """
     directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         source = _OPEN_FILE.format(descriptor)
         try:
-            # With a directory's descriptor Python calls linkat(2) and follows /proc's link.
+            # Python uses linkat(2) with AT_SYMLINK_FOLLOW only if it gets a directory's descriptor.
+            # Without that flag, the link would be to the symbolic link in /proc, another mount.
             os.link(source, target, src_dir_fd=directory, follow_symlinks=True)
         except FileExistsError:
             if os.path.samestat(os.fstat(descriptor), os.stat(target)):
@@ -263,7 +283,7 @@ def _unlink(path: str) -> None:
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FAILED: Final = frozenset({errno.EIO, errno.EROFS})
-"""What a failed disk says; a file system may make itself read-only then."""
+"""Errors of a failed disk. EROFS: a file system may become read-only after an I/O error."""
 _PROBE: Final = ".probe-{}"
 _REASONS: Final[Mapping[int, str]] = {
     errno.EXDEV: "it is on another mount: mount the volume once, above both, and give both as "
@@ -276,12 +296,15 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 def spool_homes(log_dirs: Iterable[str], spools: Iterable[str]) -> dict[str, str]:
-    """For each log dir that can be read, the spool on its file system, where a link has just been
-    made and removed. A log dir whose disk has failed is left out, and a warning logged, while there
-    is another one.
+    """Find the spool of each log dir that can be read, and test that it takes hard links.
+
+    A log dir whose disk has failed is logged and left out, unless every disk has failed.
+
+    Returns:
+        The spool directory of each log dir.
 
     Raises:
-        ConfigurationError: a log dir has no spool, or links are refused.
+        ConfigurationError: a log dir has no spool on its mount, or hard links are refused.
     """
     known = list(spools)
     homes: dict[str, str] = {}
@@ -301,8 +324,11 @@ def spool_homes(log_dirs: Iterable[str], spools: Iterable[str]) -> dict[str, str
 
 
 def late_home(log_dir: str, spools: Iterable[str]) -> str | None:
-    """The spool of a log dir that could not be read at the start. None, and a warning in the log,
-    where it has none: its segments are held open alone.
+    """Find the spool of a log dir that could not be read at the start.
+
+    Returns:
+        Its directory. None, with a warning in the log, if there is none: the segments of the log
+        dir are then only pinned, and do not survive a restart after their deletion.
     """
     try:
         return _home_of(log_dir, list(spools))
@@ -323,7 +349,7 @@ def _home_of(log_dir: str, spools: list[str]) -> str:
     wanted, missing = _device(log_dir), []
     for spool in spools:
         device = _device(spool)
-        if isinstance(device, OSError):  # a failed disk takes log dir and spool
+        if isinstance(device, OSError):  # perhaps the spool on the failed disk of the log dir
             missing.append(f"; {spool}: {device.strerror}")
         elif device == wanted:
             _probe(log_dir, spool)
@@ -342,7 +368,11 @@ def _device(path: str) -> int | OSError:
 
 
 def _probe(log_dir: str, spool: str) -> None:
-    """A second name for a small file of the broker's, for a moment."""
+    """Link a small file of the broker into the spool, and remove the link, to test permissions.
+
+    Raises:
+        ConfigurationError: the link is refused for a reason other than a full disk.
+    """
     source = os.path.join(log_dir, META_PROPERTIES)
     target = os.path.join(spool, _PROBE.format(os.getpid()))
     try:
@@ -352,7 +382,7 @@ def _probe(log_dir: str, spool: str) -> None:
         os.unlink(target)
     except OSError as error:
         if error.errno in _FULL:
-            return  # links are allowed, and there will be room
+            return  # the links are allowed; retention will free space
         reason = _REASONS.get(error.errno or 0, error.strerror)
         raise ConfigurationError(
             f"uploader.pins.spool: {spool} cannot take links from the log dir {log_dir}: {reason}"

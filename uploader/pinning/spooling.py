@@ -1,4 +1,6 @@
-"""The spool beside the pins: what is pinned is kept there, what an earlier life kept is pinned."""
+"""Move segments between pins and the spool: link pinned segments into the spool, and pin segments
+that an earlier process has left there.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -28,9 +30,11 @@ _OF_THE_BROKER: Final = frozenset({DirectoryState.LIVE, DirectoryState.FUTURE})
 def take_spooled(
     spool: Spool, partition: Partition, pins: PinTable, timeline: Timeline, retention: float
 ) -> None:
-    """Pin, once, what an earlier life kept of a partition; before its directory is observed, which
-    drops what truncation has thrown away since. A spool that cannot be read is read again at the
-    next look.
+    """Pin the segments of a partition that an earlier process has left in the spool.
+
+    This happens once, before the first listing of the partition's directory is applied: the listing
+    then drops segments that truncation has removed in the meantime. A spool that cannot be read is
+    read again before the next listing.
     """
     if partition.spool is not None or not partition.identified:
         return
@@ -40,7 +44,9 @@ def take_spooled(
         try:
             for spooled in spooled_in(place):
                 _take(spooled, partition, pins, replace(timeline), retention)
-            with suppress(SegmentError):  # damaged: each segment's own mark tells, or nothing
+            # A damaged file loses only the remembered epochs. Segments with a mark still count as
+            # committed.
+            with suppress(SegmentError):
                 partition.epochs.recall(place)
         except OSError as error:
             log.warning("spool.unreadable", path=place, error=str(error))
@@ -65,18 +71,20 @@ def _take(
     elif known.spooled is None:
         known.keep_in(spooled)
     elif known.spooled != spooled:
-        spooled.remove()  # of the same records: a log dir that the partition has left
+        spooled.remove()  # the same records, from a log dir that the partition has left
 
 
 def keep_unstored(spool: Spool, partition: Partition) -> None:
-    """Give every segment that is not stored its names in the spool, pinned or not; of a followed
-    partition while a part of it is at risk.
+    """Link every segment that is not stored into the spool, whether or not it is pinned.
+
+    Segments of a followed partition are linked only while some of them are at risk.
     """
     if partition.spool is None or (partition.follows and not partition.at_risk):
         return
     if partition.tracked:
         try:
-            # First: the epochs of what is linked are those of this listing or of an earlier one.
+            # Before the links: after a kill in between, the saved epochs must cover all linked
+            # segments.
             partition.epochs.save(partition.spool)
         except OSError as error:
             log.warning("spool.failed", path=partition.spool, error=str(error))
@@ -88,7 +96,10 @@ def keep_unstored(spool: Spool, partition: Partition) -> None:
 
 
 def _mark_committed(spooled: SpooledFiles) -> None:
-    """Without the mark the segment is only as good as what the broker's checkpoint tells later."""
+    """Mark a segment as committed.
+
+    If this fails, only the broker's checkpoint can prove it after a restart.
+    """
     try:
         if not spooled.is_committed():
             spooled.mark_committed()
@@ -101,7 +112,7 @@ def _keep(
 ) -> SpooledSegment | None:
     if tracked.pinned is not None:
         return spool.keep(place, tracked.pinned)
-    try:  # there was no room to hold it open
+    try:  # too many files are open to keep this one open
         briefly = pin(partition.directory or "", tracked.segment)
     except (SegmentGoneError, OSError):
         return None
@@ -112,11 +123,11 @@ def _keep(
 
 
 def begin(spool: Spool, log_dirs: Iterable[str]) -> None:
-    """At a start, before anything else: find what an earlier life has left in the spool, as
-    `Spool.untaken`, and remove what belongs to no partition of this broker.
+    """Find the segments that an earlier process has left in the spool. Call it first at a start.
 
-    Names are removed only if every log dir can be read, and none of them holds a partition of that
-    topic id: log dirs share a spool, and a partition can move between them.
+    The segments become `Spool.untaken`. Those of partitions that this broker no longer has are
+    removed, but only if every log dir can be read: log dirs can share a spool, and a partition can
+    move between them.
     """
     on_disk = _topic_ids(log_dirs)
     for home in spool.homes:
@@ -130,14 +141,17 @@ def begin(spool: Spool, log_dirs: Iterable[str]) -> None:
                     _remove_all(place)
             except OSError as error:
                 log.warning("spool.unreadable", path=place, error=str(error))
-    _tell(spool.untaken.values())
+    _log_left(spool.untaken.values())
 
 
 def _topic_ids(log_dirs: Iterable[str]) -> dict[str, set[str | None]] | None:
-    """The topic ids of each partition in the log dirs, None where a file does not tell. None as a
-    whole where a log dir cannot be read, or is an empty mount point.
+    """Return the topic ids of each partition in the log dirs.
+
+    Returns:
+        Topic ids by partition; an id is None if `partition.metadata` does not give it. None if a
+        log dir cannot be read, or is an empty mount point: a missing partition proves nothing then.
     """
-    found: dict[str, set[str | None]] = {}
+    topic_ids: dict[str, set[str | None]] = {}
     for log_dir in log_dirs:
         try:
             names = os.listdir(log_dir)
@@ -149,12 +163,12 @@ def _topic_ids(log_dirs: Iterable[str]) -> dict[str, set[str | None]] | None:
             parsed = parse_partition_directory(name)
             if parsed is not None and parsed.state in _OF_THE_BROKER:
                 topic_id = topic_id_in(os.path.join(log_dir, name))
-                found.setdefault(str(parsed.topic_partition), set()).add(topic_id)
-    return found
+                topic_ids.setdefault(str(parsed.topic_partition), set()).add(topic_id)
+    return topic_ids
 
 
 def _places(home: str) -> Iterator[tuple[TopicPartition, str, str]]:
-    """Each partition's directory in the spool, with the topic id; what is not ours is left out."""
+    """Yield each partition's directory in the spool, with its topic id. Ignore other names."""
     for name in _names(home):
         parsed = parse_partition_directory(name)
         if parsed is None or parsed.state is not DirectoryState.LIVE:
@@ -164,20 +178,23 @@ def _places(home: str) -> Iterator[tuple[TopicPartition, str, str]]:
 
 
 def _left_in(place: str, tp: TopicPartition, topic_id: str) -> Partition:
-    """What an earlier life has left of a partition."""
+    """Return the segments of a partition that an earlier process has left, without pins."""
     left = Partition(tp, UNKNOWN_EPOCH, topic_id)
     for spooled in spooled_in(place):
-        found = os.stat(spooled.path(FileKind.LOG))
+        status = os.stat(spooled.path(FileKind.LOG))
         left.track(
             TrackedSegment(
-                spooled.segment, found.st_size, found.st_mtime_ns, Timeline(0.0), spooled=spooled
+                spooled.segment, status.st_size, status.st_mtime_ns, Timeline(0.0), spooled=spooled
             )
         )
     return left
 
 
 def _remove_all(place: str) -> None:
-    """Of a topic that was deleted, or of a replica that has left this broker; raises OSError."""
+    """Remove the segments of a deleted topic, or of a replica that has left this broker.
+
+    Raises OSError.
+    """
     left = list(spooled_in(place))
     for spooled in left:
         spooled.remove()
@@ -195,8 +212,8 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _tell(untaken: Iterable[Partition]) -> None:
-    tracked = [one for partition in untaken for one in partition.tracked.values()]
+def _log_left(untaken: Iterable[Partition]) -> None:
+    tracked = [segment for partition in untaken for segment in partition.tracked.values()]
     if tracked:
-        size = sum(one.size for one in tracked)
+        size = sum(segment.size for segment in tracked)
         log.info("spool.found", segments=len(tracked), bytes=size)

@@ -12,10 +12,10 @@ import structlog
 from sidetier.config.uploader import PinsConfig
 from sidetier.segments.errors import SegmentGoneError
 from sidetier.segments.listing import ClosedSegment
+from sidetier.segments.names import REQUIRED_KINDS
 from sidetier.telemetry.metrics import Metrics
 from sidetier.uploader.clock import Clock
 from sidetier.uploader.pinning.pins import (
-    PINNED_KINDS,
     HeldPin,
     PinnedSegment,
     PinPriority,
@@ -32,8 +32,13 @@ from sidetier.uploader.watching.disk import device_of, free_bytes
 
 @dataclass(frozen=True, slots=True)
 class PinTotals:
-    """Segments pinned, their open files, the bytes of their logs, and those of them that only a pin
-    keeps on the disk.
+    """Totals over all pins.
+
+    Attributes:
+        segments: Number of pinned segments.
+        files: Number of their open files.
+        bytes: Size of their `.log` files.
+        deleted_bytes: The part of `bytes` that only pins keep on the disk.
     """
 
     segments: int
@@ -52,18 +57,18 @@ class _LeastUrgentFirst:
 
 
 class PinTable:
-    """Opens the files of closed segments; the most urgent ones, when not all may be open."""
+    """Opens the files of closed segments; only of the most urgent if there are too many."""
 
     def __init__(self, max_files: int) -> None:
-        self._max_files = max(len(PINNED_KINDS), max_files)
-        self._most = self._max_files // len(PINNED_KINDS)
+        self._max_files = max(len(REQUIRED_KINDS), max_files)
+        self._most = self._max_files // len(REQUIRED_KINDS)
         self._count = self._files = self._bytes = 0
         self._heap: list[_LeastUrgentFirst] = []
         self._deleted_bytes = 0
 
     @property
     def totals(self) -> PinTotals:
-        """As of now; the bytes as of the last `enforce`."""
+        """The totals now; `deleted_bytes` is that of the last call of `enforce`."""
         return PinTotals(self._count, self._files, self._bytes, self._deleted_bytes)
 
     def track(
@@ -75,10 +80,13 @@ class PinTable:
         *,
         followed: bool = False,
     ) -> TrackedSegment | None:
-        """A segment just found, pinned; None when its files are gone.
+        """Pin a segment that a listing has shown for the first time.
 
-        Where there is no room, the least urgent of all pins is let go, perhaps this one. What
-        cannot be opened is tried again, and says why.
+        If too many files are open, the least urgent of all pins is released, which may be this one.
+
+        Returns:
+            The segment; without a pin, but with the error and a time for the next attempt, if its
+            files cannot be opened. None if its files are gone.
         """
         try:
             pinned = self._pin(directory, segment)
@@ -94,8 +102,10 @@ class PinTable:
         return tracked
 
     def pin_again(self, directory: str, tracked: TrackedSegment) -> None:
-        """Pin a segment that had been let go. One that is being uploaded gets its pin for sure, at
-        the cost of the least urgent one.
+        """Pin a segment whose pin was released.
+
+        A segment that is being uploaded keeps its pin: if too many files are open, another pin is
+        released in its place.
 
         Raises:
             SegmentGoneError: its files are gone.
@@ -108,7 +118,7 @@ class PinTable:
     def track_spooled(
         self, directory: str, spooled: SpooledFiles, timeline: Timeline, retention: float
     ) -> TrackedSegment | None:
-        """A segment that an earlier life has left in the spool, pinned; None when it is gone."""
+        """Pin a segment that an earlier process has left in the spool; None if it is gone."""
         tracked = TrackedSegment(spooled.segment, 0, 0, timeline, retention, spooled=spooled)
         try:
             self.pin_again(directory, tracked)
@@ -119,20 +129,22 @@ class PinTable:
         return tracked
 
     def rank_again(self, partition: Partition) -> None:
-        """Take over that its pins are more urgent than before, or less: another broker leads it
-        from now on, or its topic has another retention.
+        """Sort the pins of a partition again after their priority has changed.
+
+        It changes when another broker becomes the leader, or when the topic's retention changes.
         """
         for tracked in partition.tracked.values():
             if tracked.pinned is not None:
                 self._admit(tracked)
 
     def refill(self, directory: str, partition: Partition) -> None:
-        """Pin what had to wait, oldest first, while there is room."""
+        """Pin segments without a pin, oldest first, while fewer files are open than allowed."""
         for _, tracked in sorted(partition.tracked.items()):
-            if self._files + len(PINNED_KINDS) > self._max_files:
+            if self._files + len(REQUIRED_KINDS) > self._max_files:
                 return
             if tracked.pinned is None:
-                with contextlib.suppress(SegmentGoneError, OSError):  # an upload's try tells it
+                # The upload opens the files again, and reports the error if it persists.
+                with contextlib.suppress(SegmentGoneError, OSError):
                     self.pin_again(directory, tracked)
 
     def enforce(
@@ -143,20 +155,20 @@ class PinTable:
         failed: Callable[[Partition, TrackedSegment, OSError], None] = lambda *_: None,
         device: Callable[[str], int | None] = device_of,
     ) -> list[HeldPin]:
-        """Release what the bounds on held bytes and free disk do not allow.
+        """Release pins, and links in the spool, until both limits on disk space hold.
 
-        A pin whose file system no longer answers is let go, too: it can no longer be read, and
-        would keep the disk from being unmounted. The names in the spool stay.
+        A pin whose file system does not answer is released, too: its files cannot be read any more,
+        and open descriptors would keep an operator from unmounting the disk. Its links stay.
 
         Args:
-            partitions: All that may hold pins, or have names in the spool.
-            max_deleted_bytes: Bound of the bytes that only the sidecar keeps, over all log dirs.
-            short: How many bytes each device has less than its floor of free disk.
-            failed: Called with each pin that was let go because its file system does not answer.
-            device: The device of a directory.
+            partitions: All partitions that may have pins or links in the spool.
+            max_deleted_bytes: Limit on the bytes that only the sidecar keeps, over all log dirs.
+            short: By device, the number of bytes that are missing to its minimum of free space.
+            failed: Called with each pin that is released because its file system does not answer.
+            device: Returns the device of a directory.
 
         Returns:
-            What was released because of the bounds.
+            The pins that were released because of the limits.
         """
         held: dict[int | None, list[tuple[HeldPin, TrackedSegment]]] = {}
         for partition, tracked in unstored(partitions):
@@ -164,7 +176,7 @@ class PinTable:
                 alone = tracked.held_alone()
             except OSError as error:
                 if tracked.pinned is not None and tracked.stage is not SegmentState.UPLOADING:
-                    tracked.close()  # an upload fails by itself
+                    tracked.close()  # an upload under way fails by itself, and closes its files
                     failed(partition, tracked, error)
                 continue
             if alone:
@@ -183,7 +195,11 @@ class PinTable:
         return [*released, *more]
 
     def _pin_or_spooled(self, directory: str, tracked: TrackedSegment) -> PinnedSegment:
-        """The broker's own names first: what stands there now is the truth."""
+        """Open the files under the broker's names, or else in the spool.
+
+        The broker's file is the segment as it is now. The spool may have an older version, from
+        before compaction or from another log dir.
+        """
         try:
             pinned = self._pin(directory, tracked.segment)
         except SegmentGoneError:
@@ -213,36 +229,41 @@ class PinTable:
         self._bytes -= size
 
     def _admit(self, tracked: TrackedSegment) -> None:
+        """Add a pin to the heap, and release the least urgent pins while too many files are open.
+
+        Entries are not removed when their pin is closed or their priority changes: a heap cannot do
+        that cheaply. They are recognized, and dropped or added again, when they reach the top.
+        """
         heapq.heappush(self._heap, _LeastUrgentFirst(tracked.pin_priority, tracked))
         busy = []
         while self._files > self._max_files and self._heap:
             least = heapq.heappop(self._heap)
             if least.tracked.pinned is None:
                 continue
-            if least.pin_priority != least.tracked.pin_priority:  # staged, or led, since
+            if least.pin_priority != least.tracked.pin_priority:  # out of date
                 heapq.heappush(
                     self._heap, _LeastUrgentFirst(least.tracked.pin_priority, least.tracked)
                 )
             elif least.tracked.stage is SegmentState.UPLOADING:
-                busy.append(least)
+                busy.append(least)  # its thread reads from the descriptors
             else:
                 least.tracked.close()
         for entry in busy:
             heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * self._most:
+        if len(self._heap) > 2 * self._most:  # mostly entries of pins that are closed
             self._heap = [entry for entry in self._heap if entry.tracked.pinned is not None]
             heapq.heapify(self._heap)
 
 
 def _directory(partition: Partition, tracked: TrackedSegment) -> str:
-    """A directory on the file system that a segment's bytes occupy."""
+    """Return a directory on the file system that holds the segment's bytes."""
     if tracked.spooled is not None:
         return tracked.spooled.directory
     return partition.log_dir or ""
 
 
 def _times(pinned: PinnedSegment) -> SegmentTimes | None:
-    """None where the disk does not give them: the upload of the segment will say why."""
+    """Read the segment's times; None on a disk error, which the upload of the segment reports."""
     try:
         return pinned.times()
     except OSError:
@@ -250,7 +271,10 @@ def _times(pinned: PinnedSegment) -> SegmentTimes | None:
 
 
 def _let_go(rows: list[tuple[HeldPin, TrackedSegment]], excess: int) -> tuple[HeldPin, ...]:
-    """Close idle pins that hold so many bytes at least."""
+    """Close pins that hold at least `excess` bytes, except those of uploads under way.
+
+    Their links in the spool are removed, too: otherwise no byte would be freed.
+    """
     idle = {held: tracked for held, tracked in rows if tracked.stage is not SegmentState.UPLOADING}
     released = pins_to_release(list(idle), excess)
     for held in released:
@@ -261,7 +285,7 @@ def _let_go(rows: list[tuple[HeldPin, TrackedSegment]], excess: int) -> tuple[He
 log: Final = structlog.get_logger()
 
 _OTHER_FILES: Final = 512
-"""Descriptors left for connections, logs and the like."""
+"""Descriptors that are reserved for connections and all other files."""
 
 
 def enforce_bounds(  # noqa: PLR0913, PLR0917 - each is another part of the daemon
@@ -273,12 +297,14 @@ def enforce_bounds(  # noqa: PLR0913, PLR0917 - each is another part of the daem
     metrics: Metrics,
     device: Callable[[str], int | None] = device_of,
 ) -> None:
-    """Let pins go until what they hold fits: the broker never runs full because of them. What is
-    let go and not stored shows as a gap, if the broker has deleted it.
+    """Release pins until they keep no more deleted bytes than allowed.
+
+    The broker's disk must never fill up because of the sidecar. If the broker has deleted a segment
+    that is released before it is stored, its records become a gap in the archive.
     """
 
     def failed(partition: Partition, tracked: TrackedSegment, error: OSError) -> None:
-        """The disk of a pin does not answer: its segment is tried again, as long as it exists."""
+        """Hold back a segment whose disk does not answer. Its files are opened again later."""
         metrics.error(type(error).__name__)
         tracked.pin_failed(error, clock.monotonic())
         log.warning(
@@ -307,12 +333,12 @@ def _tell(released: HeldPin) -> None:
 def shortages(
     log_dirs: Iterable[str], config: PinsConfig, device: Callable[[str], int | None] = device_of
 ) -> dict[int, int]:
-    """How many bytes each device of a log dir has less than its floor; only devices that are short.
+    """Return the bytes that are missing to the minimum of free space, by device of a log dir.
 
-    Log dirs on one file system share its free bytes. A log dir that is offline is left out: there
-    is nothing to free.
+    Devices with enough free space are left out, and so are log dirs that are offline: no byte can
+    be freed there.
     """
-    found: dict[int, int] = {}
+    missing_bytes: dict[int, int] = {}
     for log_dir in log_dirs:
         where = device(log_dir)
         if where is None:
@@ -321,12 +347,16 @@ def shortages(
             free, total = free_bytes(log_dir)
         except OSError:
             continue
-        found[where] = max(0, config.min_free_disk.of(total) - free)
-    return {where: missing for where, missing in found.items() if missing}
+        missing_bytes[where] = max(0, config.min_free_disk.of(total) - free)
+    return {where: missing for where, missing in missing_bytes.items() if missing}
 
 
 def allowed_files(wanted: int) -> int:
-    """Raise the soft limit of open files as far as is needed and allowed; what pins may use."""
+    """Raise the soft limit of open files as far as needed, at most to the hard limit.
+
+    Returns:
+        The number of files that pins may use; at most `wanted`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if resource.RLIM_INFINITY != soft < needed:
@@ -335,4 +365,4 @@ def allowed_files(wanted: int) -> int:
     allowed = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OTHER_FILES)
     if allowed < wanted:
         log.warning("pins.limited", wanted_files=wanted, allowed_files=allowed, ulimit=soft)
-    return max(len(PINNED_KINDS), allowed)
+    return max(len(REQUIRED_KINDS), allowed)

@@ -1,6 +1,6 @@
 """Store one file of a segment safely while several sidecars believe that they lead.
 
-Three rules hold for any order of requests, however late one takes effect:
+Three rules hold for any order of requests, also if a request takes effect late:
 
 - Every file is created with If-None-Match.
 - A sidecar's `.log` is never replaced: a sidecar that finds another one continues behind it.
@@ -51,7 +51,7 @@ _LOOKS: Final = 3
 
 
 class Existing(Enum):
-    """What to do about an object that is already stored under the key of a new one."""
+    """The result of comparing a stored object with a file that is to get the same key."""
 
     GOOD = "the same bytes, or an empty index"
     REPLACEABLE = "not a sidecar's, or not believed without its checksum"
@@ -165,6 +165,8 @@ def store_file(
         try:
             put_file(store, ours, IfAbsent())
         except PreconditionFailedError:
+            # The object may be our own: the store has written it, but its answer was lost, and the
+            # retry was refused. `_settle` then finds the same bytes.
             head = store.head_object(ours.key, with_checksum=True)
         else:
             return ours.body.size
@@ -189,7 +191,7 @@ def _settle(
             there = store.head_object(ours.key, with_checksum=True)
         else:
             return wanted.body.size
-    raise ArchiveConflictError(f"{ours.key} is being written by somebody else at the same time")
+    raise ArchiveConflictError(f"{ours.key} is being written by another process at the same time")
 
 
 def _check_undecided(store: RemoteStorage, ours: FileToStore, there: ObjectHead) -> None:

@@ -1,4 +1,4 @@
-"""The upload queue: segments that the broker deletes first go first, one per thread."""
+"""The upload queue: the segment that the broker deletes first is uploaded first."""
 
 import heapq
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class UploadQueue:
         return self._pool.busy
 
     def offer(self, partition: Partition, tracked: TrackedSegment, planned: PlannedSegment) -> None:
-        """Queue a committed segment. One that is not pinned is pinned when its turn comes."""
+        """Queue a committed segment. If it is not pinned, it is pinned just before its upload."""
         line = self._lines.setdefault(self._gate_of(partition), [])
         tracked.queue(planned, self._now())
         self._length += 1
@@ -124,12 +124,13 @@ class UploadQueue:
     def _begin(self, tracked: TrackedSegment, entry: _Entry) -> Event | None:
         partition, planned = entry.partition, entry.planned
         if partition.archive is None:
-            return None
+            return None  # only for the type: `Partition.reset` leaves no segment queued
         pinned = self._pin(partition, tracked, entry.modified_ns)
         if pinned is None:
             return UploadPutOff(tracked)
         present = partition.archive.present or frozenset()
         destination, committed = self._destination(partition), tracked.committed
+        # Read here, on the daemon's thread: `partition` and `tracked` change while the upload runs.
         generation, uploader = partition.generation, self._uploader
         tracked.upload_begins(self._now())
 

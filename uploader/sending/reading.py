@@ -131,6 +131,7 @@ class ColdPages:
             return self._try_first(view, position)
         read = os.preadv(self._fd, [view], position)
         end = pages_of(position, read).stop
+        # A short read at the end of the file has not loaded the pages behind it.
         for part in cold:
             self._note(range(part.start, min(part.stop, end)))
         if self._cold and not self._counts:
@@ -138,7 +139,11 @@ class ColdPages:
         return read
 
     def _check_answers(self) -> None:
-        """Check that the kernel reports a page just read as cached; else do not ask it again."""
+        """Check that the kernel reports a page that was just read as cached; else stop asking it.
+
+        On overlayfs the kernel never reports a cached page. Every page would count as cold, and
+        pages of the broker would be dropped.
+        """
         self._counts = any(self._count(self._fd, part) for part in self._cold)
         if not self._counts:
             self._cold.clear()
@@ -152,9 +157,9 @@ class ColdPages:
         except OSError as error:
             if error.errno not in _NO_NOWAIT:
                 raise
-            self._read = (
-                self._read_plainly
-            )  # the kernel cannot tell which pages are cold: drop none
+            # The file system has no RWF_NOWAIT, so cold pages are not known. To drop pages that the
+            # broker uses would be worse than to keep those of the upload.
+            self._read = self._read_plainly
             return self._read_plainly(view, position)
         if hot == len(view):
             return hot

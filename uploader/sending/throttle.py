@@ -37,6 +37,8 @@ class Throttle:
         """Block until `size` more bytes may be read, or the daemon stops."""
         if self._rate is None:
             return
+        # The lock covers only the computation: a thread that waits must not block the others, which
+        # have reserved later times.
         with self._lock:
             now = self._now()
             self._paid_until = max(self._paid_until, now - _BURST_SECONDS) + size / self._rate

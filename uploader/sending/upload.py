@@ -7,7 +7,7 @@ from typing import Final
 
 from sidetier.segments.errors import SegmentError
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import OPTIONAL_KINDS, FileKind
 from sidetier.segments.notes import (
     BROKER_ID_KEY,
     LEADER_EPOCH_KEY,
@@ -30,7 +30,7 @@ from sidetier.segments.txn_index import (
 from sidetier.storage.port import RemoteStorage
 from sidetier.uploader.errors import StoredOtherwiseError
 from sidetier.uploader.gates.remembered_epochs import RememberedEpochs
-from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PinnedSegment
+from sidetier.uploader.pinning.pins import PinnedSegment
 from sidetier.uploader.sending.conditional_put import FileToStore, store_file
 from sidetier.uploader.sending.reading import CHUNK_BYTES, ColdPages
 from sidetier.uploader.sending.verify import (
@@ -73,13 +73,16 @@ class OptionalFiles:
 def optional_files(
     pinned: PinnedSegment, stored: Extent, before_read: Callable[[int], None]
 ) -> OptionalFiles:
-    """Return the optional files of a segment, or of a slice of one. Their errors are not raised."""
+    """Return the optional files of a segment, or of a slice of a segment.
+
+    An error is noted in `left_out`, not raised: the records are worth storing without the file.
+    """
     files: dict[FileKind, VerifiedFile] = {}
     notes: dict[str, str] = {}
     left_out = dict(pinned.lacking)
     for kind in OPTIONAL_KINDS:
         try:
-            file = _look(kind, pinned, stored, before_read)
+            file = _optional_file(kind, pinned, stored, before_read)
         except (SegmentError, OSError) as error:
             left_out[kind], file = str(error), None
         if file is not None:
@@ -99,7 +102,7 @@ def _is_cut_off(kind: FileKind, pinned: PinnedSegment, stored: Extent) -> bool:
     return kind is FileKind.SNAPSHOT and stored.base != pinned.segment.base_offset
 
 
-def _look(
+def _optional_file(
     kind: FileKind, pinned: PinnedSegment, stored: Extent, before_read: Callable[[int], None]
 ) -> VerifiedFile | None:
     descriptor = pinned.descriptors.get(kind)
@@ -183,7 +186,7 @@ class ReadingRules:
 
 @dataclass(slots=True)
 class Uploader:
-    """Uploads segments. Each thread uses one chunk of memory, whatever the segment's size."""
+    """Uploads segments. Each thread uses one chunk of memory for segments of any size."""
 
     rules: ReadingRules
     _local: threading.local = field(default_factory=threading.local)
@@ -239,6 +242,8 @@ class Uploader:
                 store_file(to.store, file, may_exist=file.key in present)
                 for file in _files(to, verified, optional)
             )
+            # The file was read again for the upload. A store without checksums has not noticed a
+            # change since the verification.
             pinned.check_unchanged()
         finally:
             pages.give_back()

@@ -122,10 +122,10 @@ class Reading:
     Attributes:
         pages: Reads the `.log`.
         buffer: Memory for one chunk.
-        before_read: The bodies call it with the number of bytes before each read for the upload.
+        before_read: Called with the number of bytes before each read for the upload.
         compacted: Whether records may be missing anywhere in the log.
         directory: The partition's directory now, which may be in another log dir than when the
-            segment was pinned; None takes the one at that time.
+            segment was pinned; None takes the directory at that time.
         before_walk: Called with the number of bytes before each chunk is read to verify it.
         read_epochs: Returns the leader epochs of the log in a directory.
         committed: Whether the segment is known to be committed (`TrackedSegment.committed`).
@@ -161,6 +161,7 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     rebuild = planned.is_slice or reading.compacted
     window = _window(pinned, planned)
     facts, indexes = _walk_with_indexes(pinned, window, reading, rebuild=rebuild)
+    # Once more after the reading: the file may have been rewritten or renamed meanwhile.
     _check_identity(pinned, reading)
     expected = planned.segment.next_base
     _check_not_empty(pinned.name, facts)
@@ -168,6 +169,8 @@ def verify(pinned: PinnedSegment, planned: PlannedSegment, reading: Reading) -> 
     if not reading.compacted:
         _check_end(pinned.name, planned, facts)
     if indexes is None and facts.indexes is None:
+        # The broker's indexes turned out to be unusable. Indexes are not built in the first walk,
+        # because that costs CPU time and is rarely needed.
         facts = _walk(pinned, window, reading, rebuild=True)
         _check_identity(pinned, reading)
     index, timeindex = indexes or _rebuilt_indexes(facts)

@@ -143,7 +143,7 @@ def lead(partition: "Partition", situation: Situation) -> list[Action]:
         actions.append(AskBroker())
     request = next_request(partition, now, from_latest=rules.from_latest)
     if request is not None:
-        partition.read_again_at = now + _reading_pause(partition)
+        partition.schedule_reading(now + _reading_pause(partition))
         actions.append(AskStore(request))
     elif partition.hold.until > now:
         actions.append(LookAt(partition.hold.until))
@@ -167,12 +167,12 @@ def mind_gap(partition: "Partition", situation: Situation) -> list[Action]:
     now, rules = situation.now, situation.rules
     actions: list[Action] = []
     if partition.watch_gap(now):
-        partition.gap_patience = _patience(partition, rules)
+        partition.wait_before_gap(_patience(partition, rules))
     second_listing = partition.gap_seen + partition.gap_patience
     if partition.gap_is_confirmed():
         # A new leader, of which this sidecar has not heard yet, may still have the records. So
         # no gap is recorded before a broker has named this one as the leader after the wait.
-        partition.gap_vouched = situation.is_confirmed_since(second_listing)
+        partition.vouch_for_gap(vouched=situation.is_confirmed_since(second_listing))
         if not partition.gap_vouched:
             actions.append(AskBroker())
     if partition.gap is not None and now < second_listing:
@@ -191,11 +191,8 @@ def _halt_at_gap(partition: "Partition", now: float) -> list[Action]:
         return []
     if partition.archive is None or not partition.archive.start_is_kept:
         return []  # a restart would begin behind the gap, and not know of it
-    partition.halted = (
-        f"offsets {gap} are gone from this broker before they were stored, and uploader.on_gap is "
-        "halt"
-    )
-    partition.halted_at, partition.read_again_at = gap, now + READ_PAST_HALT_SECONDS
+    partition.halt_at_gap(gap)
+    partition.schedule_reading(now + READ_PAST_HALT_SECONDS)
     return [*_examine_halt(partition, now), TellGapHalt(gap)]
 
 
@@ -207,7 +204,7 @@ def _examine_halt(partition: "Partition", now: float) -> list[Action]:
     if archive is None or archive.next_offset is None:
         return []
     if partition.gap != partition.halted_at:
-        partition.halted = partition.halted_at = None
+        partition.end_halt()
         return []
     return [LookAt(partition.read_again_at)] if partition.read_again_at > now else []
 
@@ -259,9 +256,9 @@ def follow(partition: "Partition", situation: Situation) -> Iterator[Action]:
         yield LookAt(situation.now + max(0.0, risk.next_at - situation.wall))
     if not risk.segments:
         # No request is made, so what is known of the archive is out of date at the next risk.
-        stall.rescuing = False
+        stall.end_rescue()
         if not partition.requesting and not _is_under_way(partition):
-            partition.archive = None
+            partition.forget_archive()
     elif not partition.requesting:
         yield from _watch_stall(partition, situation, risk)
 
@@ -289,7 +286,7 @@ def _read(partition: "Partition", situation: Situation) -> list[Action]:
         return []
     partition.forget_earlier_epoch(situation.latest_epoch())
     if partition.watermark_stall is not None:
-        partition.watermark_stall.read_at = situation.now
+        partition.watermark_stall.begin_reading(situation.now)
     return [] if partition.leader_epoch == UNKNOWN_EPOCH else [AskStore(Request.LOAD)]
 
 
@@ -304,7 +301,7 @@ def _rescue(partition: "Partition", situation: Situation, risk: Risk) -> list[Ac
         return []
     actions: list[Action] = []
     if not stall.rescuing:
-        stall.rescuing = True
+        stall.begin_rescue()
         still = situation.now - (stall.since or situation.now)
         actions.append(TellRescue(archive.next_offset, risk.segments, still))
     if not archive.start_is_kept and (archive.start or archive.kept_start is not None):

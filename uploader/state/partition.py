@@ -98,6 +98,18 @@ class WatermarkStall:
     rescuing: bool = False
     """Whether this sidecar stores in the place of the leader's."""
 
+    def begin_reading(self, now: float) -> None:
+        """Note that `offset.wm` is read now."""
+        self.read_at = now
+
+    def begin_rescue(self) -> None:
+        """Store segments in the place of the leader's sidecar, until `offset.wm` moves again."""
+        self.rescuing = True
+
+    def end_rescue(self) -> None:
+        """Leave the segments to the leader's sidecar again."""
+        self.rescuing = False
+
     def saw(self, next_offset: Offset | None, *, ours: bool) -> None:
         """Take the offset that was read, or to which this sidecar has moved it (`ours`)."""
         if self.since is None or (next_offset != self.next_offset and not ours):
@@ -132,13 +144,13 @@ class Partition:
     directory_ns: int = -1
     """The directory's modification time at the last listing; -1 to have it listed again."""
     identified: bool = False
-    """Whether `partition.metadata` has told the topic id."""
+    """Whether `partition.metadata` has given the topic id."""
     replaced: bool = False
-    """Whether the directory took the place of another one and has not told its topic id."""
+    """Whether the directory has replaced another one, and its topic id could not be read yet."""
 
     # -- its role
 
-    told: bool = False
+    epoch_from_cluster: bool = False
     """Whether the leader epoch comes from the cluster; otherwise from the log's checkpoint."""
     follows: bool = False
     lost: bool = False
@@ -258,10 +270,10 @@ class Partition:
         there = available(listing, kept)
         if self.first_start is None:
             self.first_start = first_base(there, listing.active)
-        found = {segment.base_offset: segment for segment in there}
-        released = [self.tracked.pop(base) for base in self._thrown_away(found)]
+        by_base = {segment.base_offset: segment for segment in there}
+        released = [self.tracked.pop(base) for base in self._thrown_away(by_base)]
         done = self.stored_below()
-        for base, segment in found.items():
+        for base, segment in by_base.items():
             known = self.tracked.get(base)
             if known is not None and not self._was_copied_otherwise(known, segment):
                 known.segment = _with_end(segment, known.segment)
@@ -272,9 +284,12 @@ class Partition:
         return released
 
     def _was_copied_otherwise(self, known: TrackedSegment, segment: ClosedSegment) -> bool:
-        """Whether what is pinned is of the log dir that the partition has left, and ends elsewhere
-        than the segment of this base offset in the copy: that rolls at other offsets. Of a copy
-        that is marked for deletion only more records count: names alone tell its end.
+        """Return whether the copy of a segment in another log dir must be pinned in place of ours.
+
+        The broker can move a partition to another log dir. The copy rolls segments at other
+        offsets, so the segment of this base offset may end elsewhere there. If the copy is marked
+        for deletion, it counts only if it has more records: its end is then known from file names
+        alone.
         """
         if known.pinned is None or self.directory in {None, known.pinned.directory}:
             return False
@@ -284,11 +299,11 @@ class Partition:
         return ours != copied
 
     def _thrown_away(self, there: Collection[BaseOffset]) -> list[BaseOffset]:
-        """The base offsets of segments that truncation or compaction has removed.
+        """Return the base offsets of segments that truncation or compaction has removed.
 
-        A segment that is being uploaded stays until the upload ends: its objects lie above the
-        archive's end. A stored one stays until the archive's end has passed it, wherever its files
-        are: only committed bytes are ever sent.
+        A segment that is being uploaded stays tracked until the upload ends: its objects are above
+        the archive end offset. A stored segment stays until that offset has passed it, even without
+        files: only committed records are uploaded, so it is part of the log.
         """
         busy = {SegmentState.UPLOADING, SegmentState.STORED}
         return [
@@ -361,7 +376,7 @@ class Partition:
 
     def resume(self, epoch: LeaderEpoch) -> None:
         """Lead (again) in this epoch. The pins stay valid; the archive must be read again."""
-        self.leader_epoch, self.told = epoch, epoch != UNKNOWN_EPOCH
+        self.leader_epoch, self.epoch_from_cluster = epoch, epoch != UNKNOWN_EPOCH
         self._change_role(follows=False)
 
     def lose(self) -> None:
@@ -412,7 +427,7 @@ class Partition:
         Uploads under way continue. Their end releases their files and changes nothing else.
         """
         tracked, self.tracked = self.tracked, {}
-        return [one for one in tracked.values() if one.stage is not SegmentState.UPLOADING]
+        return [old for old in tracked.values() if old.stage is not SegmentState.UPLOADING]
 
     # -- results of the scheduler ------------------------------------------------------------------
 
@@ -499,7 +514,7 @@ class Partition:
         Returns:
             Whether that changes the urgency of a segment.
         """
-        changed = [one for one in self.tracked.values() if one.retention != retention]
+        changed = [t for t in self.tracked.values() if t.retention != retention]
         for tracked in changed:
             tracked.retention = retention
         return bool(changed)
@@ -564,6 +579,20 @@ class Partition:
             return
         if self.first_start is not None and (self.follows or self.tracked):
             self.archive = archive.beginning_with_log(self.first_start)
+
+    def forget_archive(self) -> None:
+        """Read the archive again before the next upload; as a follower.
+
+        Unlike `reset`, this begins no new generation: no request or upload is under way whose
+        outcome would have to be dropped.
+        """
+        self.archive = None
+
+    def schedule_reading(self, at: float) -> None:
+        """Set when the archive is read again while a gap, or a halt at one, waits for the sidecars
+        of other brokers.
+        """
+        self.read_again_at = at
 
     def begin_request(self, request: Request) -> None:
         """Note that a request is queued. No other one is made before it has ended."""
@@ -642,8 +671,8 @@ class Partition:
                 return self._upload_failed(segment, error, now, unlinked=unlinked)
             case UploadPutOff(segment):
                 segment.stage = SegmentState.CLOSED
-            case ArchiveMoves(what):
-                self.moving = what
+            case ArchiveMoves(description):
+                self.moving = description
             case StoreSilent(reason):
                 self.unanswered = reason
         return []
@@ -674,7 +703,9 @@ class Partition:
         known = self.archive
         is_same = known is not None and known.etag is not None and known.etag == archive.etag
         if request is not Request.LOAD or self.follows or not is_same:
-            self.archive = archive  # or else uploads go on with what is known above it
+            self.archive = archive
+        # Otherwise `offset.wm` has not changed: the earlier state stays, because it also has the
+        # objects above `offset.wm`, without which no upload begins.
         if request is Request.GAP:
             self.gap = None
 
@@ -708,7 +739,8 @@ class Partition:
         """Wait before the next try, and read again what others may have written."""
         self.requesting = None
         if self.generation != asked.generation:
-            # As after another election: what it says of the archive holds nothing up now.
+            # For example after another election: the error concerns a state of the archive that is
+            # not used any more.
             return [TellOutdated(asked.request, error)]
         if not isinstance(error, SidetierError | OSError):
             return self._request_failed_unexpectedly(asked, error, now)
@@ -725,7 +757,7 @@ class Partition:
             self.parted = parted and self.moving is None
             self.reset()
         actions: list[Action] = []
-        if isinstance(error, OperatorNeededError):  # to try again would be a fight, or no use
+        if isinstance(error, OperatorNeededError):  # a retry would fail, or fight another writer
             self.halted, self.halted_at = str(error), None
             actions.append(TellHalted(error))
         return [*actions, TellRequestFailed(asked.request, error)]
@@ -743,8 +775,8 @@ class Partition:
     def _upload_succeeded(self, event: UploadSucceeded, now: float, wall: float) -> list[Action]:
         segment, stored = event.segment, event.stored
         if self.generation != event.generation or not self._is_tracked(segment):
-            # The archive has been read anew since, or the segment comes from another file now: what
-            # is stored there is compared, not believed.
+            # The archive was read again since, or the segment is another file now. The next upload
+            # compares the stored object with the segment before it counts as stored.
             segment.stage = SegmentState.CLOSED
             return [] if self._is_tracked(segment) else [Release(segment)]
         segment.stage, segment.stored = SegmentState.STORED, stored
@@ -767,15 +799,15 @@ class Partition:
             segment.ends_at(error.next_offset)  # planned anew, and past the gates again
             return self._released_unless_tracked(segment)
         segment.hold.fail(str(error), now)
-        told = TellUploadFailed(base, error, segment.hold.failures)
-        # Damaged bytes that have no name any more cannot heal: they are a gap, and must not keep
-        # good segments from being pinned.
+        report = TellUploadFailed(base, error, segment.hold.failures)
+        # No reading of an unlinked file can succeed once its bytes are damaged. Its records are a
+        # gap, and its pin must not use the room of an intact segment.
         damaged = isinstance(error, DamagedSegmentError | UnsupportedFormatError)
         is_lost = damaged and segment.hold.failures > 1 and unlinked
         if is_lost or isinstance(error, SegmentChangedError | SegmentGoneError):
             self.tracked.pop(base, None)  # the next listing shows, and pins, what is there now
         self._look_again(segment, error, unlinked=unlinked)
-        return [told, *self._released_unless_tracked(segment)]
+        return [report, *self._released_unless_tracked(segment)]
 
     def _released_unless_tracked(self, segment: TrackedSegment) -> list[Action]:
         return [] if self._is_tracked(segment) else [Release(segment)]
@@ -791,7 +823,7 @@ class Partition:
         if self.archive is None or segment.planned is None:
             return
         if segment.planned.start != self.archive.next_offset:
-            return  # it is not the one right behind the watermark
+            return  # only the segment at the archive end offset can be blocked by that object
         if isinstance(error, StoredOtherwiseError):
             segment.follows_not(error.conflict, unlinked=unlinked)
         self.reset()
@@ -815,6 +847,26 @@ class Partition:
             # wait. The first part of the gap has waited long enough.
             self.gap_seen = now - self.gap_patience + GAP_CONFIRM_SECONDS
         return gap is not None
+
+    def wait_before_gap(self, patience: float) -> None:
+        """Set how long the gap waits before it may be recorded, in seconds."""
+        self.gap_patience = patience
+
+    def vouch_for_gap(self, *, vouched: bool) -> None:
+        """Note whether a broker has named this one as the leader after the wait."""
+        self.gap_vouched = vouched
+
+    def halt_at_gap(self, gap: OffsetRange) -> None:
+        """Archive nothing until an operator acts, or until the gap has changed."""
+        self.halted = (
+            f"offsets {gap} are gone from this broker before they were stored, and uploader.on_gap "
+            "is halt"
+        )
+        self.halted_at = gap
+
+    def end_halt(self) -> None:
+        """Archive again, because the gap at which the partition was halted has changed."""
+        self.halted = self.halted_at = None
 
     def _wait_anew(self, now: float) -> None:
         """Begin the wait of a gap again, because the store does not answer: other sidecars could

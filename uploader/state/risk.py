@@ -78,16 +78,23 @@ def risk_of(
     wall: float,
     end_by_size: Offset | None = None,
 ) -> Risk:
-    """What of a followed partition is at risk now; `end_by_size` as `RiskRule.end_by_size` says."""
+    """Return which segments of a followed partition are at risk now.
+
+    Args:
+        tracked: The closed segments that are not stored, by base offset.
+        rule: When the broker deletes segments of the topic.
+        wall: Seconds since 1970.
+        end_by_size: See `RiskRule.end_by_size`.
+    """
     end, count, next_at = None, 0, float("inf")
-    for _, one in sorted(tracked.items()):
-        begins = _begins(one, rule, end_by_size)
+    for _, segment in sorted(tracked.items()):
+        begins = _begins(segment, rule, end_by_size)
         if begins > wall:
             next_at = min(next_at, begins)
             continue
         count += 1
-        if one.segment.next_base is not None:
-            end = Offset(one.segment.next_base)
+        if segment.segment.next_base is not None:
+            end = Offset(segment.segment.next_base)
     return Risk(end, count, next_at)
 
 

@@ -182,15 +182,15 @@ class TrackedSegment:
             base, BaseOffset(next_offset), self.segment.marked_for_deletion
         )
 
-    def follows_not(self, found: Conflict, *, unlinked: bool) -> None:
+    def follows_not(self, conflict: Conflict, *, unlinked: bool) -> None:
         """Note that the archive ends within a record batch of this segment.
 
         If a second upload shows the same, and the segment is `unlinked`, the offsets up to the end
         of that batch are a gap: only the log could show which of the two histories was discarded.
         """
-        again, self.suspected = found == self.suspected, found
+        again, self.suspected = conflict == self.suspected, conflict
         if again and unlinked:
-            self.conflict = found
+            self.conflict = conflict
 
     def keep_in(self, spooled: SpooledFiles) -> None:
         """Take names in the spool from an earlier process. Names of another `.log` than the pinned

@@ -34,7 +34,7 @@ class LogDirPartitions:
 
     @property
     def problems(self) -> list[str]:
-        """Each problem that keeps partitions from being archived, one line each."""
+        """The problems that keep partitions from being archived, each as a line of text."""
         return [*self.unreadable.values(), *self.refused.values()]
 
 
@@ -53,6 +53,7 @@ def find_partitions(
             continue
         combined.directories.update(partitions.directories)
         combined.refused.update(partitions.refused)
+    # A refused link does not matter if another log dir has the partition.
     for tp in combined.directories.keys() & combined.refused.keys():
         del combined.refused[tp]
     return combined

@@ -44,7 +44,7 @@ class LogDirs:
         self.paths = tuple(log_dirs)
         self.wanted = wanted
         self._identity = identity
-        self._found = {path: LogDirPartitions() for path in self.paths}
+        self._by_log_dir = {path: LogDirPartitions() for path in self.paths}
         self._unreadable: dict[str, str] = {}
         self._directories: dict[TopicPartition, str] = {}
         self._refused: dict[TopicPartition, str] = {}
@@ -60,25 +60,28 @@ class LogDirs:
             try:
                 partitions = read_log_dir(path, self.wanted, self._identity)
             except (OSError, SegmentError) as error:
-                self._is_unreadable(path, unreadable(path, error))
+                self._note_unreadable(path, unreadable(path, error))
                 continue
-            self._found[path] = partitions
+            self._by_log_dir[path] = partitions
             if self._unreadable.pop(path, None) is not None:
                 log.warning("log_dir.readable", path=path)
         self._combine()
 
-    def _is_unreadable(self, path: str, reason: str) -> None:
+    def _note_unreadable(self, path: str, reason: str) -> None:
         if path not in self._unreadable:
             log.warning("log_dir.unreadable", path=path, reason=reason)
         self._unreadable[path] = reason
 
     def _combine(self) -> None:
-        """Combine all log dirs. Readable ones win over those with an old reading."""
+        """Combine all log dirs. A readable log dir wins over an earlier reading of another.
+
+        The broker may have created the replica again in a readable log dir.
+        """
         directories: dict[TopicPartition, str] = {}
         refused: dict[TopicPartition, str] = {}
         for path in sorted(self.paths, key=lambda path: path not in self._unreadable):
-            directories.update(self._found[path].directories)
-            refused.update(self._found[path].refused)
+            directories.update(self._by_log_dir[path].directories)
+            refused.update(self._by_log_dir[path].refused)
         refused = {tp: why for tp, why in refused.items() if tp not in directories}
         for tp, why in refused.items():
             if self._refused.get(tp) != why:
@@ -100,13 +103,13 @@ class LogDirs:
     def resolve(self, directory: str) -> TopicPartition | None:
         """Return the partition in the directory of a hint, and note whether it is new or gone."""
         log_dir, name = os.path.split(directory)
-        tp, partitions = live_partition(name), self._found.get(log_dir)
+        tp, partitions = live_partition(name), self._by_log_dir.get(log_dir)
         if tp is None or partitions is None or not self.wanted(tp.topic):
             return None
         if log_dir in self._unreadable:
-            return tp
+            return tp  # a missing directory proves nothing: the disk may be offline
         try:
-            is_there, refused = _look(directory)
+            is_there, refused = _examine(directory)
         except OSError:
             return tp  # not known now: the next rescan reads it again
         partitions.directories.pop(tp, None)
@@ -122,7 +125,7 @@ class LogDirs:
         return tp
 
 
-def _look(directory: str) -> tuple[bool, str | None]:
+def _examine(directory: str) -> tuple[bool, str | None]:
     """Return whether the partition's directory is to be read, and why not if it is a symbolic link
     that is not followed.
 

@@ -1,4 +1,8 @@
-"""Watch the log dirs: creations, renames and deletions become hints. Appends cost nothing."""
+"""Watch the log dirs with inotify. Created, renamed and deleted files become hints.
+
+A hint only makes the daemon list a directory again: the listing is what counts. So a lost event
+delays an upload until the next rescan, and has no other effect.
+"""
 
 import contextlib
 import ctypes
@@ -62,6 +66,7 @@ class HintBoard:
     def touch(self, directory: str) -> None:
         """Note an event in this directory."""
         with self._lock:
+            # Only the first hint wakes the daemon: it takes all hints at once.
             first = not self._directories and not self._everything
             if len(self._directories) >= self._capacity:
                 self._everything = True
@@ -198,7 +203,7 @@ def _raise_errno(directory: str) -> NoReturn:
 class InotifyWatch:
     """One watchdog observer over all log dirs and the partition directories in them.
 
-    `overflowed` is called, on a thread of its own, when the kernel has dropped events.
+    `overflowed` is called, on the reader's thread, when the kernel has dropped events.
     """
 
     def __init__(
@@ -216,6 +221,7 @@ class InotifyWatch:
         observer.start()
         try:
             self._unwatched = [path for path in self._log_dirs if not self._add(observer, path)]
+            # Afterwards: watchdog has used up the watches that it needs by now.
             check_room(next(path for path in self._log_dirs if path not in self._unwatched))
         except StopIteration:
             observer.stop()
@@ -345,7 +351,7 @@ class Watcher:
     def _refused(self, error: OSError) -> None:
         if self._mode == "inotify" and limit_reached(error):
             raise ConfigurationError(
-                f"uploader.watch: inotify: this machine allows no more watches ({error}); "
+                f"uploader.watch: inotify: this machine allows no further watches ({error}); "
                 f"{_HOW_TO_RAISE}"
             ) from error
         log.warning("watch.polling", reason=str(error), hint=_HOW_TO_RAISE)
@@ -366,6 +372,7 @@ class Watcher:
             return False
         if self._watch.is_alive():
             return self._watch.add_unwatched()
+        # A thread that has ended cannot be started again, so a new watch replaces the failed one.
         log.warning("watch.restarted")
         self._metrics.watcher_restarted()
         self._watch.stop()

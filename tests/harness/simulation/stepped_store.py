@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from sidetier.segments.names import parse_segment_file_name
+from sidetier.segments.names import REQUIRED_KINDS, parse_segment_file_name
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.port import IfAbsent
-from sidetier.uploader.pinning.pins import PINNED_KINDS
 from tests.harness.intercepted_store import InterceptedStore, StoreCall
 from tests.harness.simulation.network import Request, ask
 
@@ -66,7 +65,7 @@ class SteppedStore(InterceptedStore):
         """
         before = self._at_first.get(key)
         parsed = parse_segment_file_name(key.rpartition("/")[2])
-        if not before or parsed is None or parsed.kind not in PINNED_KINDS:
+        if not before or parsed is None or parsed.kind not in REQUIRED_KINDS:
             return
         if self.store.contents().get(key) is before and sent == before:
             self.sent_again.append(key)

@@ -10,9 +10,8 @@ from sidetier.archive.objects.chapters import (
     read_chapter,
     stored_chapters,
 )
-from sidetier.archive.objects.segment import files_by_base
+from sidetier.archive.objects.segment import segment_files
 from sidetier.segments.keys import ArchiveLayout
-from sidetier.segments.names import FileKind
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.factory import open_plain
 from sidetier.storage.settings import StorageEndpoint
@@ -46,11 +45,11 @@ def test_long_archive_gets_its_chapter(tmp_path: Path) -> None:
     (topic_id,) = topic_ids()
     (chapter,) = stored_chapters(objects, layout, tp, topic_id)
     prefix = layout.partition_prefix(tp)
-    rows = files_by_base(objects.list_objects(prefix), prefix)[:SEGMENTS]
+    stored = list(segment_files(objects.list_objects(prefix), prefix))[:SEGMENTS]
     expected = [
-        chapter_entry(base, files[FileKind.LOG], objects.head_object(files[FileKind.LOG].key))
-        for base, files in rows
+        chapter_entry(segment.base_offset, segment.log, objects.head_object(segment.log.key))
+        for segment in stored
     ]
     assert None not in expected
     assert read_chapter(objects, chapter) == expected
-    assert int(chapter.start) == rows[0][0]
+    assert int(chapter.start) == stored[0].base_offset

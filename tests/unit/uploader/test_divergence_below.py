@@ -143,7 +143,7 @@ class Sidecar:
         log, epoch = self.log, LeaderEpoch(self.log.epoch if self.epoch is None else self.epoch)
         partition = Partition(log.tp, epoch, TOPIC_ID, archive=archive)
         partition.directory, partition.active = str(log.path), log.active
-        partition.told, partition.config = True, TopicConfig(compacted=self.compacted)
+        partition.epoch_from_cluster, partition.config = True, TopicConfig(compacted=self.compacted)
         if archive is not None and archive.next_offset is None:
             partition.archive = archive.beginning_at(Offset(0))
         place = place_of(store)
@@ -560,8 +560,8 @@ def test_divergence_noted_by_a_segment_counts_after_the_checkpoint_dropped_it(
     told = Contradiction(Offset(15), LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(0))
     error = DivergenceBelowError("offset 15 is of another leader epoch in the log", told)
     with pytest.raises(DivergedError, match="a second look will tell"):
-        takeover.histories.strayed(place_of(store), takeover.look(), archived, error)
+        takeover.histories.resolve(place_of(store), takeover.look(), archived, error)
     takeover.now += 3
-    mended = takeover.histories.strayed(place_of(store), takeover.look(), archived, error)
+    mended = takeover.histories.resolve(place_of(store), takeover.look(), archived, error)
     assert mended.next_offset == 15
     check_history(log, store)

@@ -154,7 +154,7 @@ def test_answer_of_a_broker_is_forgotten_with_the_lead(tmp_path: Path) -> None:
 def test_answer_confirms_the_lead_only_up_to_the_time_of_the_request() -> None:
     """The answer may have taken long, and another broker may have been elected since."""
     now = 10.0
-    gate = CommittedGate(lambda: now, brokers_tell=True)
+    gate = CommittedGate(lambda: now, asks_brokers=True)
     now = 99.0
     gate.learn({TP: HighWatermark(Offset(20), LeaderEpoch(3))}, asked_at=20.0)
     assert gate.named_at(TP, LeaderEpoch(3)) == 20.0

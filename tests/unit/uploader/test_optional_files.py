@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from sidetier.segments.crc import crc64nvme
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.names import FileKind, segment_file_name
+from sidetier.segments.names import OPTIONAL_KINDS, REQUIRED_KINDS, FileKind, segment_file_name
 from sidetier.segments.notes import MISSING, NONE, NOTE_KEYS
 from sidetier.segments.offsets import (
     BaseOffset,
@@ -23,7 +23,7 @@ from sidetier.segments.producer_snapshot import encode_snapshot
 from sidetier.segments.txn_index import AbortedTxn, encode_txn_index, parse_txn_index
 from sidetier.storage.fake import FakeStorage
 from sidetier.uploader.pinning import pins
-from sidetier.uploader.pinning.pins import OPTIONAL_KINDS, PINNED_KINDS, PinnedSegment, pin
+from sidetier.uploader.pinning.pins import PinnedSegment, pin
 from sidetier.uploader.sending.upload import Destination, ReadingRules, Uploader
 from sidetier.uploader.state.plan import PlannedSegment
 from sidetier.uploader.state.segment import StoredSegment
@@ -123,7 +123,7 @@ def test_segment_without_optional_files_sends_no_request_for_them(shelf: Shelf) 
 
 def test_snapshot_without_a_producer_is_neither_pinned_nor_stored(shelf: Shelf) -> None:
     shelf.file(FileKind.SNAPSHOT).write_bytes(encode_snapshot())
-    assert set(shelf.pin().descriptors) == {*PINNED_KINDS, FileKind.TXNINDEX}
+    assert set(shelf.pin().descriptors) == {*REQUIRED_KINDS, FileKind.TXNINDEX}
     shelf.store_it()
     assert ".snapshot" not in shelf.kinds()
     assert shelf.notes()[1] == NONE

@@ -8,9 +8,9 @@ import pytest
 from sidetier.segments.errors import SegmentChangedError, SegmentGoneError
 from sidetier.segments.indexes import PREALLOCATED_TIMEINDEX_BYTES
 from sidetier.segments.listing import ClosedSegment
-from sidetier.segments.names import FileKind
+from sidetier.segments.names import REQUIRED_KINDS, FileKind
 from sidetier.segments.offsets import BaseOffset
-from sidetier.uploader.pinning.pins import PINNED_KINDS, PinnedSegment, pin, still_the_same
+from sidetier.uploader.pinning.pins import PinnedSegment, pin, still_the_same
 from tests.harness.log_dir import START_MS, PartitionLog
 
 SEGMENT = ClosedSegment(BaseOffset(0), BaseOffset(10), marked_for_deletion=False)
@@ -33,7 +33,7 @@ def data(log: PartitionLog) -> bytes:
 def test_all_three_files_are_opened(log: PartitionLog, data: bytes) -> None:
     closed: list[tuple[int, int]] = []
     pinned = pin(str(log.path), SEGMENT, lambda files, size: closed.append((files, size)))
-    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    assert set(pinned.descriptors) == set(REQUIRED_KINDS)
     assert pinned_log(pinned) == data
     assert pinned.name == str(log.file(0))
     assert not any(os.get_inheritable(fd) for fd in pinned.descriptors.values())
@@ -63,7 +63,7 @@ def test_segment_renamed_between_listing_and_open_is_found(log: PartitionLog, da
     log.stage(0)
     pinned = pin(str(log.path), SEGMENT)
     assert pinned_log(pinned) == data
-    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    assert set(pinned.descriptors) == set(REQUIRED_KINDS)
     pinned.close()
 
 
@@ -72,7 +72,7 @@ def test_files_of_one_segment_may_have_either_name(log: PartitionLog, data: byte
     log.file(0).rename(log.file(0, deleted=True))
     pinned = pin(str(log.path), SEGMENT)
     assert pinned_log(pinned) == data
-    assert set(pinned.descriptors) == set(PINNED_KINDS)
+    assert set(pinned.descriptors) == set(REQUIRED_KINDS)
     pinned.close()
 
 

@@ -183,7 +183,7 @@ class Takeover:
             leader,
             str(log.path),
             log.active if self.active is None else self.active,
-            told=self.told,
+            epoch_from_cluster=self.told,
             named_at=self.named_at,
             uploading=self.uploading,
             epochs=self.epochs,

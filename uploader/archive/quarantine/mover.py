@@ -173,11 +173,11 @@ def probe_removal(store: RemoteStorage, plan: MovePlan) -> None:
     store.delete_object(plan.target + "probe")
 
 
-def carry_out(shop: MoveContext, plan: MovePlan, before: Watermark, etag: str | None) -> None:
+def carry_out(context: MoveContext, plan: MovePlan, before: Watermark, etag: str | None) -> None:
     """Move the objects of the plan.
 
     Args:
-        shop: The store, and how objects are moved.
+        context: The store, and how objects are moved.
         plan: The plan.
         before: The content of `offset.wm` before the move, with this broker as the writer.
         etag: Etag of `offset.wm`; None where there is no object, and `before` is written first.
@@ -187,24 +187,29 @@ def carry_out(shop: MoveContext, plan: MovePlan, before: Watermark, etag: str | 
         DamagedSegmentError: the segment that contains the divergence cannot be cut.
         StorageError: as the port says.
     """
-    _Mover(shop, plan, before, etag).run()
+    _Mover(context, plan, before, etag).run()
 
 
 class _Mover:
     def __init__(
-        self, shop: MoveContext, plan: MovePlan, before: Watermark, etag: str | None
+        self, context: MoveContext, plan: MovePlan, before: Watermark, etag: str | None
     ) -> None:
-        self._store, self._layout, self._plan = shop.store, shop.layout, plan
+        self._store, self._layout, self._plan = context.store, context.layout, plan
         self._tp = plan.topic_partition
-        self._prefix = shop.layout.partition_prefix(self._tp)
+        self._prefix = context.layout.partition_prefix(self._tp)
         self._mark = replace(before, pending=plan.target)
-        self._claim = Claim(shop.store, shop.layout, self._tp, etag)
-        self._relocation = Relocation(shop.store, self._claim, shop.for_each, shop.moved_one)
+        self._claim = Claim(context.store, context.layout, self._tp, etag)
+        self._relocation = Relocation(
+            context.store, self._claim, context.for_each, context.moved_one
+        )
 
     def run(self) -> None:
         plan = self._plan
         self._claim.write(self._mark)
         base, end = plan.moved_to
+        # `offset.wm` must end below the divergence before an object is removed: otherwise a reader
+        # would look for records that are gone. If it already does, an earlier attempt of this move
+        # was interrupted after its copies.
         if (self._mark.base_offset, self._mark.next_offset) != (base, end):
             self._relocation.copy(self._everything())
             if not plan.whole:
@@ -294,8 +299,9 @@ class _Mover:
     # -- objects to change ------------------------------------------------------------------------
 
     def _name_segments(self, last: BaseOffset | None, cut: Cut | None) -> None:
-        """Keep only the `_metadata` entries up to `last`, and add the cut segment with the time of
-        its former entry.
+        """Keep only the `_metadata` entries up to `last`, and add the cut segment.
+
+        The cut segment gets the time of its former entry.
         """
         key = self._layout.metadata_key(self._tp)
         stored = read_metadata(self._store, key)
@@ -362,10 +368,10 @@ def store_cut(
 
 
 def _store(store: RemoteStorage, file: FileToStore, claim: Claim) -> None:
-    """Store one file, also over the whole one.
+    """Store one file of the cut segment, and replace the uncut file.
 
-    This is the only code that replaces a sidecar's `.log`. It may, because our `offset.wm` ends
-    below the segment during the move.
+    No other code replaces a sidecar's `.log`. It is safe here, because our `offset.wm` ends below
+    the segment during the move.
     """
     condition: Condition = IfAbsent()
     with contextlib.suppress(ObjectNotFoundError):
@@ -422,8 +428,8 @@ def _cut_transactions(
     claim: Claim,
     before: Mapping[str, str],
 ) -> dict[str, str]:
-    """Store the transaction index without the entries whose abort marker is at the divergence or
-    above it.
+    """Store the transaction index without entries that have their abort marker at the divergence
+    or above it.
 
     Returns:
         The metadata that the `.log` gets about the transaction index. Empty where the whole

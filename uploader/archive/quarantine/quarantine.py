@@ -77,8 +77,12 @@ def find_divergence(
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Byte position and header of a segment's first batch that is not common. Where all batches are
-    common, the position is the segment's end, and the header is None.
+    """The first batch of a segment that archive and log do not have in common.
+
+    Attributes:
+        position: Its byte position; the end of the segment if all batches are common.
+        size: Size of the segment, in bytes.
+        header: Its header; None if all batches are common.
     """
 
     position: int
@@ -96,12 +100,13 @@ class _Finder:
     def committed(self, last: BaseOffset) -> list[BaseOffset]:
         """Return the base offsets of the archive's segments, rising.
 
-        These are the segments in `_metadata`. A segment that was stored too late, over offsets that
-        other segments have, is not in it and proves nothing about the history.
+        These are the segments in `_metadata`; all stored segments if it names none of them.
         """
         prefix = self.layout.partition_prefix(self.tp)
         names = (parse_object_key(row.key, prefix) for row in self.store.list_objects(prefix))
         stored = sorted(p[0] for p in names if p and p[1] is FileKind.LOG and p[0] <= last)
+        # The store may also have segments of a sidecar that lost a race: they were stored after
+        # another sidecar had archived their offsets, and are not readable.
         named = named_segments(self.store, self.layout.metadata_key(self.tp))
         return [base for base in stored if base in named] or stored
 
@@ -158,7 +163,8 @@ class SuspectedDivergence:
         latest: Highest offset at which the divergence can be.
         leader: The leader that writes the archive.
         reason: The reason for the suspicion, for errors and the plan.
-        told_beside: Whether only the stored epoch history shows the divergence, not `offset.wm`.
+        in_epoch_history_only: Whether only the stored epoch history shows the divergence, and
+            `offset.wm` does not.
     """
 
     topic_partition: TopicPartition
@@ -167,10 +173,10 @@ class SuspectedDivergence:
     latest: Offset
     leader: Leader
     reason: str
-    told_beside: bool = False
+    in_epoch_history_only: bool = False
 
 
-def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan:
+def plan_quarantine(context: MoveContext, suspected: SuspectedDivergence) -> MovePlan:
     """Find the divergence in the stored segments, and plan which of them move.
 
     Raises:
@@ -178,49 +184,52 @@ def plan_quarantine(shop: MoveContext, parting: SuspectedDivergence) -> MovePlan
         DamagedSegmentError: a stored segment is not whole record batches.
         ArchiveConflictError: `offset.wm` has been written since it was read.
     """
-    tp, archive = parting.topic_partition, parting.archive
+    tp, archive = suspected.topic_partition, suspected.archive
     kept: BaseOffset | None = None
-    cut, end = None, parting.latest
-    if archive.watermark is not None and parting.latest < (archive.next_offset or 0):
+    cut, end = None, suspected.latest
+    # A divergence at or above the archive end offset is one of orphan segments: every committed
+    # segment stays, and there is no need to read them.
+    if archive.watermark is not None and suspected.latest < (archive.next_offset or 0):
         last = archive.watermark.base_offset
         divergence = find_divergence(
-            shop.store, shop.layout, tp, last, parting.latest, parting.local
+            context.store, context.layout, tp, last, suspected.latest, suspected.local
         )
-        if divergence.proof is None and parting.told_beside:
+        if divergence.proof is None and suspected.in_epoch_history_only:
             raise DivergedError(
-                f"{parting.reason}; but no stored record batch is of another history than the log: "
-                "nothing is moved, look at both"
+                f"{suspected.reason}; but no stored record batch is of another history than the "
+                "log: nothing is moved, look at both"
             )
-        if divergence.proof is not None and not parting.local.lacks(divergence.proof):
+        if divergence.proof is not None and not suspected.local.lacks(divergence.proof):
             raise DivergedError(
-                f"{parting.reason}; but the records stored from offset "
+                f"{suspected.reason}; but the records stored from offset "
                 f"{divergence.proof.base_offset} on are of this log's epoch history: nothing is "
                 "moved, look at both"
             )
         kept, cut, end = divergence.kept, divergence.cut, divergence.next_offset
     elif archive.watermark is not None:
         kept, end = archive.watermark.base_offset, archive.next_offset or end
-    mark = read_watermark(shop.store, shop.layout.watermark_key(tp))
+    # The plan must not describe segments that another sidecar has committed in the meantime.
+    mark = read_watermark(context.store, context.layout.watermark_key(tp))
     if (mark.etag if mark else None) != archive.etag:
-        raise ArchiveConflictError(f"{shop.layout.watermark_key(tp)} was written meanwhile")
-    leader = parting.leader
+        raise ArchiveConflictError(f"{context.layout.watermark_key(tp)} was written meanwhile")
+    leader = suspected.leader
     name = quarantine_name(end, leader.leader_epoch)
     return MovePlan(
         kind=MoveKind.QUARANTINE,
         topic_partition=tp,
-        target=f"{shop.layout.quarantine_prefix(tp)}{name}/",
+        target=f"{context.layout.quarantine_prefix(tp)}{name}/",
         next_offset=end,
         kept=kept,
         cut=cut,
         leader_epoch=leader.leader_epoch,
         broker_id=leader.broker_id,
         watermark=mark.text if mark else None,
-        reason=parting.reason,
+        reason=suspected.reason,
     )
 
 
 def quarantine(
-    shop: MoveContext, plan: MovePlan, archive: ArchiveState, leader: Leader
+    context: MoveContext, plan: MovePlan, archive: ArchiveState, leader: Leader
 ) -> MovePlan:
     """Carry out a new plan, or the one that `offset.wm` names as pending.
 
@@ -233,9 +242,9 @@ def quarantine(
     """
     pending = archive.watermark is not None and archive.watermark.pending == plan.target
     if not pending:
-        probe_removal(shop.store, plan)
-        plan = write_plan(shop.store, plan)
-    carry_out(shop, plan, _in_name_of(leader, plan, archive), archive.etag)
+        probe_removal(context.store, plan)
+        plan = write_plan(context.store, plan)
+    carry_out(context, plan, _in_name_of(leader, plan, archive), archive.etag)
     return plan
 
 

@@ -43,12 +43,12 @@ def plan_retirement(
 
 
 def retire(
-    shop: MoveContext, tp: TopicPartition, mark: StoredWatermark | None, reason: str
+    context: MoveContext, tp: TopicPartition, mark: StoredWatermark | None, reason: str
 ) -> MovePlan | None:
     """Retire a partition's archive, or finish a retirement that was begun.
 
     Args:
-        shop: The store, and how objects are moved.
+        context: The store, and how objects are moved.
         tp: The partition.
         mark: The `offset.wm` on which the decision is based; None where there was none. It is not
             read again, and only this version of it is overwritten: meanwhile another process may
@@ -62,11 +62,11 @@ def retire(
         AccessDeniedError: objects cannot be deleted; nothing has been changed.
         ArchiveConflictError: `offset.wm` has been written since it was read.
     """
-    store, layout = shop.store, shop.layout
+    store, layout = context.store, context.layout
     if mark is not None and mark.watermark.pending is not None:
         plan = read_pending_plan(store, mark.watermark.pending)
         if plan.kind is MoveKind.RETIRE:
-            carry_out(shop, plan, mark.watermark, mark.etag)
+            carry_out(context, plan, mark.watermark, mark.etag)
             return plan
     if mark is None and not is_there(store, layout, tp):
         return None
@@ -74,5 +74,5 @@ def retire(
     probe_removal(store, plan)
     plan = write_plan(store, plan)
     before = mark.watermark if mark else Watermark(*_NOWHERE)
-    carry_out(shop, plan, replace(before, pending=None), mark.etag if mark else None)
+    carry_out(context, plan, replace(before, pending=None), mark.etag if mark else None)
     return plan
