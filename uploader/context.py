@@ -1,4 +1,4 @@
-"""What the daemon works with, as ports."""
+"""The ports that the daemon works with."""
 
 import threading
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from sidetier.uploader.watching.log_dirs import LogDirs
 
 @dataclass(frozen=True, slots=True)
 class DaemonContext:
-    """Where the broker's files lie, who leads, where archives are kept, and whom to tell."""
+    """The broker's files, the sources of leadership, the stores, the metrics and the clock."""
 
     log_dirs: LogDirs
     leadership: LeadershipSource
@@ -35,6 +35,6 @@ class DaemonContext:
     store_calls: StoreCalls = field(default_factory=StoreCalls)
     """The requests under way at the stores of all places."""
     long_archives: LongArchives = field(default_factory=LongArchives)
-    """What the keepers of all places tell of archives that have grown."""
+    """Archives that have grown, from the `ArchiveWriter` of each store, for the chapters."""
     abandoned: threading.Event = field(default_factory=threading.Event)
-    """Set when what is under way is given up: ends pauses between tries, too."""
+    """Set when the daemon abandons its uploads and requests. Also ends pauses between attempts."""

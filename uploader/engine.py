@@ -685,7 +685,10 @@ class Engine:
         self.status.set_totals(self._totals, ready)
         began = self._now()
         if began >= self._next_tails:
-            measured = ((one.topic_partition, self._tails.measure(one)) for one in self._leads)
+            measured = (
+                (partition.topic_partition, self._tails.measure(partition))
+                for partition in self._leads
+            )
             self.status.set_tails({tp: tail for tp, tail in measured if tail is not None})
             self._next_tails = self._after(began, _TAILS_SECONDS)
 

@@ -353,9 +353,9 @@ class ArchiveWriter:
         kept = read_earliest_start(self._store, self._layout, tp, leader.topic_id)
         if kept is not None and kept < start:
             raise ArchiveConflictError(
-                f"{self._layout.start_key(tp)} has {kept} as the start of the archive, and this "
-                f"sidecar was about to begin it at {start}: another sidecar has the records from "
-                f"{kept} on"
+                f"{self._layout.start_key(tp)} says that the archive is to begin at {kept}, and "
+                f"this sidecar was about to begin it at {start}: another sidecar has the records "
+                "from there on"
             )
 
     def name_leaders(

@@ -123,7 +123,7 @@ def _refusal(
 def _overwritten_by_pinterest(key: str, there: Watermark) -> PinterestUploaderRunningError:
     return PinterestUploaderRunningError(
         f"{key} names {there.base_offset} and has lost the second line of this sidecar: "
-        "Pinterest's uploader is also running for this partition, and overwrites the watermark; "
+        "Pinterest's uploader is running for this partition, too, and overwrites the watermark; "
         "stop it on every broker, then restart this sidecar, which takes the partition over"
     )
 

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from sidetier.uploader.state.partition import Partition
 
 GAP_CONFIRM_SECONDS: Final = 2.0
-"""Seconds between the two listings that must show a gap. A listing that is made while the broker
-renames files may miss one.
+"""Seconds between the two listings that must show a gap: a listing that is made while the broker
+renames files may miss some of them.
 """
 PARK_SECONDS: Final = 300.0
 """How long the pins of a partition outlive the lead."""
 RESCUES_TAKE: Final = 4.0
-"""A follower needs at most this many patiences until it has uploaded what only it holds: one until
-it asks again a store that did not answer, one in which `offset.wm` does not move, and the uploads.
+"""A gap waits for this many times the follower's patience. A follower needs it once until it asks a
+store again that did not answer, once while `offset.wm` does not move, and the rest for its uploads.
 """
 READ_PAST_HALT_SECONDS: Final = 60.0
 """How often the archive of a partition that is halted at a gap is read."""

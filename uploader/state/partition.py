@@ -251,7 +251,7 @@ class Partition:
         now: float,
         track: Callable[[ClosedSegment], TrackedSegment | None],
     ) -> list[TrackedSegment]:
-        """Take over what a listing of the directory shows.
+        """Update the segments from a listing of the directory.
 
         Args:
             listing: The closed segments and the active one.

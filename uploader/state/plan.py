@@ -1,4 +1,7 @@
-"""The plan of a partition: the segments that follow the archive end offset, and a gap; pure."""
+"""The plan of a partition: the segments that follow the archive end offset, and a gap.
+
+Pure functions.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +14,11 @@ from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class PlannedSegment:
-    """A closed segment to store, from the batch that holds `start` on.
+    """A closed segment to store, from the batch that has the offset `start`.
 
-    `start` is the segment's own base offset, or a higher one where an earlier part of the segment
-    is stored already (a leader before us had other segment bases), or a lower one where compaction
-    has left nothing in the segments before it.
+    Usually `start` is the base offset of the segment. It is higher if an earlier part of the
+    segment is already stored, because an earlier leader had segments with other base offsets. It is
+    lower if compaction has left no record in the segments before it.
     """
 
     segment: ClosedSegment
@@ -43,9 +46,11 @@ _NO_CONFLICTS: Final[Mapping[BaseOffset, Conflict]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The segments that follow on the archive without a gap, in order, and the gap behind them.
+    """The segments that follow the archive end offset without a gap, and the gap behind them.
 
-    With a gap, `segments` are those before it.
+    Attributes:
+        segments: The segments before the gap, in order.
+        gap: The offsets that this log does not have; None if there is no gap.
     """
 
     segments: tuple[PlannedSegment, ...] = ()
@@ -57,23 +62,23 @@ def available(
 ) -> tuple[ClosedSegment, ...]:
     """Return the closed segments that can be read and belong to this log, by rising base offset.
 
-    Retention deletes from the log's start, so a `.deleted` segment belongs to the log only below
-    the first live one; above it, it is what truncation or compaction left behind. The same holds
-    for a pinned segment whose name is gone.
+    Retention deletes from the log start, so a `.deleted` segment belongs to the log only below the
+    first live segment. Above it, the segment was removed by truncation or compaction. The same
+    applies to a pinned segment whose files have no name any more.
     """
     live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     if listing.active is not None:
         live.append(listing.active)
     start = min(live, default=None)
-    found = {
+    by_base = {
         segment.base_offset: segment
         for segment in listing.closed
         if not segment.marked_for_deletion or (start is not None and segment.base_offset < start)
     }
     for segment in pinned:
         if start is None or segment.base_offset < start:
-            found.setdefault(segment.base_offset, segment)
-    return tuple(sorted(found.values()))
+            by_base.setdefault(segment.base_offset, segment)
+    return tuple(sorted(by_base.values()))
 
 
 def first_base(segments: Sequence[ClosedSegment], active: BaseOffset | None) -> Offset | None:
@@ -96,15 +101,17 @@ def plan(
         next_offset: The archive end offset.
         segments: The available segments by rising base offset. The end of a closed segment is the
             base offset of the next one.
-        active: Base offset of the active segment. No record from there on is gone. A pinned segment
-            may be above it: it was pinned in a log dir that the partition has left, and the copy in
-            the new log dir has not rolled yet.
+        active: Base offset of the active segment. No record at or above it is gone. A pinned
+            segment may be above it: it was pinned in a log dir that the partition has left, and the
+            copy in the new log dir has not rolled yet.
         conflicts: By base offset of the segment. The gap before such a segment ends with the batch
             of the conflict.
         empty: Base offsets of segments in which compaction has left no record. They are no gap:
             their offsets are stored with the next segment.
     """
     chosen: list[PlannedSegment] = []
+    # `expected` is where the next stored segment must begin. `accounted` is higher if compaction
+    # has emptied segments: their offsets are no gap, but are stored only with the next segment.
     expected = accounted = next_offset
     there = None if active is None else Offset(active)
     for segment in segments:

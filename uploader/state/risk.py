@@ -1,4 +1,4 @@
-"""Which segments of a follower's copy are about to be deleted: pure decisions."""
+"""Decide which segments of a follower's copy the broker is about to delete. Pure functions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,22 +9,27 @@ from sidetier.segments.offsets import BaseOffset, Offset
 from sidetier.uploader.state.segment import TrackedSegment
 
 KEPT_OPEN: Final = 1
-"""Segments beyond those at risk that are held: the oldest, which the broker deletes next, perhaps
-by size and without a warning. Every other one passes through `.deleted` and is seen there.
+"""Segments that are held in addition to those at risk: the oldest, which the broker deletes next,
+perhaps by size and without a warning. All others are seen with the suffix `.deleted` first.
 """
 
 _SHARE: Final = 0.25
-"""Of a short retention: what is at risk for longer costs a request per roll."""
+"""The share of a short retention for which a segment is at risk: a longer time would cost a request
+for each rolled segment.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RiskRule:
-    """When the broker's deletion of a segment is near.
+    """Decides when a segment is at risk: the broker deletes it soon.
 
-    By time: `before` seconds ahead of the end of `retention` (retention.ms, in seconds). By size:
-    when one more segment of its size would let `retention_bytes` (retention.bytes) delete it. None
-    where there is no such bound or it is not known: then only what the broker has renamed or
-    unlinked is at risk.
+    Segments that the broker has renamed to `.deleted` or unlinked are always at risk.
+
+    Attributes:
+        before: A segment is at risk from this many seconds before the end of its retention.
+        retention: `retention.ms`, in seconds; None if it is unlimited or not known.
+        retention_bytes: `retention.bytes`; None if it is unlimited or not known. A segment is at
+            risk if one more segment of its size would let the broker delete it.
     """
 
     before: float
@@ -32,7 +37,7 @@ class RiskRule:
     retention_bytes: int | None = None
 
     def begins(self, largest_timestamp: float) -> float:
-        """From when on a segment is at risk by time, in seconds since 1970; infinity for never.
+        """Return when a segment begins to be at risk, in seconds since 1970; infinity for never.
 
         Args:
             largest_timestamp: As Kafka's `LogSegment.largestTimestamp`, in seconds since 1970.
@@ -42,10 +47,10 @@ class RiskRule:
         return largest_timestamp + self.retention - min(self.before, self.retention * _SHARE)
 
     def end_by_size(self, active_size: int, closed: Iterable[tuple[Offset, int]]) -> Offset | None:
-        """The offset below which segments are at risk by size; None where none is.
+        """Return the offset below which segments are at risk by size; None if none is.
 
-        Kafka deletes from the log's start on while what remains has retention.bytes or more
-        (`UnifiedLog.deleteRetentionSizeBreachedSegments`).
+        Kafka deletes segments from the log start on while the remaining ones have `retention.bytes`
+        or more (`UnifiedLog.deleteRetentionSizeBreachedSegments`).
 
         Args:
             active_size: Bytes of the active segment.
@@ -63,8 +68,13 @@ class RiskRule:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """`end` is the offset below which the copy is at risk, None for nothing; `next_at` is when the
-    next segment will be, in seconds since 1970, infinity for none that is known of.
+    """The segments of a partition that are at risk.
+
+    Attributes:
+        end: The offset below which the copy is at risk; None if no segment is.
+        segments: Number of segments at risk.
+        next_at: When the next segment begins to be at risk, in seconds since 1970; infinity if that
+            is not known.
     """
 
     end: Offset | None
@@ -106,7 +116,7 @@ def _begins(tracked: TrackedSegment, rule: RiskRule, end_by_size: Offset | None)
 
 
 def is_below(base: BaseOffset, end: Offset | None) -> bool:
-    """Whether a segment begins below an offset, if there is one."""
+    """Return whether a segment begins below `end`; False if `end` is None."""
     return end is not None and base < end
 
 
@@ -115,10 +125,10 @@ def worth_holding(
     stored_below: Offset | None,
     is_at_risk: Callable[[BaseOffset], bool],
 ) -> PartitionListing:
-    """The listing with those of the closed segments that a follower holds: from the first that is
-    not known to be stored on, all that are at risk, and the next.
+    """Reduce a listing to the closed segments that a follower pins.
 
-    A follower cannot hold its whole log open, and need not: retention deletes from its start.
+    These are the segments at risk that are not known to be stored, and the next segment. A follower
+    need not pin its whole log, because retention deletes from the log start.
     """
     ours = of_the_log(listing)
     unstored = (segment for segment in ours if not _is_stored(segment, stored_below))
@@ -126,7 +136,10 @@ def worth_holding(
 
 
 def of_the_log(listing: PartitionListing) -> Iterator[ClosedSegment]:
-    """Without what truncation has left behind: `.deleted` above the first live segment."""
+    """Yield the closed segments that belong to the log.
+
+    A `.deleted` segment above the first live segment was removed by truncation.
+    """
     live = [segment.base_offset for segment in listing.closed if not segment.marked_for_deletion]
     start = live[0] if live else listing.active
     for segment in listing.closed:

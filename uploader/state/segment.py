@@ -1,4 +1,4 @@
-"""The state of a closed segment that is not stored yet, and its pinned files; no other I/O."""
+"""The state of a closed segment that is not stored yet, with its pinned files."""
 
 import math
 from collections.abc import Iterable
@@ -83,7 +83,10 @@ class Backoff:
 
 @dataclass(slots=True)
 class Timeline:
-    """When a segment passed each step, in monotonic seconds; inotify alone tells `rolled`."""
+    """When a segment passed each step, in monotonic seconds.
+
+    `rolled` is None if the roll was not reported by inotify, but found by a rescan.
+    """
 
     noticed: float
     rolled: float | None = None
@@ -96,13 +99,27 @@ class Timeline:
 class TrackedSegment:
     """A closed segment that is not known to be stored.
 
-    `retention` is how long the broker keeps it, in seconds from its `largest_timestamp`, infinity
-    for ever. `due_since` is since when retention.bytes lets the broker delete it, and
-    `marked_for_deletion_at` is when it was renamed to `.deleted`, both in seconds since 1970. It is
-    `followed` while another broker leads its partition. A `conflict` with what is stored is one
-    that was `suspected`, and seen again. `epochs` are those of the log up to the segment's end,
-    from when the pinned file was in the log; it is `committed` once they were still the same after
-    the high watermark had passed that end.
+    Attributes:
+        segment: The segment in the listing.
+        size: Size of the `.log`, in bytes; 0 until it is pinned.
+        modified_ns: Last write to the `.log`, in ns since 1970; 0 until it is pinned.
+        timeline: When it passed each step.
+        retention: How long the broker keeps it, in seconds from its `largest_timestamp`; infinity
+            if it is unlimited.
+        pinned: Its open files.
+        marked_for_deletion_at: When it was first seen as `.deleted`, in seconds since 1970.
+        stage: Its progress towards the archive.
+        hold: The wait after a failed upload or pin.
+        planned: The plan by which it was last queued.
+        stored: Its objects, once it is uploaded.
+        followed: Whether another broker leads its partition.
+        spooled: Its links in the spool.
+        suspected: A conflict with the archive that was seen once.
+        conflict: The same conflict, seen twice.
+        times: Times from its files; None until they are read.
+        due_since: Since when `retention.bytes` lets the broker delete it, in seconds since 1970.
+        epochs: The log's leader epochs up to its end, from when the pinned file was in the log.
+        committed: Whether `epochs` were still the same after the high watermark had passed its end.
     """
 
     segment: ClosedSegment
@@ -193,8 +210,9 @@ class TrackedSegment:
             self.conflict = conflict
 
     def keep_in(self, spooled: SpooledFiles) -> None:
-        """Take names in the spool from an earlier process. Names of another `.log` than the pinned
-        one are removed. Raises OSError.
+        """Take links in the spool from an earlier process. Raises OSError.
+
+        Links to another `.log` than the pinned file are removed.
         """
         if self.pinned is not None:
             if not spooled.leads_to(self.pinned.identity):
@@ -205,8 +223,10 @@ class TrackedSegment:
         self.spooled = spooled
 
     def match_spool(self, identity: FileIdentity) -> None:
-        """Remove the names in the spool unless they lead to this `.log`, which the broker has under
-        the segment's name: a log that was compacted, or copied to another log dir. Raises OSError.
+        """Remove the links in the spool unless they lead to this `.log`. Raises OSError.
+
+        The broker has another file under the segment's name after it has compacted the log, or
+        copied it to another log dir.
         """
         if self.spooled is not None and not self.spooled.leads_to(identity):
             self.spooled.remove()
@@ -243,7 +263,7 @@ class TrackedSegment:
         """
         self.pinned, self.times = pinned, times
         self.size, self.modified_ns = pinned.identity.size, pinned.identity.modified_ns
-        self.epochs = None
+        self.epochs = None  # noted again while this file is in the log
         self.committed = self.spooled is not None and self.spooled.is_committed()
 
     def take_spooled(self, spooled: SpooledFiles | None) -> None:
