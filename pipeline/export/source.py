@@ -238,7 +238,9 @@ class ArchiveSource:
         for topic in self._topics(next_offsets):
             tails |= self.planner.undecided(topic)
         if self.requested is not None and tails:
-            wanted = self._resolved(self.requested, sorted(tails))
+            # Offsets must name every partition of a topic, also those without a transaction.
+            topics = Topics(tuple(sorted({tp.topic for tp in tails})))
+            wanted = self._resolved(self.requested, self.planner.partitions(topics))
             tails = {tp: tail for tp, tail in tails.items() if tail.first < wanted[tp].end}
         return {
             tp: tail for tp, tail in tails.items() if next_offsets.get(tp, tail.start) >= tail.first

@@ -19,7 +19,12 @@ from sidetier.pipeline.export.sinks.files.manifest_changes import begun
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
 from sidetier.pipeline.export.sinks.tables.run import TableRun, TableTerms, offsets_after
-from sidetier.pipeline.export.source import ArchiveSource, TailedSource
+from sidetier.pipeline.export.source import (
+    ArchiveSource,
+    RangeBound,
+    RequestedRange,
+    TailedSource,
+)
 from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
@@ -301,6 +306,18 @@ def test_transaction_that_only_the_archive_can_decide_is_reported_and_waited_for
 
 
 NOW = 2_000_000
+
+
+def test_transaction_within_a_requested_range_of_offsets_is_reported(
+    planner: Planner, archive: MadeArchive
+) -> None:
+    begin_transaction(archive)
+    MadeArchive(archive.store, tp=B).segments(0, 10)
+    for until, undecided in ((25, set()), (26, {A})):
+        requested = RequestedRange(RangeBound(offset=0), RangeBound(offset=until))
+        source = replace(archived(planner), requested=requested)
+        assert source.available({}) == {A: span(0, 25), B: span(0, 10)}
+        assert source.undecided(at(25, 10)).keys() == undecided
 
 
 def no_rows(plan: Plan) -> DataFrame:
