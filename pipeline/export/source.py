@@ -218,9 +218,7 @@ class ArchiveSource:
         if self.requested is not None and next_offsets:
             return {}  # a requested range is one run, and that run has fixed its offsets
         tps = self._partitions(next_offsets, tail)
-        # The snapshot that this takes is also used for topic ids and open transactions.
-        ends = self.planner.ends(tps, self.request.isolation)
-        wanted = self._wanted(tps, next_offsets, ends)
+        wanted, ends = self._wanted(tps, next_offsets)
         if self.requested is None:
             for tp in wanted.keys() - next_offsets.keys():
                 _require_below(wanted[tp], ends[tp], tp, "what is archived, and decided, ends")
@@ -337,18 +335,27 @@ class ArchiveSource:
             return False
 
     def _wanted(
-        self, tps: tuple[TopicPartition, ...], next_offsets: Offsets, ends: Offsets
-    ) -> Ranges:
-        """Return the range of each partition that the request names, from its start."""
-        if self.requested is not None:
-            return self._resolved(self.requested, tps)
+        self, tps: tuple[TopicPartition, ...], next_offsets: Offsets
+    ) -> tuple[Ranges, Offsets]:
+        """Return the range of each partition that the request names, from its start; and the ends
+        of what can be read.
+        """
+        isolation = self.request.isolation
         starting = Edge.EARLIEST if next_offsets else self.request.starting
-        if starting is Edge.EARLIEST and self.request.ending is Edge.LATEST:
+        is_usual = starting is Edge.EARLIEST and self.request.ending is Edge.LATEST
+        if self.requested is None and is_usual:
             # The usual case asks nothing about partitions whose next offset is known.
+            ends = self.planner.ends(tps, isolation)
             new = self.planner.starts(tp for tp in tps if tp not in next_offsets)
             firsts = {**next_offsets, **new}
-            return {tp: OffsetRange(min(firsts[tp], ends[tp]), ends[tp]) for tp in tps}
-        return self._resolve(tps, starting, self.request.ending)
+            return {tp: OffsetRange(min(firsts[tp], ends[tp]), ends[tp]) for tp in tps}, ends
+        if self.requested is not None:
+            wanted = self._resolved(self.requested, tps)
+        else:
+            wanted = self._resolve(tps, starting, self.request.ending)
+        # The ends come second: if a segment is archived in between, a start at the latest offset is
+        # not above them. Topic ids and open transactions are also those of this snapshot.
+        return wanted, self.planner.ends(tps, isolation)
 
     def _resolved(
         self, requested: RequestedRange, tps: Iterable[TopicPartition]

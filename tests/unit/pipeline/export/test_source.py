@@ -1,7 +1,7 @@
 """Archives and brokers together: the range of a run, and the source of its records."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -29,7 +29,7 @@ from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import AtOffsets, ReadRequest, Topics
+from sidetier.pipeline.planning.request import AtOffsets, Edge, ReadRequest, Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
@@ -318,6 +318,24 @@ def test_transaction_within_a_requested_range_of_offsets_is_reported(
         source = replace(archived(planner), requested=requested)
         assert source.available({}) == {A: span(0, 25), B: span(0, 10)}
         assert source.undecided(at(25, 10)).keys() == undecided
+
+
+def test_segment_archived_during_a_query_does_not_refuse_a_start_at_the_latest_offset(
+    archive: MadeArchive,
+) -> None:
+    class GrowingPlanner(Planner):
+        """A planner during whose first query of the ends another segment is archived."""
+
+        def ends(
+            self, tps: Iterable[TopicPartition], isolation: IsolationLevel
+        ) -> dict[TopicPartition, Offset]:
+            ends = super().ends(tps, isolation)
+            if ends == at(20):
+                archive.segments(20, 40)
+            return ends
+
+    with GrowingPlanner(access_to(archive.store), threads=1) as planner:
+        assert archived(planner, starting=Edge.LATEST).available({}) == {A: span(20, 20)}
 
 
 def no_rows(plan: Plan) -> DataFrame:
