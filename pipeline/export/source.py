@@ -419,8 +419,9 @@ class TailedSource:
         del tail  # the brokers' own offsets show how far their logs go
         request = self.archived.request
         logs = self.logs.read(request.isolation, behind)
-        starting = Edge.EARLIEST if next_offsets else request.starting
-        wanted = limited(logs, starting, request.ending)
+        if next_offsets:
+            request = replace(request, starting=Edge.EARLIEST)
+        wanted = limited(logs, request)
         ranges = {}
         for tp, log in logs.items():
             first = next_offsets.get(tp)
@@ -589,19 +590,19 @@ def _require_below(wanted: OffsetRange, end: Offset, tp: TopicPartition, ends: s
 
 
 def limited(
-    logs: Mapping[TopicPartition, Log], starting: Limit, ending: Limit
+    logs: Mapping[TopicPartition, Log], request: ReadRequest
 ) -> dict[TopicPartition, OffsetRange]:
-    """Return the range of each partition; an empty one if it would end before its start.
+    """Return the requested range of each partition; an empty one if it would end before its start.
 
     Raises:
         ConfigurationError: offsets do not name exactly these partitions, or a limit is a time.
     """
-    check_covered(starting, logs, "startingOffsets")
-    check_covered(ending, logs, "endingOffsets")
+    check_covered(request.starting, logs, request.starting_option)
+    check_covered(request.ending, logs, request.ending_option)
     ranges = {}
     for tp, log in logs.items():
-        first = _at(starting, tp, log)
-        ranges[tp] = OffsetRange(first, max(first, _at(ending, tp, log)))
+        first = _at(request.starting, tp, log)
+        ranges[tp] = OffsetRange(first, max(first, _at(request.ending, tp, log)))
     return ranges
 
 
