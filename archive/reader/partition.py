@@ -153,10 +153,11 @@ Action = Open | OpenElsewhere | TakeSnapshot | Fetch
 
 @dataclass(slots=True, eq=False)
 class DecodeRange:
-    """Scan a range that has come."""
+    """Scan a range that has come. `held` is its size in the budget, 0 once given back."""
 
     decoder: Decoder
     range: Range
+    held: int
 
     def run(self) -> FeedResult | None:
         """Return what the decoder needs next; None if the range could not be fetched."""
@@ -176,10 +177,13 @@ class DecodeRange:
 
 @dataclass(slots=True, eq=False)
 class DecodeRecords:
-    """Decode records, or return decoded ones. `stuck` is `decoder.stuck` before."""
+    """Decode records, or return decoded ones. `stuck` is `decoder.stuck` before, and `position`
+    the partition's position before.
+    """
 
     decoder: Decoder
     stuck: Stuck | None
+    position: Offset
 
     def run(self, most: int) -> DecodedRecords | BatchTooLargeError | None:
         """Return up to `most` records, None if there are none, or the error of the next batch."""
@@ -255,8 +259,10 @@ class PartitionReader:
 
         self._transactions: KnownTransactions | None = None
         self._decoder: Decoder | None = None
-        self._work: DecodeRange | DecodeRecords | None = None
-        """What the thread that takes records does now, without the lock."""
+        self._work: DecodeRange | DecodeRecords | Taken | None = None
+        """What the thread that takes records does now. Reset after every other change, so that
+        `end_interrupted_work` repairs what an exception (such as KeyboardInterrupt) interrupts.
+        """
         self._decoder_bytes = 0
         self._missing = 0
         """Bytes that the decoder needs before it can process the bytes that it has."""
@@ -312,6 +318,8 @@ class PartitionReader:
     def close(self) -> None:
         """Give all memory back, and do nothing any more."""
         self._paused = True
+        if isinstance(self._work, DecodeRange):  # its report may never come
+            self._give_back(self._work)
         self._drop_ranges()
         self._drop_decoder()
         self.keep(None)
@@ -401,44 +409,69 @@ class PartitionReader:
         return True
 
     def next_work(self) -> DecodeRange | DecodeRecords | Taken | None:
-        """Return what is to be decoded next, or what is to be returned; None for nothing now."""
+        """Return what is to be decoded next, or what is to be returned; None for nothing now.
+
+        Call `work_recorded` once the returned event is recorded.
+        """
         if not self.takeable():
             return None
         decoder = self._decoder
         if decoder is not None and decoder.has_batches:
-            self._work = DecodeRecords(decoder, decoder.stuck)
-            return self._work
+            self._work = decode = DecodeRecords(decoder, decoder.stuck, self.position)
+            return decode
         if self._events or self._ended:
             return self._next_event()
         if decoder is None or not self._ranges:
             return None
-        self._work = DecodeRange(decoder, self._ranges.popleft())
-        return self._work
+        first = self._ranges[0]
+        self._work = scan = DecodeRange(decoder, first, first.size)
+        self._ranges.popleft()
+        return scan
 
-    def end_interrupted_work(self, clock: Callable[[], float]) -> None:
-        """Read again from the position, if an exception (such as KeyboardInterrupt) has kept the
-        thread from reporting its work: the decoder may have lost a part of it.
+    def work_recorded(self) -> None:
+        """The thread that takes records has recorded the result of its work."""
+        if self._events and self._events[0] is self._work:
+            self._events.popleft()
+        self._work = None
+
+    def end_interrupted_work(
+        self, clock: Callable[[], float], recorded: Taken | None = None
+    ) -> None:
+        """Read again what an exception (such as KeyboardInterrupt) has kept the thread from
+        reporting: the decoder may have lost a part of it.
+
+        Args:
+            clock: The reader's clock.
+            recorded: The result of the work, if the exception came after it was recorded.
         """
-        work, self._work = self._work, None
+        work = self._work
         if work is None:
             return
         if isinstance(work, DecodeRange):
-            self._budget.give_back(work.range.size)
-        self.seek(self.position, clock())
+            self._give_back(work)
+            self.seek(self.position, clock())
+        elif isinstance(work, DecodeRecords):
+            if self._decoder is work.decoder:  # else the application has called `seek` since
+                self.position = work.position
+                if isinstance(recorded, Records):
+                    self.position = recorded.next_offset
+            self.seek(self.position, clock())
+        elif recorded is not None:
+            self.work_recorded()
+        self._work = None
 
     def range_decoded(self, work: DecodeRange, result: FeedResult | None, now: float) -> None:
         """Take what the decoder needs after a range; None if the range could not be fetched."""
-        self._work = None
         fetched = work.range
         # The decoder has its own references by now, which `_account` counts.
-        self._budget.give_back(fetched.size)
-        if self._decoder is not work.decoder:
-            return  # the application has called `seek` meanwhile
-        if fetched.error is not None:
-            self._fetch_failed(work.decoder, fetched, fetched.error, now)
-        elif result is not None:
-            self._fed(work.decoder, result, now)
-        self._account()
+        self._give_back(work)
+        if self._decoder is work.decoder:  # else the application has called `seek` meanwhile
+            if fetched.error is not None:
+                self._fetch_failed(work.decoder, fetched, fetched.error, now)
+            elif result is not None:
+                self._fed(work.decoder, result, now)
+            self._account()
+        self._work = None
 
     def records_decoded(
         self, work: DecodeRecords, decoded: DecodedRecords | BatchTooLargeError | None
@@ -448,9 +481,8 @@ class PartitionReader:
         Returns:
             The records to return; None after a `seek` meanwhile, or if there are none. And whether
             there may be a next action. A thread that is woken for each batch in vain would cost
-            more than the decoding.
+            more than the decoding. Call `work_recorded` once the records are recorded.
         """
-        self._work = None
         decoder = work.decoder
         if self._decoder is not decoder:
             return None, False
@@ -663,24 +695,25 @@ class PartitionReader:
             self.seek(self.position, now)
 
     def _next_event(self) -> Taken | None:
-        if self._events:
-            taken = self._events.popleft()
-            if self._stage is Stage.STOPPED:
-                self._drop_decoder()
-            if isinstance(taken, Gap):
-                self.position = max(self.position, taken.offsets.start)
-            if isinstance(taken, ReachedEnd):
-                self.position = max(self.position, taken.next_offset)
-            if isinstance(taken, Failed):
-                taken = Failed(taken.tp, self.position, taken.error)
-            return taken
-        self._ended = False
-        if self._end_offset is not None:
-            self.position = max(self.position, self._end_offset)
-        if self._told_end == self.position:
-            return None
-        self._told_end = self.position
-        return ReachedEnd(self.tp, self.position)
+        """Return the next event, which `work_recorded` removes from the queue."""
+        if not self._events:
+            self._ended = False
+            if self._end_offset is not None:
+                self.position = max(self.position, self._end_offset)
+            if self._told_end == self.position:
+                return None
+            self._events.append(ReachedEnd(self.tp, self.position))
+            self._told_end = self.position
+        self._work = taken = self._events[0]
+        if self._stage is Stage.STOPPED:
+            self._drop_decoder()
+        if isinstance(taken, Gap):
+            self.position = max(self.position, taken.offsets.start)
+        if isinstance(taken, ReachedEnd):
+            self.position = max(self.position, taken.next_offset)
+        if isinstance(taken, Failed):
+            return Failed(taken.tp, self.position, taken.error)
+        return taken
 
     def _fetch_failed(
         self, decoder: Decoder, fetched: Range, error: SidetierError, now: float
@@ -877,6 +910,14 @@ class PartitionReader:
             if fetched.has_come:
                 self._budget.give_back(fetched.size)
         self._ranges.clear()
+
+    def _give_back(self, work: DecodeRange) -> None:
+        """Return the bytes of a range that is being decoded to the budget, once."""
+        if self._ranges and self._ranges[0] is work.range:
+            return  # interrupted before the range left the queue: `_drop_ranges` returns them
+        # No call in between: a KeyboardInterrupt would count the bytes twice, or for ever.
+        self._budget.used -= work.held
+        work.held = 0
 
     def _account(self) -> None:
         """Update the budget with the bytes that the decoder refers to now."""

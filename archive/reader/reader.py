@@ -1,7 +1,8 @@
 """Read many partitions from their archives, within one memory budget."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 from sidetier.archive.access import ArchiveAccess, range_reader
@@ -11,7 +12,15 @@ from sidetier.archive.reader.fetch_threads import FetchThreads
 from sidetier.archive.reader.memory import BufferPool, MemoryBudget
 from sidetier.archive.reader.opening import Bound, Opener
 from sidetier.archive.reader.partition import DecodeRange, DecodeRecords, PartitionReader
-from sidetier.archive.reader.results import NullReadingObserver, ReadingObserver, Records, Taken
+from sidetier.archive.reader.results import (
+    Failed,
+    Gap,
+    NullReadingObserver,
+    ReachedEnd,
+    ReadingObserver,
+    Records,
+    Taken,
+)
 from sidetier.archive.reader.settings import ReaderSettings
 from sidetier.archive.reader.time_search import FoundRecord, Largest, SegmentTimes, TimeSearch
 from sidetier.archive.settings_check import SettingsCheck
@@ -61,7 +70,12 @@ class ArchiveReader:
         """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
-        self._partitions: dict[TopicPartition, PartitionReader] = {}
+        self._partitions: OrderedDict[TopicPartition, PartitionReader] = OrderedDict()
+        self._gathered: list[Taken] = []
+        """Results that `take` has not returned yet: at most one of each partition. An exception
+        that ends a `take` (KeyboardInterrupt, or a bug in decoding) leaves them to the next one,
+        because the positions of their partitions are behind them.
+        """
         self._found: dict[TopicPartition, FoundRecord] = {}
         """The range in which a timestamp's offset was found last. A read from there does not fetch
         it again.
@@ -183,7 +197,9 @@ class ArchiveReader:
             KeyError: The partition is not assigned.
         """
         with self._ready:
-            self._seek(self._partitions[tp], Offset(offset))
+            partition = self._partitions[tp]
+            self._drop_gathered(tp)
+            self._seek(partition, Offset(offset))
             self._work.notify()
 
     def unassign(self, tp: TopicPartition) -> None:
@@ -201,7 +217,11 @@ class ArchiveReader:
             KeyError: The partition is not assigned.
         """
         with self._ready:
-            self._partitions[tp].pause(self._clock())
+            position = self.position(tp)
+            partition = self._partitions[tp]
+            self._drop_gathered(tp)
+            partition.position = position
+            partition.pause(self._clock())
             self._work.notify()
 
     def resume(self, tp: TopicPartition) -> None:
@@ -213,7 +233,11 @@ class ArchiveReader:
     def position(self, tp: TopicPartition) -> Offset:
         """Return the next offset that `take` will return. Raises KeyError as `pause`."""
         with self._ready:
-            return self._partitions[tp].position
+            position = self._partitions[tp].position
+            for taken in self._gathered:
+                if taken.tp == tp and isinstance(taken, Records):
+                    return _first_offset(taken)
+            return position
 
     def take(self, max_records: int, timeout: float) -> list[Taken]:
         """Return the available results of all partitions, in turn, with at most `max_records`
@@ -221,7 +245,8 @@ class ArchiveReader:
 
         Waits up to `timeout` seconds for the first result. Returns an empty list if none arrives,
         or if `close` is called. Each partition has at most one `Records`, and nothing after its
-        `Gap` or `Failed`. One caller at a time; others wait.
+        `Gap` or `Failed`. One caller at a time; others wait. If an exception (KeyboardInterrupt,
+        or a bug) ends the call, the next one returns what was available.
 
         Raises:
             ValueError: `max_records` is below 1.
@@ -230,9 +255,14 @@ class ArchiveReader:
             raise ValueError(f"{max_records} records asked for, at least 1 can be taken")
         end = monotonic() + timeout
         with self._take_lock:
-            results = self._gather(max_records)
-            while not results and self._wait(end - monotonic()):
-                results = self._gather(max_records)
+            if self._gathered:
+                self._end_interrupted_take(max_records)
+            else:
+                self._gather(max_records)
+            while not self._gathered and self._wait(end - monotonic()):
+                self._gather(max_records)
+            with self._ready:
+                results, self._gathered = self._gathered, []
             return results
 
     def close(self) -> None:
@@ -248,36 +278,36 @@ class ArchiveReader:
             self._ready.notify_all()
         self._threads.close()
 
-    def _gather(self, most: int) -> list[Taken]:
-        """Return what is available without waiting."""
-        results: list[Taken] = []
+    def _gather(self, most: int) -> None:
+        """Gather what is available without waiting."""
         for partition in self._in_turn():
             taken = self._take_from(partition, most)
-            if taken is None:
-                continue
-            results.append(taken)
             if isinstance(taken, Records):
                 most -= taken.records.num_rows
             if most <= 0:
                 break
-        self._served(results)
-        return results
+        self._served()
 
     def _take_from(self, partition: PartitionReader, most: int) -> Taken | None:
-        """Drive a partition until it has something to return; None if it has nothing for now."""
+        """Drive a partition until it has something to return, and gather that; None if it has
+        nothing for now.
+        """
         while True:
             with self._work:
                 if partition.apply_answer(self._clock()):
                     self._work.notify()
                 work = partition.next_work()
+                if isinstance(work, Gap | Failed | ReachedEnd):
+                    self._gathered.append(work)
+                if not isinstance(work, DecodeRecords | DecodeRange):
+                    partition.work_recorded()
+                    return work
             if isinstance(work, DecodeRecords):
                 records = self._decode_records(partition, work, most)
                 if records is not None:
                     return records
-            elif isinstance(work, DecodeRange):
-                self._decode_range(partition, work)
             else:
-                return work
+                self._decode_range(partition, work)
 
     def _decode_records(
         self, partition: PartitionReader, work: DecodeRecords, most: int
@@ -285,6 +315,9 @@ class ArchiveReader:
         decoded = work.run(most)
         with self._work:
             records, may_act = partition.records_decoded(work, decoded)
+            if records is not None:
+                self._gathered.append(records)
+            partition.work_recorded()
             if may_act:
                 self._work.notify()
         if records is not None:
@@ -310,13 +343,28 @@ class ArchiveReader:
             ready = [partition for partition in self._partitions.values() if partition.takeable()]
             return sorted(ready, key=_has_no_remainder)
 
-    def _served(self, results: Iterable[Taken]) -> None:
+    def _end_interrupted_take(self, most: int) -> None:
+        """Keep what the interrupted `take` has gathered, up to `most` records."""
+        with self._ready:
+            for taken in list(self._gathered):
+                self._partitions[taken.tp].end_interrupted_work(self._clock, taken)
+                if isinstance(taken, Records):
+                    most -= taken.records.num_rows
+                    if most < 0:  # read again, in smaller parts
+                        self.seek(taken.tp, _first_offset(taken))
+
+    def _served(self) -> None:
         """Put the served partitions last for the next time."""
         with self._ready:
-            for result in results:
-                partition = self._partitions.pop(result.tp, None)
-                if partition is not None:
-                    self._partitions[result.tp] = partition
+            for taken in self._gathered:
+                if taken.tp in self._partitions:
+                    # One step: an exception between `pop` and an insertion would lose it.
+                    self._partitions.move_to_end(taken.tp)
+
+    def _drop_gathered(self, tp: TopicPartition) -> None:
+        """Drop what `take` has gathered of a partition and not returned."""
+        if self._gathered:
+            self._gathered = [taken for taken in self._gathered if taken.tp != tp]
 
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be a result. Return False after the timeout, or after `close`."""
@@ -388,7 +436,12 @@ class ArchiveReader:
     def _forget(self, tp: TopicPartition) -> None:
         partition = self._partitions.pop(tp, None)
         if partition is not None:
+            self._drop_gathered(tp)
             partition.close()
+
+
+def _first_offset(taken: Records) -> Offset:
+    return Offset(taken.records.column("offset")[0].as_py())
 
 
 def _has_no_remainder(partition: PartitionReader) -> bool:

@@ -165,7 +165,7 @@ class TimeSearch:
         """Find the first record with at least this timestamp, in ms; None if there is none.
 
         Raises:
-            WrongPlaceError, ArchiveError, StorageError: As `PartitionArchive.look`.
+            WrongPlaceError, ArchiveError, StorageError: As `PartitionArchive.snapshot`.
             DamagedSegmentError: A batch that must be searched cannot be read.
             BatchTooLargeError: It is larger, decompressed, than `max_batch_bytes`.
         """

@@ -297,7 +297,8 @@ def prepare(scope: Scope, topics: tuple[str, ...], partitions: tuple[str, ...]) 
     """Read the log dirs and ask the broker for topic configurations; write nothing.
 
     Raises:
-        ConfigurationError: A log dir is wrong, or a named topic or partition is not in partition.
+        ConfigurationError: A log dir is wrong, or a named topic or partition is not in one of
+            the log dirs.
         LeadershipUnavailableError: A broker is configured and does not answer.
     """
     config = scope.config

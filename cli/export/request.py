@@ -373,6 +373,8 @@ def table_request(
             Topics(tuple(dict.fromkeys(topics))),
             starting=_limit(starting or "earliest", "--starting-offsets"),
             ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
+            starting_option="--starting-offsets",
+            ending_option="--ending-offsets",
             isolation=isolation,
             fail_on_data_loss=given["on_data_loss"] == "error",
             include_headers=True,

@@ -218,9 +218,7 @@ class ArchiveSource:
         if self.requested is not None and next_offsets:
             return {}  # a requested range is one run, and that run has fixed its offsets
         tps = self._partitions(next_offsets, tail)
-        # The snapshot that this takes is also used for topic ids and open transactions.
-        ends = self.planner.ends(tps, self.request.isolation)
-        wanted = self._wanted(tps, next_offsets, ends)
+        wanted, ends = self._wanted(tps, next_offsets)
         if self.requested is None:
             for tp in wanted.keys() - next_offsets.keys():
                 _require_below(wanted[tp], ends[tp], tp, "what is archived, and decided, ends")
@@ -238,7 +236,9 @@ class ArchiveSource:
         for topic in self._topics(next_offsets):
             tails |= self.planner.undecided(topic)
         if self.requested is not None and tails:
-            wanted = self._resolved(self.requested, sorted(tails))
+            # Offsets must name every partition of a topic, also those without a transaction.
+            topics = Topics(tuple(sorted({tp.topic for tp in tails})))
+            wanted = self._resolved(self.requested, self.planner.partitions(topics))
             tails = {tp: tail for tp, tail in tails.items() if tail.first < wanted[tp].end}
         return {
             tp: tail for tp, tail in tails.items() if next_offsets.get(tp, tail.start) >= tail.first
@@ -335,18 +335,27 @@ class ArchiveSource:
             return False
 
     def _wanted(
-        self, tps: tuple[TopicPartition, ...], next_offsets: Offsets, ends: Offsets
-    ) -> Ranges:
-        """Return the range of each partition that the request names, from its start."""
-        if self.requested is not None:
-            return self._resolved(self.requested, tps)
+        self, tps: tuple[TopicPartition, ...], next_offsets: Offsets
+    ) -> tuple[Ranges, Offsets]:
+        """Return the range of each partition that the request names, from its start; and the ends
+        of what can be read.
+        """
+        isolation = self.request.isolation
         starting = Edge.EARLIEST if next_offsets else self.request.starting
-        if starting is Edge.EARLIEST and self.request.ending is Edge.LATEST:
+        is_usual = starting is Edge.EARLIEST and self.request.ending is Edge.LATEST
+        if self.requested is None and is_usual:
             # The usual case asks nothing about partitions whose next offset is known.
+            ends = self.planner.ends(tps, isolation)
             new = self.planner.starts(tp for tp in tps if tp not in next_offsets)
             firsts = {**next_offsets, **new}
-            return {tp: OffsetRange(min(firsts[tp], ends[tp]), ends[tp]) for tp in tps}
-        return self._resolve(tps, starting, self.request.ending)
+            return {tp: OffsetRange(min(firsts[tp], ends[tp]), ends[tp]) for tp in tps}, ends
+        if self.requested is not None:
+            wanted = self._resolved(self.requested, tps)
+        else:
+            wanted = self._resolve(tps, starting, self.request.ending)
+        # The ends come second: if a segment is archived in between, a start at the latest offset is
+        # not above them. Topic ids and open transactions are also those of this snapshot.
+        return wanted, self.planner.ends(tps, isolation)
 
     def _resolved(
         self, requested: RequestedRange, tps: Iterable[TopicPartition]
@@ -410,8 +419,9 @@ class TailedSource:
         del tail  # the brokers' own offsets show how far their logs go
         request = self.archived.request
         logs = self.logs.read(request.isolation, behind)
-        starting = Edge.EARLIEST if next_offsets else request.starting
-        wanted = limited(logs, starting, request.ending)
+        if next_offsets:
+            request = replace(request, starting=Edge.EARLIEST)
+        wanted = limited(logs, request)
         ranges = {}
         for tp, log in logs.items():
             first = next_offsets.get(tp)
@@ -580,19 +590,19 @@ def _require_below(wanted: OffsetRange, end: Offset, tp: TopicPartition, ends: s
 
 
 def limited(
-    logs: Mapping[TopicPartition, Log], starting: Limit, ending: Limit
+    logs: Mapping[TopicPartition, Log], request: ReadRequest
 ) -> dict[TopicPartition, OffsetRange]:
-    """Return the range of each partition; an empty one if it would end before its start.
+    """Return the requested range of each partition; an empty one if it would end before its start.
 
     Raises:
         ConfigurationError: offsets do not name exactly these partitions, or a limit is a time.
     """
-    check_covered(starting, logs, "startingOffsets")
-    check_covered(ending, logs, "endingOffsets")
+    check_covered(request.starting, logs, request.starting_option)
+    check_covered(request.ending, logs, request.ending_option)
     ranges = {}
     for tp, log in logs.items():
-        first = _at(starting, tp, log)
-        ranges[tp] = OffsetRange(first, max(first, _at(ending, tp, log)))
+        first = _at(request.starting, tp, log)
+        ranges[tp] = OffsetRange(first, max(first, _at(request.ending, tp, log)))
     return ranges
 
 

@@ -160,7 +160,7 @@ class Archives:
         Raises:
             DamagedSegmentError: a batch that must be decoded cannot be read.
             BatchTooLargeError: a batch is larger, decompressed, than `max_batch_bytes`.
-            StorageError, ArchiveError: as `PartitionArchive.look`.
+            StorageError, ArchiveError: as `PartitionArchive.snapshot`.
         """
         view = self.of(tp).snapshot(float("inf")).view
         if view is not None:
@@ -175,7 +175,7 @@ class ArchiveSnapshots:
     """Snapshots of archives.
 
     Every method except `renew` raises ArchiveReplacedError if an archive was replaced after it was
-    first seen. All raise the errors of `PartitionArchive.look`.
+    first seen. All raise the errors of `PartitionArchive.snapshot`.
     """
 
     archives: Archives

@@ -293,7 +293,7 @@ class Planner:
         for each version. Otherwise a request or two for each partition.
 
         Raises:
-            ArchiveError, StorageError: as `PartitionArchive.look`.
+            ArchiveError, StorageError: as `PartitionArchive.snapshot`.
         """
         views = self._snapshots.of_all(tps)
         return self._pool.of_each(lambda tp: self._ends.of(tp, views[tp], isolation), views)
@@ -406,11 +406,11 @@ class Planner:
             NoSuchTopicError: see `partitions`.
             ConfigurationError: offsets do not name exactly the partitions that are read, or no
                 record is at or after the starting time.
-            ArchiveError, StorageError: as `PartitionArchive.look`.
+            ArchiveError, StorageError: as `PartitionArchive.snapshot`.
         """
         tps = self.partitions(request.selection)
-        check_covered(request.starting, tps, "startingOffsets")
-        check_covered(request.ending, tps, "endingOffsets")
+        check_covered(request.starting, tps, request.starting_option)
+        check_covered(request.ending, tps, request.ending_option)
         wanted = request.filters.partitions
         tps = tuple(tp for tp in tps if wanted is None or tp.partition in wanted)
         views = self._snapshots.of_all(tps)

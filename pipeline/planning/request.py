@@ -135,6 +135,8 @@ class ReadRequest:
         selection: the partitions.
         starting: start of the read (inclusive).
         ending: end of the read (exclusive).
+        starting_option: name of the option that sets `starting`, for errors.
+        ending_option: name of the option that sets `ending`, for errors.
         no_match: for `starting` by time: start of a partition without a record at or after it.
         isolation: at read_committed, the latest offset is the last stable offset.
         fail_on_data_loss: whether requested offsets that are not stored are an error.
@@ -155,6 +157,8 @@ class ReadRequest:
     selection: Selection
     starting: Limit = Edge.EARLIEST
     ending: Limit = Edge.LATEST
+    starting_option: str = "startingOffsets"
+    ending_option: str = "endingOffsets"
     no_match: NoMatch = NoMatch.ERROR
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     fail_on_data_loss: bool = True

@@ -79,7 +79,12 @@ record to the last, so each range is one split.
 def files_read(topic: str, isolation: IsolationLevel) -> ReadRequest:
     """Return how the records of a topic are read for files: all of them, from the first one."""
     return ReadRequest(
-        Topics((topic,)), isolation=isolation, no_match=NoMatch.LATEST, max_split_bytes=_WHOLE
+        Topics((topic,)),
+        starting_option="--from",
+        ending_option="--to",
+        isolation=isolation,
+        no_match=NoMatch.LATEST,
+        max_split_bytes=_WHOLE,
     )
 
 

@@ -354,7 +354,7 @@ def last_progress(
         f"the last commit of the export, {newest.commit}, says what has changed since the commit "
         f"{newest.whole_commit}, which has the whole state, and is not in the table's history any "
         "more: it has expired. Roll the table back to a commit that has the whole state "
-        f"({VERSION_KEY} is {WHOLE_VERSION}), or name startingOffsets. --whole-state-every 1 "
+        f"({VERSION_KEY} is {WHOLE_VERSION}), or set --starting-offsets. --whole-state-every 1 "
         "writes the whole state with each commit"
     )
 

@@ -294,14 +294,14 @@ class Timeline:
             if offsets:
                 raise LostProgressError(
                     f"{self._base_path} was written by Hudi's Kafka Connect sink, up to the "
-                    f"offsets {offsets}. To go on from there, stop that sink and name these "
-                    "offsets as startingOffsets"
+                    f"offsets {offsets}. To go on from there, stop that sink and pass these "
+                    "offsets as --starting-offsets"
                 )
         if not meta.getArchivedTimeline().empty():
             raise LostProgressError(
                 f"{self._base_path}: none of the commits in its active timeline is of this "
                 "export, and older ones were archived. If it has never been exported into, or "
-                "you know up to where, name startingOffsets"
+                "you know up to where, set --starting-offsets"
             )
 
 

@@ -145,8 +145,8 @@ class IcebergMetadata:
             if parent is not None and seen.metadata.snapshot(parent) is None:
                 raise LostProgressError(
                     f"{self._table}: no snapshot is of this export, and older ones have expired. "
-                    "If it has never been exported into, or you know up to where, name "
-                    "startingOffsets"
+                    "If it has never been exported into, or you know up to where, set "
+                    "--starting-offsets"
                 )
 
     def staged(self, seen: Seen, commit: str) -> Any:  # noqa: ANN401

@@ -86,9 +86,11 @@ class Driver:
                 self.partition.range_decoded(work, work.run(), self.clock())
             elif isinstance(work, DecodeRecords):
                 records, _ = self.partition.records_decoded(work, work.run(1000))
+                self.partition.work_recorded()
                 if records is not None:
                     return records
             else:
+                self.partition.work_recorded()
                 return work
 
     def results(self) -> Iterator[Taken]:

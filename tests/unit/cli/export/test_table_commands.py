@@ -90,6 +90,7 @@ def test_run_begins_at_the_tables_offsets_by_default() -> None:
     assert plain.follow is None
     told = request(starting_offsets='{"orders":{"0":5}}', timeout=3.0, follow=True, chunk=8)
     assert told.read.starting == AtOffsets({A: 5})
+    assert told.read.starting_option == "--starting-offsets"
     assert told.terms.anew
     assert (told.terms.timeout, told.terms.most_offsets, told.follow) == (3.0, 8, 9.0)
     assert request(follow=True, interval=2.0).follow == 2.0

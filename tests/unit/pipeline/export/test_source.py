@@ -1,7 +1,7 @@
 """Archives and brokers together: the range of a run, and the source of its records."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -19,12 +19,17 @@ from sidetier.pipeline.export.sinks.files.manifest_changes import begun
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
 from sidetier.pipeline.export.sinks.tables.commit_metadata import Progress
 from sidetier.pipeline.export.sinks.tables.run import TableRun, TableTerms, offsets_after
-from sidetier.pipeline.export.source import ArchiveSource, TailedSource
+from sidetier.pipeline.export.source import (
+    ArchiveSource,
+    RangeBound,
+    RequestedRange,
+    TailedSource,
+)
 from sidetier.pipeline.export.state import Tail
 from sidetier.pipeline.export.tail.logs import BrokerLog, BrokerTopic
 from sidetier.pipeline.export.tail.topics import TopicLogs
 from sidetier.pipeline.planning.planner import Planner
-from sidetier.pipeline.planning.request import AtOffsets, ReadRequest, Topics
+from sidetier.pipeline.planning.request import AtOffsets, Edge, ReadRequest, Topics
 from sidetier.pipeline.planning.split import Plan
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.isolation import IsolationLevel
@@ -301,6 +306,36 @@ def test_transaction_that_only_the_archive_can_decide_is_reported_and_waited_for
 
 
 NOW = 2_000_000
+
+
+def test_transaction_within_a_requested_range_of_offsets_is_reported(
+    planner: Planner, archive: MadeArchive
+) -> None:
+    begin_transaction(archive)
+    MadeArchive(archive.store, tp=B).segments(0, 10)
+    for until, undecided in ((25, set()), (26, {A})):
+        requested = RequestedRange(RangeBound(offset=0), RangeBound(offset=until))
+        source = replace(archived(planner), requested=requested)
+        assert source.available({}) == {A: span(0, 25), B: span(0, 10)}
+        assert source.undecided(at(25, 10)).keys() == undecided
+
+
+def test_segment_archived_during_a_query_does_not_refuse_a_start_at_the_latest_offset(
+    archive: MadeArchive,
+) -> None:
+    class GrowingPlanner(Planner):
+        """A planner during whose first query of the ends another segment is archived."""
+
+        def ends(
+            self, tps: Iterable[TopicPartition], isolation: IsolationLevel
+        ) -> dict[TopicPartition, Offset]:
+            ends = super().ends(tps, isolation)
+            if ends == at(20):
+                archive.segments(20, 40)
+            return ends
+
+    with GrowingPlanner(access_to(archive.store), threads=1) as planner:
+        assert archived(planner, starting=Edge.LATEST).available({}) == {A: span(20, 20)}
 
 
 def no_rows(plan: Plan) -> DataFrame:

@@ -197,6 +197,10 @@ def test_a_range_whose_end_is_below_its_start_is_empty(store: CountingStorage) -
             {"starting": AtOffsets({TP: 1, OTHER: 1})},
             "startingOffsets: .*names topic payments, partition 2, which is not read",
         ),
+        (
+            {"starting": AtOffsets({}), "starting_option": "--starting-offsets"},
+            "^--starting-offsets: .* leaves out topic orders, partition 0",
+        ),
     ],
 )
 @pytest.mark.usefixtures("archive")

@@ -115,5 +115,5 @@ def test_archived_history_does_not_restart_the_export() -> None:
 
 def test_table_of_hudis_own_sink_is_refused_with_its_offsets() -> None:
     meta = Meta(Instants([Instant({"kafka.commit.offsets": "0=12,1=7"})]))
-    with pytest.raises(LostProgressError, match=r"offsets 0=12,1=7.*startingOffsets"):
+    with pytest.raises(LostProgressError, match=r"offsets 0=12,1=7.*--starting-offsets"):
         timeline(meta).progress()

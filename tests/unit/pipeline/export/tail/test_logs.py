@@ -1,5 +1,7 @@
 """The end of a partition's archive and the start of the broker's log."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from sidetier.pipeline.export.tail.logs import (
     require_same_topic,
 )
 from sidetier.pipeline.planning.log_offsets import LogOffsets
-from sidetier.pipeline.planning.request import AtOffsets, AtTimes, Edge
+from sidetier.pipeline.planning.request import AtOffsets, AtTimes, Edge, ReadRequest, Topics
 from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
 
@@ -128,11 +130,15 @@ def test_another_topic_id_of_the_same_name_is_refused() -> None:
 
 def test_limits_are_resolved_over_archive_and_broker_log() -> None:
     logs = {A: joined(A, reach(5, 90, 100), broker(50, 180, 200))}
-    assert limited(logs, Edge.EARLIEST, Edge.LATEST) == {A: span(5, 180)}
-    assert limited(logs, AtOffsets({A: -2}), AtOffsets({A: -1})) == {A: span(5, 180)}
-    assert limited(logs, Edge.LATEST, AtOffsets({A: 40})) == {A: span(180, 180)}
-    assert limited(logs, AtOffsets({A: 95}), AtOffsets({A: 120})) == {A: span(95, 120)}
-    with pytest.raises(ConfigurationError, match="endingOffsets: must name each partition"):
-        limited(logs, Edge.EARLIEST, AtOffsets({}))
+    request = ReadRequest(Topics(("t",)), ending_option="--ending-offsets")
+    for starting, ending, expected in (
+        (Edge.EARLIEST, Edge.LATEST, span(5, 180)),
+        (AtOffsets({A: -2}), AtOffsets({A: -1}), span(5, 180)),
+        (Edge.LATEST, AtOffsets({A: 40}), span(180, 180)),
+        (AtOffsets({A: 95}), AtOffsets({A: 120}), span(95, 120)),
+    ):
+        assert limited(logs, replace(request, starting=starting, ending=ending)) == {A: expected}
+    with pytest.raises(ConfigurationError, match="--ending-offsets: must name each partition"):
+        limited(logs, replace(request, ending=AtOffsets({})))
     with pytest.raises(ConfigurationError, match="a range by time is of what is archived"):
-        limited(logs, AtTimes(5), Edge.LATEST)
+        limited(logs, replace(request, starting=AtTimes(5)))

@@ -1,0 +1,180 @@
+"""An exception that ends a `take` (KeyboardInterrupt, a bug) loses no result, and repeats none."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from sidetier.archive.reader import ArchiveReader, Gap, ReachedEnd, Records, Taken
+from sidetier.archive.reader import partition as partition_module
+from sidetier.archive.reader import reader as reader_module
+from sidetier.archive.reader.results import NullReadingObserver
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.storage.fake import FakeStorage
+from tests.harness.made_archive import MadeArchive, offsets, reading
+from tests.harness.waiting import wait_until
+
+A, B, C, LAST = (TopicPartition("t", number) for number in range(4))
+END, GAP = Offset(40), OffsetRange(Offset(10), Offset(20))
+FILES = {reader_module.__file__, partition_module.__file__}
+
+
+class FailingDecoding(NullReadingObserver):
+    """Fail when B is decoded, while `fails` is set."""
+
+    def __init__(self) -> None:
+        self.fetched_partitions: set[TopicPartition] = set()
+        self.fails = True
+
+    def fetched(self, tp: TopicPartition, size: int) -> None:  # noqa: ARG002 - of the port
+        self.fetched_partitions.add(tp)
+
+    def prefetch(self, tp: TopicPartition, *, hit: bool) -> None:  # noqa: ARG002 - of the port
+        if tp == B and self.fails:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    store = FakeStorage()
+    for tp in (A, B, LAST):
+        MadeArchive(store, tp=tp).segments(0, 20, END)
+    return store
+
+
+@contextmanager
+def interrupted(store: FakeStorage) -> Iterator[tuple[ArchiveReader, FailingDecoding]]:
+    """Yield a reader whose `take` was interrupted in B after it had gathered records of A."""
+    observer = FailingDecoding()
+    with reading(store, observer=observer, fetch_threads=1) as reader:
+        # The only thread fetches a range of LAST after it has reported those of A and B.
+        for tp in (A, B, LAST):
+            reader.assign(tp, 0)
+            wait_until(partial(observer.fetched_partitions.__contains__, tp), 20, f"{tp}")
+        with pytest.raises(KeyboardInterrupt):
+            reader.take(1000, 5)
+        reader.unassign(LAST)
+        yield reader, observer
+
+
+def test_gathered_results_are_returned_by_the_next_take(store: FakeStorage) -> None:
+    with interrupted(store) as (reader, _):
+        assert reader.position(A) == 0
+        [taken] = reader.take(1000, 5)
+        assert isinstance(taken, Records)
+        assert offsets([taken]) == list(range(taken.next_offset))
+        assert reader.position(A) == taken.next_offset
+
+
+def test_a_smaller_take_gets_no_more_records_than_it_asks_for(store: FakeStorage) -> None:
+    with interrupted(store) as (reader, observer):
+        observer.fails = False
+        taken: list[Taken] = []
+        while offsets(one for one in taken if one.tp == A) != list(range(END)):
+            taken += (part := reader.take(3, 5))
+            assert len(offsets(part)) <= 3
+
+
+@pytest.mark.parametrize("end", ["seek", "assign", "unassign", "pause", "close"])
+def test_gathered_results_are_dropped_with_the_position(store: FakeStorage, end: str) -> None:
+    with interrupted(store) as (reader, observer):
+        observer.fails = False
+        if end == "close":
+            reader.close()
+            assert reader.take(1000, 0) == []
+            return
+        if end in {"seek", "assign"}:
+            getattr(reader, end)(A, 30)
+        else:
+            getattr(reader, end)(A)
+        taken: list[Taken] = []
+        while offsets(one for one in taken if one.tp == B) != list(range(END)):
+            taken += reader.take(1000, 5)
+        if end == "pause":
+            assert not offsets(one for one in taken if one.tp == A)
+            assert reader.position(A) == 0
+            reader.resume(A)
+        while end != "unassign" and ReachedEnd(A, END) not in taken:
+            taken += reader.take(1000, 5)
+        firsts = {"seek": 30, "assign": 30, "unassign": END, "pause": 0}
+        assert offsets(one for one in taken if one.tp == A) == list(range(firsts[end], END))
+
+
+@pytest.mark.parametrize("end", ["close", "unassign", "assign"])
+def test_an_interrupted_range_leaves_the_budget(store: FakeStorage, end: str) -> None:
+    with interrupted(store) as (reader, observer):
+        observer.fails = False
+        if end == "assign":
+            reader.assign(B, END)
+        for tp in (A, B):
+            reader.unassign(tp)
+        if end == "close":
+            reader.close()
+        wait_until(partial(has_no_memory, reader), 5, "all memory to be given back")
+
+
+def has_no_memory(reader: ArchiveReader) -> bool:
+    return reader.held_memory == 0
+
+
+class Interruption:
+    """Raise KeyboardInterrupt once, at the start of the given call of a function of the reader.
+
+    Python handles a signal at the start of a function, among others.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:  # noqa: ANN401
+        code = frame.f_code
+        is_function = event == "call" and code.co_name != "<genexpr>"
+        if is_function and code.co_filename in FILES and self.left > 0:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    def take(self, reader: ArchiveReader, most: int) -> list[Taken]:
+        """Call `take`, which may be interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return reader.take(most, 5)
+        finally:
+            sys.settrace(before)
+
+
+def is_at_end(taken: Iterable[list[Taken]]) -> bool:
+    return all(parts and isinstance(parts[-1], ReachedEnd) for parts in taken)
+
+
+def test_an_interruption_at_any_call_loses_and_repeats_nothing(store: FakeStorage) -> None:
+    with_gap = MadeArchive(store, tp=C)
+    with_gap.segments(0, 10)
+    with_gap.segments(20, 30)
+    number, misses = 1, 0
+    while misses < 3:
+        interruption = Interruption(number)
+        taken: dict[TopicPartition, list[Taken]] = {tp: [] for tp in (A, B, C)}
+        with reading(store, first_range=200, largest_range=1000) as reader:
+            for tp in taken:
+                reader.assign(tp, 0)
+            while not is_at_end(taken.values()):
+                with suppress(KeyboardInterrupt):
+                    for one in interruption.take(reader, 15):
+                        taken[one.tp].append(one)
+                        if isinstance(one, Gap):
+                            reader.seek(C, one.offsets.end)
+            for tp in taken:
+                reader.unassign(tp)
+            wait_until(partial(has_no_memory, reader), 5, "all memory to be given back")
+        assert offsets(taken[A]) == offsets(taken[B]) == list(range(END)), number
+        assert offsets(taken[C]) == [*range(10), *range(20, 30)], number
+        assert [one.offsets for one in taken[C] if isinstance(one, Gap)] == [GAP]
+        misses = misses + 1 if interruption.left else 0
+        number += 7  # about 600 calls: every one takes a minute
+    assert number > 50, "interrupts far fewer calls than a reader makes"
