@@ -380,7 +380,7 @@ class PartitionReader:
 
     def apply_answer(self, now: float) -> bool:
         """Process the answer to `Open` or `OpenElsewhere`, if all records and events before it are
-        returned. Return whether there was one: then there may be a next action.
+        returned. Return whether there was one: then there may be next work, and a next action.
         """
         if self._answer is None or self._paused or self._events or self._ended:
             return False
@@ -401,8 +401,10 @@ class PartitionReader:
         return True
 
     def next_work(self) -> DecodeRange | DecodeRecords | Taken | None:
-        """Return what is to be decoded next, or what is to be returned; None for nothing now."""
-        if not self.takeable():
+        """Return what is to be decoded next, or what is to be returned; None for nothing now. Then
+        there may be an answer to apply.
+        """
+        if self._paused:
             return None
         decoder = self._decoder
         if decoder is not None and decoder.has_batches:
@@ -410,7 +412,8 @@ class PartitionReader:
             return self._work
         if self._events or self._ended:
             return self._next_event()
-        if decoder is None or not self._ranges:
+        # While an answer waits, the ranges begin at its position, which the decoder does not know.
+        if decoder is None or self._answer is not None or not self.takeable():
             return None
         self._work = DecodeRange(decoder, self._ranges.popleft())
         return self._work
@@ -430,6 +433,9 @@ class PartitionReader:
         """Take what the decoder needs after a range; None if the range could not be fetched."""
         self._work = None
         fetched = work.range
+        # The fetch thread refers to its last range until it gets the next one, which may take long.
+        # The pool could not lend this memory again meanwhile.
+        fetched.data = None
         # The decoder has its own references by now, which `_account` counts.
         self._budget.give_back(fetched.size)
         if self._decoder is not work.decoder:

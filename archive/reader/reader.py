@@ -62,6 +62,11 @@ class ArchiveReader:
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
         self._partitions: dict[TopicPartition, PartitionReader] = {}
+        self._last_taken: PartitionReader | None = None
+        """The partition that `take` drove last. Only this one can have decoded records left over, or
+        work that an exception has interrupted: with many partitions, a scan in each `take` would
+        cost more than the rest of it.
+        """
         self._found: dict[TopicPartition, FoundRecord] = {}
         """The range in which a timestamp's offset was found last. A read from there does not fetch
         it again.
@@ -265,11 +270,13 @@ class ArchiveReader:
 
     def _take_from(self, partition: PartitionReader, most: int) -> Taken | None:
         """Drive a partition until it has something to return; None if it has nothing for now."""
+        self._last_taken = partition
         while True:
             with self._work:
-                if partition.apply_answer(self._clock()):
-                    self._work.notify()
                 work = partition.next_work()
+                if work is None and partition.apply_answer(self._clock()):
+                    self._work.notify()
+                    continue
             if isinstance(work, DecodeRecords):
                 records = self._decode_records(partition, work, most)
                 if records is not None:
@@ -305,10 +312,14 @@ class ArchiveReader:
         with self._ready:
             if self._threads.died is not None:
                 raise self._threads.died
-            for partition in self._partitions.values():
-                partition.end_interrupted_work(self._clock)
+            last = self._last_taken
+            if last is not None:
+                last.end_interrupted_work(self._clock)
             ready = [partition for partition in self._partitions.values() if partition.takeable()]
-            return sorted(ready, key=_has_no_remainder)
+            if last is not None and last.has_remainder:
+                ready.remove(last)
+                ready.insert(0, last)
+            return ready
 
     def _served(self, results: Iterable[Taken]) -> None:
         """Put the served partitions last for the next time."""
@@ -389,7 +400,3 @@ class ArchiveReader:
         partition = self._partitions.pop(tp, None)
         if partition is not None:
             partition.close()
-
-
-def _has_no_remainder(partition: PartitionReader) -> bool:
-    return not partition.has_remainder
