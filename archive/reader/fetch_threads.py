@@ -124,15 +124,20 @@ class FetchThreads:
         partitions = sorted(self._partitions, key=PartitionReader.load)
         # If no partition can go on by itself, one must exceed the budget, or all wait for ever.
         is_stalled = not any(map(PartitionReader.goes_on, partitions))
+        chosen, is_ready = None, False
         for partition in partitions:
             may_exceed = is_stalled or self._has_waited(partition, len(partitions))
-            action = partition.next_action(now, self._turn + 1, may_exceed=may_exceed)
+            action = partition.next_action(now, may_exceed=may_exceed)
             if action is not None:
                 self._turn += 1
-                return partition, action
-            if partition.first_range_has_come:
-                self._ready.notify_all()  # the range needed no request
-        return None
+                partition.served = self._turn
+                chosen = partition, action
+                break
+            # A range that a search has read, or an empty one, is there without a request.
+            is_ready = is_ready or partition.first_range_has_come
+        if is_ready:
+            self._ready.notify_all()
+        return chosen
 
     def _has_waited(self, partition: PartitionReader, partitions: int) -> bool:
         """Whether a partition was idle for so long that it may exceed the memory budget.

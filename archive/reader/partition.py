@@ -206,8 +206,49 @@ class PartitionReader:
     Attributes:
         position: The next offset that the reader returns.
         due: Time before which nothing is requested, by the reader's clock.
-        served: Number of the last action that a fetch thread took from this partition.
+        served: Number of the last action that a fetch thread took from this partition, among those
+            of all partitions. The fetch threads set it.
     """
+
+    # Without slots, access is slow beyond 30 attributes (SHARED_KEYS_MAX_SIZE of CPython 3.11), and
+    # each `take` asks every partition.
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_budget",
+        "_changes_seen",
+        "_decoder",
+        "_decoder_bytes",
+        "_end_offset",
+        "_ended",
+        "_events",
+        "_failing",
+        "_generation",
+        "_kept",
+        "_limits",
+        "_missing",
+        "_overruns",
+        "_paused",
+        "_planned",
+        "_range_size",
+        "_ranges",
+        "_settings",
+        "_snapshot_asked",
+        "_stage",
+        "_target",
+        "_told_end",
+        "_transactions",
+        "_under_way",
+        "_until",
+        "_view",
+        "_view_at",
+        "_work",
+        "due",
+        "opener",
+        "position",
+        "served",
+        "tp",
+    )
 
     def __init__(
         self,
@@ -331,21 +372,28 @@ class PartitionReader:
 
     # -- fetch threads: the next action, and the events that it ends with --------------------------
 
-    def next_action(self, now: float, turn: int, *, may_exceed: bool) -> Action | None:
+    def next_action(self, now: float, *, may_exceed: bool) -> Action | None:
         """Return what to request now; None for nothing.
 
         Args:
             now: The reader's clock, in seconds.
-            turn: Number of this action among those of all partitions.
             may_exceed: The partition may exceed its share and the budget by the smallest useful
                 range, so that no partition waits for ever.
         """
         if self._paused or self._stage is Stage.STOPPED or now < self.due:
             return None
-        action = self._next_action(now, may_exceed=may_exceed)
-        if action is not None:
-            self.served = turn
-        return action
+        is_asking = self._asked or self._answer is not None
+        if self._stage is Stage.OPENING and not is_asking:
+            self._asked = True
+            return Open(self._generation, self._target, self._settings.look_interval / 2)
+        stuck = self._decoder.stuck if self._decoder is not None else None
+        if self._stage is Stage.STUCK and stuck is not None and not is_asking:
+            self._asked = True
+            return OpenElsewhere(self._generation, stuck)
+        if now - self._view_at > self._settings.most_view_age and self._needs_snapshot():
+            self._snapshot_asked = True
+            return TakeSnapshot(self._settings.most_view_age / 2)
+        return self._next_fetch(may_exceed=may_exceed)
 
     def opened(
         self,
@@ -388,7 +436,7 @@ class PartitionReader:
 
     def apply_answer(self, now: float) -> bool:
         """Process the answer to `Open` or `OpenElsewhere`, if all records and events before it are
-        returned. Return whether there was one: then there may be a next action.
+        returned. Return whether there was one: then there may be next work, and a next action.
         """
         if self._answer is None or self._paused or self._events or self._ended:
             return False
@@ -409,11 +457,12 @@ class PartitionReader:
         return True
 
     def next_work(self) -> DecodeRange | DecodeRecords | Taken | None:
-        """Return what is to be decoded next, or what is to be returned; None for nothing now.
+        """Return what is to be decoded next, or what is to be returned; None for nothing now. Then
+        there may be an answer to apply.
 
         Call `work_recorded` once the returned event is recorded.
         """
-        if not self.takeable():
+        if self._paused:
             return None
         decoder = self._decoder
         if decoder is not None and decoder.has_batches:
@@ -421,7 +470,8 @@ class PartitionReader:
             return decode
         if self._events or self._ended:
             return self._next_event()
-        if decoder is None or not self._ranges:
+        # While an answer waits, the ranges begin at its position, which the decoder does not know.
+        if decoder is None or self._answer is not None or not self.takeable():
             return None
         first = self._ranges[0]
         self._work = scan = DecodeRange(decoder, first, first.size)
@@ -463,6 +513,9 @@ class PartitionReader:
     def range_decoded(self, work: DecodeRange, result: FeedResult | None, now: float) -> None:
         """Take what the decoder needs after a range; None if the range could not be fetched."""
         fetched = work.range
+        # The fetch thread refers to its last range until it gets the next one, which may take long.
+        # The pool could not lend this memory again meanwhile.
+        fetched.data = None
         # The decoder has its own references by now, which `_account` counts.
         self._give_back(work)
         if self._decoder is work.decoder:  # else the application has called `seek` meanwhile
@@ -571,23 +624,9 @@ class PartitionReader:
 
     # -- which action is next ----------------------------------------------------------------------
 
-    def _next_action(self, now: float, *, may_exceed: bool) -> Action | None:
-        is_asking = self._asked or self._answer is not None
-        if self._stage is Stage.OPENING and not is_asking:
-            self._asked = True
-            return Open(self._generation, self._target, self._settings.look_interval / 2)
-        stuck = self._decoder.stuck if self._decoder is not None else None
-        if self._stage is Stage.STUCK and stuck is not None and not is_asking:
-            self._asked = True
-            return OpenElsewhere(self._generation, stuck)
-        if self._needs_snapshot(now):
-            self._snapshot_asked = True
-            return TakeSnapshot(self._settings.most_view_age / 2)
-        return self._next_fetch(may_exceed=may_exceed)
-
-    def _needs_snapshot(self, now: float) -> bool:
-        is_old = now - self._view_at > self._settings.most_view_age
-        if self._stage is not Stage.READING or self._snapshot_asked or not is_old:
+    def _needs_snapshot(self) -> bool:
+        """Whether an old snapshot is to be replaced."""
+        if self._stage is not Stage.READING or self._snapshot_asked:
             return False
         # Every request names the version of the extract's object, so a change shows anyway.
         return self._view is None or not self._view.is_part

@@ -63,10 +63,10 @@ class ArchiveReader:
         self._buffers = buffers or BufferPool()
         self._locator = Locator(IndexCache(indexes), self._observer.fell_back)
         self._settings_check = SettingsCheck(archive)
-        lock = threading.RLock()
-        self._ready = threading.Condition(lock)
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         """Wakes `take`."""
-        self._work = threading.Condition(lock)
+        self._work = threading.Condition(self._lock)
         """Wakes the threads that make requests."""
         self._take_lock = threading.Lock()
         self._archives: dict[TopicPartition, PartitionArchive] = {}
@@ -75,6 +75,10 @@ class ArchiveReader:
         """Results that `take` has not returned yet: at most one of each partition. An exception
         that ends a `take` (KeyboardInterrupt, or a bug in decoding) leaves them to the next one,
         because the positions of their partitions are behind them.
+        """
+        self._last_taken: PartitionReader | None = None
+        """The partition from which `take` took last. Only this one can have decoded records left
+        over, or work that an exception has interrupted, so `take` need not ask all partitions.
         """
         self._found: dict[TopicPartition, FoundRecord] = {}
         """The range in which a timestamp's offset was found last. A read from there does not fetch
@@ -100,7 +104,7 @@ class ArchiveReader:
     @property
     def held_memory(self) -> int:
         """Bytes of objects that are held now or being fetched."""
-        with self._ready:
+        with self._lock:
             return self._budget.used
 
     def bounds(self, tp: TopicPartition, *, max_age: float = 0.0) -> ArchiveBounds | None:
@@ -141,14 +145,14 @@ class ArchiveReader:
             As `bounds`; and DamagedSegmentError, BatchTooLargeError.
         """
         opener = self._opener(tp)
-        with self._ready:
+        with self._lock:
             known = self._largest.setdefault(tp, {})
         times = SegmentTimes(self._locator, opener.read, known)
         search = TimeSearch(opener, times, self._settings.max_batch_bytes)
         record = search.first_at(timestamp_ms, self._settings.look_interval)
         if record is None:
             return None
-        with self._ready:
+        with self._lock:
             self._found[tp] = record
             while len(self._found) > _MOST_FOUND:
                 del self._found[next(iter(self._found))]
@@ -179,7 +183,7 @@ class ArchiveReader:
         if until is not None:
             bound = Bound(Offset(until), {} if extract is None else extract.ends)
         opener = self._opener(tp, bound)
-        with self._ready:
+        with self._lock:
             self._forget(tp)
             partition = PartitionReader(tp, opener, self._settings, self._budget, bound)
             snapshot = opener.archive.latest
@@ -196,7 +200,7 @@ class ArchiveReader:
         Raises:
             KeyError: The partition is not assigned.
         """
-        with self._ready:
+        with self._lock:
             partition = self._partitions[tp]
             self._drop_gathered(tp)
             self._seek(partition, Offset(offset))
@@ -204,7 +208,7 @@ class ArchiveReader:
 
     def unassign(self, tp: TopicPartition) -> None:
         """Drop a partition: `take` returns nothing more of it. No error if it is not assigned."""
-        with self._ready:
+        with self._lock:
             self._forget(tp)
             self._work.notify()
 
@@ -216,7 +220,7 @@ class ArchiveReader:
         Raises:
             KeyError: The partition is not assigned.
         """
-        with self._ready:
+        with self._lock:
             position = self.position(tp)
             partition = self._partitions[tp]
             self._drop_gathered(tp)
@@ -226,13 +230,13 @@ class ArchiveReader:
 
     def resume(self, tp: TopicPartition) -> None:
         """Continue after `pause`, or at once after `Failed`. Raises KeyError as `pause`."""
-        with self._ready:
+        with self._lock:
             self._partitions[tp].resume(self._clock())
             self._work.notify()
 
     def position(self, tp: TopicPartition) -> Offset:
         """Return the next offset that `take` will return. Raises KeyError as `pause`."""
-        with self._ready:
+        with self._lock:
             position = self._partitions[tp].position
             for taken in self._gathered:
                 if taken.tp == tp and isinstance(taken, Records):
@@ -261,7 +265,7 @@ class ArchiveReader:
                 self._gather(max_records)
             while not self._gathered and self._wait(end - monotonic()):
                 self._gather(max_records)
-            with self._ready:
+            with self._lock:
                 results, self._gathered = self._gathered, []
             return results
 
@@ -271,7 +275,7 @@ class ArchiveReader:
         Requests in progress are abandoned after 2 seconds. The stores stay open: their owner closes
         them.
         """
-        with self._ready:
+        with self._lock:
             self._closed = True
             for tp in list(self._partitions):
                 self._forget(tp)
@@ -292,11 +296,13 @@ class ArchiveReader:
         """Drive a partition until it has something to return, and gather that; None if it has
         nothing for now.
         """
+        self._last_taken = partition
         while True:
-            with self._work:
-                if partition.apply_answer(self._clock()):
-                    self._work.notify()
+            with self._lock:
                 work = partition.next_work()
+                if work is None and partition.apply_answer(self._clock()):
+                    self._work.notify()
+                    continue
                 if isinstance(work, Gap | Failed | ReachedEnd):
                     self._gathered.append(work)
                 if not isinstance(work, DecodeRecords | DecodeRange):
@@ -313,7 +319,7 @@ class ArchiveReader:
         self, partition: PartitionReader, work: DecodeRecords, most: int
     ) -> Records | None:
         decoded = work.run(most)
-        with self._work:
+        with self._lock:
             records, may_act = partition.records_decoded(work, decoded)
             if records is not None:
                 self._gathered.append(records)
@@ -327,7 +333,7 @@ class ArchiveReader:
     def _decode_range(self, partition: PartitionReader, work: DecodeRange) -> None:
         self._observer.prefetch(partition.tp, hit=not work.range.was_awaited)
         result = work.run()
-        with self._work:
+        with self._lock:
             partition.range_decoded(work, result, self._clock())
             self._work.notify()
 
@@ -335,17 +341,21 @@ class ArchiveReader:
         """Return the partitions that have something; first the one with decoded records left
         over.
         """
-        with self._ready:
+        with self._lock:
             if self._threads.died is not None:
                 raise self._threads.died
-            for partition in self._partitions.values():
-                partition.end_interrupted_work(self._clock)
+            last = self._last_taken
+            if last is not None:
+                last.end_interrupted_work(self._clock)
             ready = [partition for partition in self._partitions.values() if partition.takeable()]
-            return sorted(ready, key=_has_no_remainder)
+            if last is not None and len(ready) > 1 and last.has_remainder:
+                ready.remove(last)
+                ready.insert(0, last)
+            return ready
 
     def _end_interrupted_take(self, most: int) -> None:
         """Keep what the interrupted `take` has gathered, up to `most` records."""
-        with self._ready:
+        with self._lock:
             for taken in list(self._gathered):
                 self._partitions[taken.tp].end_interrupted_work(self._clock, taken)
                 if isinstance(taken, Records):
@@ -355,7 +365,7 @@ class ArchiveReader:
 
     def _served(self) -> None:
         """Put the served partitions last for the next time."""
-        with self._ready:
+        with self._lock:
             for taken in self._gathered:
                 if taken.tp in self._partitions:
                     # One step: an exception between `pop` and an insertion would lose it.
@@ -369,7 +379,7 @@ class ArchiveReader:
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be a result. Return False after the timeout, or after `close`."""
         end = monotonic() + seconds
-        with self._ready:
+        with self._lock:
             while not self._closed and not self._anything():
                 left = end - monotonic()
                 if left <= 0:
@@ -390,7 +400,7 @@ class ArchiveReader:
         return False
 
     def _archive(self, tp: TopicPartition) -> PartitionArchive:
-        with self._ready:
+        with self._lock:
             if tp not in self._archives:
                 self._archives[tp] = PartitionArchive(
                     tp, self._access, self._settings_check, self._clock
@@ -400,7 +410,7 @@ class ArchiveReader:
     def _hand_on(self, tp: TopicPartition, extract: Extract) -> None:
         first, position = extract.begins
         self._locator.found(extract.logs[0], first, position)
-        with self._ready:
+        with self._lock:
             self._archives[tp] = PartitionArchive(
                 tp, self._access, self._settings_check, self._clock, extract
             )
@@ -442,7 +452,3 @@ class ArchiveReader:
 
 def _first_offset(taken: Records) -> Offset:
     return Offset(taken.records.column("offset")[0].as_py())
-
-
-def _has_no_remainder(partition: PartitionReader) -> bool:
-    return not partition.has_remainder

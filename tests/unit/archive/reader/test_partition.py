@@ -52,7 +52,7 @@ class Driver:
         self.partition = PartitionReader(TP, self.opener, self.settings, self.budget)
 
     def next_action(self) -> Action | None:
-        return self.partition.next_action(self.clock(), 1, may_exceed=False)
+        return self.partition.next_action(self.clock(), may_exceed=False)
 
     def carry_out(self, action: Action, error: SidetierError | None = None) -> None:
         """Carry an action out, or let it end with this error."""
