@@ -184,7 +184,6 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
         TABLE_TYPE: "COPY_ON_WRITE",
         RECORD_KEY: "topic,partition,offset",
         PRECOMBINE: "offset",
-        ALLOW_EMPTY: "true",
     }
     write |= {
         name: value
@@ -195,6 +194,9 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
     _one_of(write, TABLE_TYPE, _TABLE_TYPES, str.upper)
     if write[TABLE_TYPE] == "MERGE_ON_READ":
         write.setdefault("hoodie.compact.inline", "true")
+    # The export itself leaves out commits without records. Hudi must not refuse the one that stores
+    # where a new export starts.
+    write[ALLOW_EMPTY] = "true"
     return write | {"hoodie.table.name": _required(given, TABLE_NAME)} | _FIXED
 
 
