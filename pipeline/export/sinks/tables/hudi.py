@@ -53,7 +53,6 @@ OPERATION: Final = "hoodie.datasource.write.operation"
 TABLE_TYPE: Final = "hoodie.datasource.write.table.type"
 RECORD_KEY: Final = "hoodie.datasource.write.recordkey.field"
 PRECOMBINE: Final = "hoodie.datasource.write.precombine.field"
-PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
 NULL_FOR_MISSING: Final = "hoodie.write.set.null.for.missing.columns"
 
 KEPT_COMMITS: Final = "hoodie.keep.min.commits"
