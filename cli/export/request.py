@@ -366,12 +366,12 @@ def table_request(
     """
     require_one_subject(topics, given)
     isolation = IsolationLevel(given["isolation"])
-    starting = given["starting_offsets"]
+    starting = _limit(given["starting_offsets"] or "earliest", "--starting-offsets")
     return TableRequest(
         **_common(topics, given),
         read=ReadRequest(
             Topics(tuple(dict.fromkeys(topics))),
-            starting=_limit(starting or "earliest", "--starting-offsets"),
+            starting=starting,
             ending=_limit(given["ending_offsets"] or "latest", "--ending-offsets"),
             starting_option="--starting-offsets",
             ending_option="--ending-offsets",
@@ -383,7 +383,8 @@ def table_request(
             isolation=isolation,
             timeout=given["timeout"] or terms.timeout,
             allow_empty=terms.allow_empty,
-            anew=starting is not None,
+            commits_start=_has_latest(starting),
+            anew=given["starting_offsets"] is not None,
             whole_state_every=given["whole_state_every"] or terms.whole_state_every,
             **_terms(given),
         ),
@@ -397,6 +398,12 @@ def table_request(
         master=given["master"],
         spark_conf=given["spark_conf"],
     )
+
+
+def _has_latest(limit: Limit) -> bool:
+    if isinstance(limit, AtOffsets):
+        return LATEST_OFFSET in limit.offsets.values()
+    return limit is Edge.LATEST
 
 
 def _limit(text: str, option: str) -> Limit:

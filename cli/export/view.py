@@ -63,8 +63,6 @@ class ExportResult:
 
     def add(self, topic: str, result: RunResult) -> None:
         """Add a run that was carried out."""
-        if result.run is None:
-            return
         dead_letters = result.run.options.dead_letters
         self.runs += 1
         self.swept += result.swept

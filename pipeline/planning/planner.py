@@ -1,7 +1,7 @@
 """Planner: from a read request to a plan of splits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Final, Self, TypeVar
@@ -460,8 +460,3 @@ class Planner:
             ArchiveError, StorageError: as `plan`.
         """
         return self._ranges.ends_within(ranges, most_bytes)
-
-
-def without_loss(request: ReadRequest) -> ReadRequest:
-    """Return the request with all missing offsets reported instead of refused, to show a plan."""
-    return replace(request, fail_on_data_loss=False, find_gaps=True)

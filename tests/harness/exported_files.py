@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sidetier.pipeline.export.sinks.files.manifest import (
 )
 from sidetier.pipeline.export.sinks.files.names import parse_file_name
 from sidetier.pipeline.export.sinks.files.options import FilesOptions
-from sidetier.pipeline.export.sinks.files.run import FilesRun, files_read
+from sidetier.pipeline.export.sinks.files.run import FilesRun, RunResult, files_read
 from sidetier.pipeline.export.source import ArchiveSource, RequestedRange
 from sidetier.pipeline.export.values.registry import RegistryConfig
 from sidetier.pipeline.planning.planner import Planner
@@ -74,6 +74,20 @@ def files_job(  # noqa: PLR0913 -- most have a default
             None if asked is None else str(asked),
             **changes,
         )
+
+
+def run_once(job: FilesRun) -> RunResult | None:
+    """Commit once with the loop that production runs; return None if nothing was new."""
+    results: list[RunResult] = []
+    replace(job, report=results.append).commit_all(lambda: bool(results))
+    return results[0] if results else None
+
+
+def new_run(job: FilesRun) -> RunResult:
+    """Commit once, and return the result of the run."""
+    result = run_once(job)
+    assert result is not None, "nothing is new"
+    return result
 
 
 def manifest_in(

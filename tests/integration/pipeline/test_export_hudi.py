@@ -174,6 +174,30 @@ def test_offsets_of_all_partitions_are_in_the_commit(export: Export) -> None:
         assert offsets[topic]["0"] >= ends["0"]
 
 
+@pytest.mark.parametrize("allow_empty", ["true", "false"])
+def test_export_from_the_latest_offset_begins_where_its_first_run_began(
+    export: Export, allow_empty: str
+) -> None:
+    table = f"latest_{allow_empty}"
+    options = (
+        *("--starting-offsets", "latest"),
+        *("--option", f"hoodie.allow.empty.commit={allow_empty}"),
+    )
+    export.archive.end_at(0.5)
+    assert export.run(table, *options).code == 0
+    assert export.completed(table) == 1
+    assert export.rows(table) == []
+    export.archive.end_at(1.0)
+    assert export.run(table, *options).code == 0
+    rows = export.rows(table)
+    assert rows
+    firsts = {row["topic"]: row["offset"] for row in reversed(rows)}
+    wanted = consumed(export.archive, ends_of(rows))
+    assert rows == [row for row in wanted if row["offset"] >= firsts.get(row["topic"], 0)]
+    assert export.run(table, *options).code == 0
+    assert export.rows(table) == rows
+
+
 def test_export_is_refused_while_another_process_holds_the_lease(export: Export) -> None:
     with Lease(LocalStorage(export.root / "lake"), "_sidetier/second.lease"):
         said = export.run("second", "--lock-wait", "1s")

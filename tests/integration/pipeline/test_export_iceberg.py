@@ -1,5 +1,6 @@
 """Iceberg exports: real Spark 4.0 and 3.5 with one table, and killed drivers."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,23 @@ def test_dry_run_shows_the_plan_and_writes_nothing(export: Export) -> None:
     said = export.run("--dry-run", table="crash.db.planned")
     assert said.code == 0, said.text
     assert export.sql("SHOW TABLES IN crash.db LIKE 'planned'") == []
+
+
+def test_export_from_the_latest_offset_begins_where_its_first_run_began(export: Export) -> None:
+    table, begin = f"{CATALOG}.db.latest", ("--starting-offsets", "latest")
+    export.archive.end_at(0.5)
+    assert export.run(*begin, table=table).code == 0
+    assert export.sql(f"SELECT * FROM {table}") == []  # noqa: S608 - a test's own table
+    export.archive.end_at(1.0)
+    assert export.run(*begin, table=table).code == 0
+    [newest, first] = export.sql(
+        f"SELECT summary['sidetier.offsets'] AS offsets FROM {table}.snapshots "  # noqa: S608
+        "ORDER BY committed_at DESC"
+    )
+    starts, ends = (json.loads(row["offsets"]) for row in (first, newest))
+    [rows] = export.sql(f"SELECT count(*) AS count FROM {table}")  # noqa: S608
+    wanted = len(consumed(export.archive, ends)) - len(consumed(export.archive, starts))
+    assert rows["count"] == wanted > 0
 
 
 def test_state_of_many_partitions_is_not_in_each_snapshot(export: Export) -> None:

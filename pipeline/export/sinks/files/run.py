@@ -147,28 +147,26 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of one run.
+    """Result of one run that was carried out.
 
     Attributes:
         manifest: the manifest after the run.
-        run: the run that was carried out; None if there was nothing new.
+        run: the run.
         done: results of the tasks.
         resumed: whether an earlier job had begun the run.
         swept: number of files of withdrawn runs that were removed.
-        held_back: partitions that are left out. Set only if there was nothing new.
     """
 
     manifest: Manifest
-    run: Run | None = None
-    done: tuple[Done, ...] = ()
-    resumed: bool = False
-    swept: int = 0
-    held_back: tuple[HeldBack, ...] = ()
+    run: Run
+    done: tuple[Done, ...]
+    resumed: bool
+    swept: int
 
     @property
     def missing(self) -> tuple[MissingEntry, ...]:
         """Ranges that the run skipped because they are not stored."""
-        return () if self.run is None else self.manifest.missing
+        return self.manifest.missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +228,6 @@ class FilesRun(ExportRun[FilesRemaining, Run]):
             NewerStateError, MalformedObjectError, StorageError: see `ManifestFile.load`.
         """
         return self._load().manifest.exported.offsets_without_epoch
-
-    def once(self) -> RunResult:
-        """Carry out one run up to its commit. The unfinished run of an earlier job comes first.
-
-        Raises the errors of `remaining`, `plan_next` and `carry_out`.
-        """
-        remaining = self.remaining()
-        run = self.plan_next(remaining)
-        if run is None:
-            reached = remaining.state.next_offsets
-            held_back = self.held_back(remaining, reached)
-            return RunResult(remaining.held.manifest, held_back=held_back)
-        return self.carry_out(remaining, run)
 
     def remaining(self) -> FilesRemaining:
         """See `ExportRun.remaining`. The next plan's write stores a changed manifest.

@@ -53,7 +53,6 @@ OPERATION: Final = "hoodie.datasource.write.operation"
 TABLE_TYPE: Final = "hoodie.datasource.write.table.type"
 RECORD_KEY: Final = "hoodie.datasource.write.recordkey.field"
 PRECOMBINE: Final = "hoodie.datasource.write.precombine.field"
-PARTITION_PATH: Final = "hoodie.datasource.write.partitionpath.field"
 NULL_FOR_MISSING: Final = "hoodie.write.set.null.for.missing.columns"
 
 KEPT_COMMITS: Final = "hoodie.keep.min.commits"
@@ -184,7 +183,6 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
         TABLE_TYPE: "COPY_ON_WRITE",
         RECORD_KEY: "topic,partition,offset",
         PRECOMBINE: "offset",
-        ALLOW_EMPTY: "true",
     }
     write |= {
         name: value
@@ -195,6 +193,9 @@ def _write_options(given: Mapping[str, str]) -> dict[str, str]:
     _one_of(write, TABLE_TYPE, _TABLE_TYPES, str.upper)
     if write[TABLE_TYPE] == "MERGE_ON_READ":
         write.setdefault("hoodie.compact.inline", "true")
+    # The export itself leaves out commits without records. Hudi must not refuse the one that stores
+    # where a new export starts.
+    write[ALLOW_EMPTY] = "true"
     return write | {"hoodie.table.name": _required(given, TABLE_NAME)} | _FIXED
 
 

@@ -96,6 +96,9 @@ class TableTerms(Terms):
         timeout: time limit for writing one commit, in seconds.
         allow_empty: whether to commit offsets without records. Otherwise the next run reads them
             again.
+        commits_start: whether a first run without records commits the offsets at which it starts.
+            Without them, an export that starts at the latest offset would skip the records that are
+            archived until the next run.
         anew: whether to start without the table's offsets if they are lost.
         whole_state_every: for a table of many partitions, at least one of this many commits has the
             whole state.
@@ -104,6 +107,7 @@ class TableTerms(Terms):
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     timeout: float = DEFAULT_TIMEOUT
     allow_empty: bool = True
+    commits_start: bool = False
     anew: bool = False
     whole_state_every: int = WHOLE_STATE_EVERY
 
@@ -233,8 +237,10 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         return TableRemaining(first, left, behind, state.next_offsets, progress)
 
     def plan_next(self, remaining: TableRemaining) -> Chunk | None:
-        """See `ExportRun.plan_next`."""
-        return self.next_chunk(remaining.ranges)
+        """See `ExportRun.plan_next`. A chunk without ranges commits where the export starts."""
+        chunk = self.next_chunk(remaining.ranges)
+        is_first = self.terms.commits_start and remaining.last is None and bool(remaining.ranges)
+        return Chunk({}, remaining.ranges) if chunk is None and is_first else chunk
 
     def commit(self, remaining: TableRemaining, plan: Chunk) -> TableRemaining:
         """See `ExportRun.commit`. A chunk without records may be skipped without a commit."""
@@ -259,7 +265,7 @@ class TableRun(ExportRun[TableRemaining, Chunk]):
         spanned = sum(span.end - span.start for span in plan.ranges.values())
         # The commit's state was fixed above: if the log grows now, this commit does not change.
         frame = self.frames(self.source.plan(plan.ranges))
-        if not self.terms.allow_empty and frame.isEmpty():
+        if plan.ranges and not self.terms.allow_empty and frame.isEmpty():
             return replace(remaining, ranges=plan.rest, skipped=remaining.skipped + spanned)
         progress = following(progress, remaining.last, self.terms.whole_state_every)
         self._write(progress, frame)

@@ -93,6 +93,9 @@ def test_run_begins_at_the_tables_offsets_by_default() -> None:
     assert told.read.starting_option == "--starting-offsets"
     assert told.terms.anew
     assert (told.terms.timeout, told.terms.most_offsets, told.follow) == (3.0, 8, 9.0)
+    assert not told.terms.commits_start
+    for latest in ("latest", '{"orders":{"0":5,"1":-1}}'):
+        assert request(starting_offsets=latest).terms.commits_start
     assert request(follow=True, interval=2.0).follow == 2.0
     assert request(chunk_bytes=1 << 20).terms.most_bytes == 1 << 20
 

@@ -31,8 +31,10 @@ from tests.harness.exported_files import (
     consumed_below,
     data_files,
     files_job,
+    new_run,
     parquet_schema,
     rows_of,
+    run_once,
 )
 from tests.harness.made_archive import TP, MadeArchive
 from tests.harness.record_batches import MadeBatch, MadeRecord
@@ -58,8 +60,8 @@ def test_broker_archive_is_exported_in_chunks_of_bounded_bytes() -> None:
             store, target, made, topic="comp-none", layout=LAYOUT, most_bytes=bound
         ) as job:
             sizes = []
-            while (run := job.once().run) is not None:
-                sizes.append(job.plan(run).size)
+            while (result := run_once(job)) is not None:
+                sizes.append(job.plan(result.run).size)
         assert total > 3 * bound
         assert total / bound < len(sizes) < 2 * total / bound
         assert max(sizes) <= bound + 3 * 4096 + 16 * 1024
@@ -73,7 +75,7 @@ def test_broker_archive_is_exported_in_chunks_of_bounded_bytes() -> None:
 def exported(archive: MadeArchive, made: FilesOptions) -> dict[str, bytes]:
     target = FakeStorage()
     with files_job(archive.store, target, made) as job:
-        job.once()
+        run_once(job)
     return data_files(target.contents())
 
 
@@ -86,8 +88,7 @@ def test_parquet_files_equal_the_brokers_consumer_output(directory: Path, isolat
     topic = directory.name.rpartition("-")[0]
     made = options(isolation=isolation, flush_size=50)
     with files_job(store, target, made, topic=topic, layout=LAYOUT) as job:
-        result = job.once()
-    assert result.run is not None
+        result = new_run(job)
     [span] = result.run.spans.values()
     wanted = consumed_below(directory, isolation, span.until)
     rows = [
@@ -269,7 +270,7 @@ def test_record_that_does_not_fit_is_a_dead_letter(
     archive.segment(0, [MadeBatch((record,))])
     archive.mark(0, 1)
     with files_job(archive.store, target, options(**given, dead_letters="dead")) as job:
-        [done] = job.once().done
+        [done] = new_run(job).done
     assert done.written.dead_letters == 1
     [(key, data)] = data_files(target.contents(), "dead/").items()
     assert reason in rows_of(key, data)[0]["reason"]
@@ -361,7 +362,7 @@ def test_first_and_last_timestamp_of_a_file_are_exact(kind: str) -> None:
     archive.segment(0, [MadeBatch((MadeRecord(at, end),)) for at, end in enumerate(ends)])
     archive.mark(0, 2)
     with files_job(archive.store, target, options(format=kind)) as job:
-        [done] = job.once().done
+        [done] = new_run(job).done
     assert done.written.dead_letters == 0
     [(key, data)] = data_files(target.contents()).items()
     found = [row["timestamp"] for row in rows_of(key, data)]

@@ -25,7 +25,14 @@ from sidetier.pipeline.export.state import Tail
 from sidetier.segments.offsets import Offset, TopicPartition
 from sidetier.storage.bodies import BytesBody
 from sidetier.storage.fake import FakeStorage
-from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.exported_files import (
+    data_files,
+    files_job,
+    manifest_in,
+    new_run,
+    rows_of,
+    run_once,
+)
 from tests.harness.forked_archive import (
     END,
     FORK,
@@ -56,7 +63,7 @@ def orders() -> MadeArchive:
 
 def export(archive: MadeArchive, target: FakeStorage, **more: Any) -> None:  # noqa: ANN401
     with files_job(archive.store, target, TENS, **more) as job:
-        while job.once().run is not None:
+        while run_once(job) is not None:
             pass
 
 
@@ -126,7 +133,7 @@ def test_reread_is_completed_after_a_kill_at_every_request(
     for lives in range(200):
         mortal = MortalStore(target, lives, after=after)
         with suppress(KilledError), files_job(orders.store, mortal, TENS, reread=True) as job:
-            job.once()
+            run_once(job)
             break
     assert lives > 5
     assert values_in(target) == present()
@@ -151,7 +158,7 @@ def test_readers_never_miss_an_offset_during_a_reread_with_kills(
             suppress(KilledError),
             files_job(orders.store, mortal, TENS, reread=True, most_offsets=4) as job,
         ):
-            runs += job.once().run is not None
+            runs += run_once(job) is not None
         found, manifest = values_in(target), manifest_in(target.contents())
         assert {offset for offset, _ in found} >= set(range(40))
         assert {one.key for one in manifest.files} <= data_files(target.contents()).keys()
@@ -176,13 +183,12 @@ def test_files_are_replaced_in_one_run_even_after_an_abandoned_plan(
         files_job(orders.store, target, TENS, reread=True, most_offsets=4) as job,
         pytest.raises(MissingRecordsError),
     ):
-        job.once()
+        run_once(job)
     stood = manifest_in(target.contents())
     assert (stood.pending, stood.next_offsets, stood.replacing) == (None, {0: 20}, {0: 40})
     orders.segment(FORK, of_the_new_leader(FORK, END))
     with files_job(orders.store, target, TENS, most_offsets=4) as job:
-        done = job.once()
-    assert done.run is not None
+        done = new_run(job)
     assert done.run.spans == {0: Span(first=20, until=40)}
     assert values_in(target) == present(40)
 
@@ -212,7 +218,7 @@ def test_second_divergence_is_detected_before_the_first_is_replaced(
         files_job(orders.store, target, TENS, reread=True) as job,
         pytest.raises(MissingRecordsError),
     ):
-        job.once()
+        run_once(job)
     assert manifest_in(target.contents()).epochs == {0: ((1, 0), (3, 12))}
     orders.segment(FORK, of_the_new_leader(FORK, END))
     elect_uncleanly_again(orders)
@@ -236,7 +242,7 @@ def test_files_of_a_former_manifest_are_replaced_too(
     monkeypatch.setattr(manifest_changes, "MOST_FILES", 6)
     threes = TENS.model_copy(update={"flush_size": 3})
     with files_job(orders.store, target, threes, reread=True) as job:
-        done = job.once()
+        done = new_run(job)
     assert done.manifest.files == (), "more than six were written"
     assert values_in(target) == present()
 
@@ -252,7 +258,7 @@ def test_files_stay_until_their_replacements_can_be_written(orders: MadeArchive)
     waiting = "topics/orders/ten=001/orders+7+0000000010.snappy.parquet"
     target.put_object(waiting, BytesBody(b"old"), metadata={RUN_METADATA: "1-a"})
     with files_job(orders.store, target, TENS, reread=True) as job:
-        job.once()
+        run_once(job)
     after = manifest_in(target.contents())
     assert (after.next_offsets, after.replacing, after.sweeps) == ({0: 32, 7: 10}, {7: 20}, 2)
     assert target.contents()[waiting] == b"old"
@@ -279,7 +285,7 @@ def test_plan_of_a_truncated_history_is_replanned(orders: MadeArchive) -> None:
     """
     target, said = FakeStorage(), list[str]()
     with suppress(KilledError), files_job(orders.store, MortalStore(target, 9), TENS) as job:
-        job.once()
+        run_once(job)
     assert manifest_in(target.contents()).pending is not None
     assert any(offset >= FORK for offset, _ in values_in(target))
     elect_uncleanly(orders)
@@ -321,7 +327,7 @@ def test_records_that_share_a_file_must_be_available_to_rewrite_it(orders: MadeA
     tolerant = TENS.model_copy(update={"fail_on_data_loss": False})
     refused = pytest.raises(MissingRecordsError, match=r"offsets \[20, 23\)")
     with files_job(orders.store, target, tolerant, reread=True) as job, refused:
-        job.once()
+        run_once(job)
     assert target.contents() == before
 
 

@@ -25,7 +25,14 @@ from sidetier.storage.factory import open_plain
 from sidetier.storage.fake import FakeStorage
 from sidetier.storage.settings import StorageEndpoint
 from tests.harness.command_line import CommandLine
-from tests.harness.exported_files import data_files, files_job, manifest_in, rows_of
+from tests.harness.exported_files import (
+    data_files,
+    files_job,
+    manifest_in,
+    new_run,
+    rows_of,
+    run_once,
+)
 from tests.harness.forked_archive import Between
 from tests.harness.intercepted_store import KilledError, MortalStore
 from tests.harness.made_archive import MadeArchive
@@ -149,7 +156,7 @@ def test_rows_have_the_schema_that_confluents_sink_gives_them(
     target = FakeStorage()
     made = options(server, compatibility, null_values="skip")
     with files_job(orders.store, target, made) as job:
-        job.once()
+        run_once(job)
     assert files_of(target) == files
 
 
@@ -164,7 +171,7 @@ def test_rows_are_equal_in_runs_of_one_offset(
         with files_job(
             orders.store, target, made, most_offsets=1
         ) as job:  # each a process of its own
-            job.once()
+            run_once(job)
     rows = [row for file in files.values() for row in file]
     assert [row for file in files_of(target).values() for row in file] == rows
     assert len(files_of(target)) == 7
@@ -181,7 +188,7 @@ def test_whole_files_are_equal_for_any_chunk_size(
         target = FakeStorage()
         for _ in range(9):
             with files_job(orders.store, target, made, most_offsets=chunk) as job:
-                job.once()
+                run_once(job)
         found.append(files_of(target))
     assert found[0] == found[1] == found[2]
     assert len(found[0]) >= 3
@@ -198,14 +205,14 @@ def test_export_killed_at_every_request_is_completed(
     made = options(server, compatibility, null_values="skip", topics_dir="t")
     whole, target = FakeStorage(), FakeStorage()
     with files_job(orders.store, whole, made) as job:
-        job.once()
+        run_once(job)
     lives, is_done = 0, False
     while not is_done:
         with (
             suppress(KilledError),
             files_job(orders.store, MortalStore(target, lives, after=after), made) as job,
         ):
-            is_done = job.once().run is None
+            is_done = run_once(job) is None
         lives += 1
     assert data_files(target.contents(), "t/") == data_files(whole.contents(), "t/")
     assert lives > 5
@@ -218,9 +225,9 @@ def test_schema_change_while_an_export_follows_is_applied(
     archive, target = MadeArchive(), FakeStorage()
     stored([avro(V1, {"a": 0})], into=archive)
     with files_job(archive.store, target, options(server, "none")) as job:
-        job.once()
+        run_once(job)
         stored([avro(V2, {"a": 1, "b": "kept"})], first=1, into=archive)
-        job.once()
+        run_once(job)
     assert files_of(target) == {0: [{"a": 0}], 1: [{"a": 1, "b": "kept"}]}
 
 
@@ -232,12 +239,12 @@ def test_state_keeps_the_schema_without_asking_the_registry_for_the_newest(
     stored([avro(V2, {"a": 0, "b": "x"})], into=archive)
     first = options(server, "backward")
     with files_job(archive.store, target, first) as job:
-        job.once()
+        run_once(job)
     assert manifest_in(target.contents()).schemas[0].value == first.value.schema_id
     stored([old], first=1, into=archive)
     avro(V3, {"a": 0, "b": None, "c": None})  # registered, and never produced
     with files_job(archive.store, target, options(server, "backward")) as job:
-        job.once()
+        run_once(job)
     assert files_of(target)[1] == [{"a": 1, "b": None}]
 
 
@@ -254,9 +261,9 @@ def test_version_that_cannot_be_read_as_the_newest_does_not_fit(
         files_job(archive.store, target, made) as job,
         pytest.raises(MisfitError, match=r"offset 1.*No default value for field must"),
     ):
-        job.once()
+        run_once(job)
     with files_job(archive.store, target, options(server, "none")) as job:
-        job.once()
+        run_once(job)
     assert files_of(target) == {0: [{"a": 1, "must": "x"}], 1: [{"a": 0}]}
 
 
@@ -267,7 +274,7 @@ def test_schema_of_another_subject_does_not_fit(avro: Serialize, server: FakeReg
     stored([first, b"\0" + other.to_bytes(4, "big") + b"\x02\x00"], into=archive)
     made = options(server, "backward", dead_letters="dead")
     with files_job(archive.store, target, made) as job:
-        [done] = job.once().done
+        [done] = new_run(job).done
     assert files_of(target) == {0: [{"a": 0}]}
     [(key, data)] = data_files(target.contents(), "dead/").items()
     assert done.written.dead_letters == 1
@@ -282,7 +289,7 @@ def test_unknown_schema_does_not_change_the_schema_of_the_rows(
     stored([avro(V1, {"a": 0}), unknown, avro(V1, {"a": 2}), b"text"], into=archive)
     made = options(server, "none", dead_letters="dead")
     with files_job(archive.store, target, made) as job:
-        [done] = job.once().done
+        [done] = new_run(job).done
     assert (files_of(target), done.written.dead_letters) == ({0: [{"a": 0}, {"a": 2}]}, 2)
 
 
@@ -293,10 +300,10 @@ def test_unavailable_registry_keeps_the_plan(orders: MadeArchive, server: FakeRe
     server.fault = lambda _path: (503, {})
     with files_job(orders.store, target, made, registry=quick) as job:
         with pytest.raises(StoreUnavailableError, match="answered 503"):
-            job.once()
+            run_once(job)
         assert manifest_in(target.contents()).pending is not None
         server.fault = lambda _path: None
-        job.once()
+        run_once(job)
     assert files_of(target) == NEWEST
 
 
@@ -320,7 +327,7 @@ def test_json_schema_changes_are_applied(
     for compatibility in ("none", "backward", "forward"):
         target = FakeStorage()
         with files_job(archive.store, target, options(server, compatibility, "json")) as job:
-            job.once()
+            run_once(job)
         found[compatibility] = files_of(target)
     assert found == {
         "none": {0: [{"a": 1}], 1: [{"a": 1, "b": "x"}], 2: [{"a": 1}]},
@@ -350,7 +357,7 @@ def test_keys_are_decoded_like_values(
     made = options(server, "none", layout="record", dead_letters="dead")
     key = made.value.model_copy(update={"subject": "orders-key"})
     with files_job(archive.store, target, made.model_copy(update={"key": key})) as job:
-        job.once()
+        run_once(job)
     found = {at: [row["key"] for row in rows] for at, rows in files_of(target).items()}
     assert found == {0: [{"a": 7}], 1: [{"a": 8, "b": "k"}, None]}
     [(name, data)] = data_files(target.contents(), "dead/").items()

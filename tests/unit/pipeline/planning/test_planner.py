@@ -11,7 +11,7 @@ import pytest
 from sidetier.archive.errors import ArchiveReplacedError, WrongPlaceError
 from sidetier.archive.objects.watermark import Watermark, encode_watermark
 from sidetier.pipeline.errors import MissingRecordsError, NoSuchTopicError
-from sidetier.pipeline.planning.planner import Planner, without_loss
+from sidetier.pipeline.planning.planner import Planner
 from sidetier.pipeline.planning.request import (
     Assigned,
     AtOffsets,
@@ -251,7 +251,7 @@ def test_offsets_below_and_above_the_archive_are_missing(store: CountingStorage)
             MissingRecordsError, match=r"partition 0, offsets \[400, 500\) .*; topic"
         ):
             planner.plan(request)
-        plan = planner.plan(without_loss(request))
+        plan = planner.plan(replace(request, fail_on_data_loss=False, find_gaps=True))
 
     above, below = plan.missing
     assert (above.tp, above.range) == (TP, span(400, 500))

@@ -102,6 +102,21 @@ def test_run_without_new_records_makes_no_commit(source: FakeSource) -> None:
     assert len(table.commits) == 1
 
 
+@pytest.mark.parametrize("allow_empty", [True, False])
+def test_first_run_from_the_latest_offset_commits_where_it_starts(
+    source: FakeSource, *, allow_empty: bool
+) -> None:
+    table, terms = FakeTable(), TableTerms(commits_start=True, allow_empty=allow_empty)
+    source.ranges[A] = OffsetRange(Offset(10), Offset(10))
+    [commit] = export(table, source, terms).commits
+    assert (table.progress(), table.rows) == (table.commits[0], [])
+    assert (table.commits[0].commit, table.commits[0].offsets) == (commit, {A: 10, B: 5})
+    assert export(table, source, terms).commits == ()
+    source.ranges[A] = OffsetRange(Offset(14), Offset(14))  # the latest offset is a later one now
+    export(table, source, terms)
+    assert table.rows == records(A, 10, 14)
+
+
 def test_commits_are_bounded_in_offsets(source: FakeSource) -> None:
     table = FakeTable()
     done = export(table, source, TableTerms(most_offsets=4))
