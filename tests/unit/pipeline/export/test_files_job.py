@@ -405,11 +405,7 @@ def archive_of(*records: MadeRecord) -> MadeArchive:
     [
         ("x" * 1500, "the path of its directory has 1517 bytes; the limit is 600"),
         ("x" * 300, "a name in its directory has 303 bytes; the limit is 255"),
-<<<<<<< HEAD
-        ("x\uffff", "its directory cannot be stored: key .* has a character"),
-=======
         ("x\uffff", "its directory cannot be stored: key .* has a character that cannot be listed"),
->>>>>>> h-fix
     ],
     ids=["too long a path", "too long a name", "no character of a key"],
 )
