@@ -188,7 +188,7 @@ class Following:
     def has_begun_anew(self) -> None:
         """Assert that it has reread records and ends on request."""
         assert "; tried again" in self.said()
-        assert "to be exported anew: " in self.said()
+        assert "to be exported again: " in self.said()
         self.process.terminate()
         assert self.process.wait(60) == 0, self.said()
 

@@ -118,7 +118,7 @@ def test_sample_is_restored_and_a_damaged_segment_is_named(
     zero, one = told["partitions"]
     assert [zero["partition"], one["partition"]] == [0, 1]
     assert min(len(zero["segments"]), len(one["segments"])) > 2
-    assert zero["live"] == f"0-{zero['end']} equal"
+    assert zero["live"] == f"[0, {zero['end']}) equal"
     assert one["records"] == one["end"]
     succeeded, last_success, finished = recorded()
     assert (succeeded, last_success) == (True, finished)
@@ -176,7 +176,7 @@ def test_given_cluster_gets_the_sample_and_is_cleaned_up(
         assert drill_topics(servers) == {foreign} | left_over  # too young
 
         zero, one = json.loads(told)["partitions"]
-        assert zero["live"] == f"0-{zero['end']} equal"
+        assert zero["live"] == f"[0, {zero['end']}) equal"
         assert 0 < zero["records"] < zero["end"], "of committed transactions"
         assert one["records"] == one["end"]
         key = archived.root / "_sidetier" / "test" / "drill.json"
