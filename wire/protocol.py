@@ -281,12 +281,11 @@ def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) 
         if _has_tagged_header(api, version):
             position = skip_tagged_fields(frame, position)
         reader = entity_reader(load_request_schema(api, version))
-        request, size = reader(frame[position:].toreadonly(), 0)
+        # Bytes behind the request are ignored, as brokers do: librdkafka 2.16 sends three of them
+        # in a Metadata request for all topics.
+        request, _ = reader(frame[position:].toreadonly(), 0)
     except (SerialError, ValueError, OverflowError, MalformedResponseError) as error:
         raise MalformedRequestError(f"{api.title} v{version} cannot be decoded: {error}") from error
-    if position + size != len(frame):
-        left = len(frame) - position - size
-        raise MalformedRequestError(f"{api.title} v{version} ends {left} bytes early")
     return request
 
 
