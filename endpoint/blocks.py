@@ -353,13 +353,16 @@ class SegmentBytes:
         self._archive = archive
         self._blocks = blocks
         self._files = FileCache()
+        self._file_stores: dict[str, FileBackedStorage | None] = {}
 
     def lend(self, topic: str, log: StoredLog, start: int, end: int, need: int = 0) -> Lease:
         """Return the bytes [`start`, `end`) of a segment for sending; at least `need` bytes.
 
         Raises as `BlockCache.borrow`.
         """
-        store = file_backed(self._archive.store(topic))
+        if topic not in self._file_stores:
+            self._file_stores[topic] = file_backed(self._archive.store(topic))
+        store = self._file_stores[topic]
         if store is not None:
             return Lease([FilePiece(self._files.open(store, log), start, end - start)])
         return self._blocks.borrow(range_reader(self._archive, topic), log, start, end, need)

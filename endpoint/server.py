@@ -7,7 +7,6 @@ without progress while an answer is sent.
 """
 
 import os
-import select
 import socket
 import ssl
 import struct
@@ -41,6 +40,8 @@ _SIZE = struct.Struct(">i")
 _BACKLOG: Final = 512
 _PIECE: Final = 1 << 20
 _BUFFERS_PER_CALL: Final = 64
+_TIMEVAL = struct.Struct("@ll")
+_SHORT_FILE: Final = "a stored file is shorter than it was listed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,26 +315,31 @@ def send_pieces(connection: socket.socket, pieces: Sequence[Piece], stall: float
             the answer may have been sent, so the connection is of no more use.
         OSError: A file cannot be read.
     """
-    connection.settimeout(stall)
     is_tls = isinstance(connection, ssl.SSLSocket)
+    if is_tls:
+        connection.settimeout(stall)
+    else:
+        # A socket that blocks, with the kernel's own timeout: one call of `sendfile` then sends the
+        # whole range, where a socket with Python's timeout returns for each filled buffer.
+        connection.settimeout(None)
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(stall), int(stall % 1 * 1e6))
+        )
     buffers: list[memoryview] = []
-    for piece in pieces:
-        if not isinstance(piece, FilePiece):
-            if len(piece):
-                buffers.append(memoryview(piece))
-            continue
-        # More follows at once: the kernel does not send the framing in a packet of its own.
-        _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
-        buffers = []
-        if is_tls:
-            for start in range(0, piece.size, _PIECE):
-                data = piece.read(start, _PIECE)
-                if len(data) < min(_PIECE, piece.size - start):
-                    raise ConnectionAbortedError("a stored file is shorter than it was listed")
-                connection.sendall(data)
-        else:
-            _send_file(connection, piece, stall)
-    _send_buffers(connection, buffers, 0)
+    try:
+        for piece in pieces:
+            if not isinstance(piece, FilePiece):
+                if len(piece):
+                    buffers.append(memoryview(piece))
+                continue
+            # More follows at once: the kernel does not send the framing in a packet of its own.
+            _send_buffers(connection, buffers, 0 if is_tls else socket.MSG_MORE)
+            buffers = []
+            send_range = _encrypt_file if is_tls else _send_file
+            send_range(connection, piece)
+        _send_buffers(connection, buffers, 0)
+    except BlockingIOError:  # the kernel's timeout
+        raise TimeoutError(f"no bytes were taken for {stall:.0f} s") from None
 
 
 def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: int) -> None:
@@ -350,20 +356,21 @@ def _send_buffers(connection: socket.socket, buffers: list[memoryview], flags: i
             rest[0] = rest[0][sent:]
 
 
-def _send_file(connection: socket.socket, piece: FilePiece, stall: float) -> None:
+def _send_file(connection: socket.socket, piece: FilePiece) -> None:
     at, end = piece.start, piece.start + piece.size
-    writable = select.poll()
-    writable.register(connection, select.POLLOUT)
     while at < end:
-        try:
-            sent = os.sendfile(connection.fileno(), piece.file.descriptor, at, end - at)
-        except BlockingIOError:  # a socket with a timeout does not block
-            if not writable.poll(stall * 1000):
-                raise TimeoutError from None
-            continue
+        sent = os.sendfile(connection.fileno(), piece.file.descriptor, at, end - at)
         if not sent:
-            raise ConnectionAbortedError("a stored file is shorter than it was listed")
+            raise ConnectionAbortedError(_SHORT_FILE)
         at += sent
+
+
+def _encrypt_file(connection: socket.socket, piece: FilePiece) -> None:
+    for start in range(0, piece.size, _PIECE):
+        data = piece.read(start, _PIECE)
+        if len(data) < min(_PIECE, piece.size - start):
+            raise ConnectionAbortedError(_SHORT_FILE)
+        connection.sendall(data)
 
 
 def open_listener(host: str, port: int) -> socket.socket:
