@@ -310,7 +310,7 @@ class Fetcher:
             start = Offset(0) if is_start else _NONE
             aborted = () if isolated and is_start else None
             return FetchedData(asked.partition, error, start, start, start, aborted)
-        stable = partition.transactions.last_stable_offset(view)
+        stable = _last_stable_offset(partition, view, isolated=isolated)
         data = FetchedData(
             asked.partition,
             high_watermark=view.end,
@@ -334,11 +334,7 @@ class Fetcher:
             return data
         data.lease = self._lease(partition, batch, asked.partition_max_bytes, room)
         if isolated and data.lease.pieces:
-            end = batch.start + data.lease.size
-            bound = self._positions.bound(partition.tp.topic, batch.log, end) or batch.until
-            data.aborted = partition.transactions.aborted(
-                view, batch.log, offset, min(bound, batch.until)
-            )
+            data.aborted = self._aborted(partition, view, batch, offset, data.lease)
         return data
 
     def _first_batch(
@@ -366,6 +362,39 @@ class Fetcher:
                 raise _MissingOffsetError(offset)
             offset = reached
         return None
+
+    def _aborted(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        batch: "_FirstBatch",
+        offset: Offset,
+        lease: Lease,
+    ) -> Sequence[AbortedTransaction]:
+        """Return the aborted transactions in the lent bytes; release them after an error."""
+        try:
+            return self._aborted_in(partition, view, batch, offset, batch.start + lease.size)
+        except BaseException:
+            lease.release()
+            raise
+
+    def _aborted_in(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        batch: "_FirstBatch",
+        offset: Offset,
+        end: int,
+    ) -> Sequence[AbortedTransaction]:
+        topic = partition.tp.topic
+        # Beside the segments of Pinterest's uploader are no transaction indexes: all segments below
+        # would have to be read, which most topics do not need.
+        if view.is_pinterest and not self._positions.has_transactions(
+            topic, batch.log, batch.start, end
+        ):
+            return ()
+        bound = self._positions.bound(topic, batch.log, end) or batch.until
+        return partition.transactions.aborted(view, batch.log, offset, min(bound, batch.until))
 
     def _lease(self, partition: Partition, batch: "_FirstBatch", most: int, room: _Room) -> Lease:
         topic, stored = partition.tp.topic, batch.log
@@ -439,6 +468,19 @@ class _FirstBatch:
     start: int
     header: BatchHeader
     until: Offset
+
+
+def _last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bool) -> Offset:
+    """Return the last stable offset; -1 if damage hides it, and the client does not need it.
+
+    The damage is in the last segment, and a `read_uncommitted` client may read others.
+    """
+    try:
+        return partition.transactions.last_stable_offset(view)
+    except (DamagedSegmentError, UnsupportedFormatError):
+        if isolated:
+            raise
+        return _NONE
 
 
 def _candidates(view: ArchiveView, offset: Offset) -> Iterable[StoredLog]:

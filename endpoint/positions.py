@@ -84,6 +84,26 @@ class Positions:
                 return position
         return log.size
 
+    def has_transactions(self, topic: str, log: StoredLog, start: int, end: int) -> bool:
+        """Return whether a batch that begins in this range of bytes is part of a transaction.
+
+        Args:
+            topic: The topic.
+            log: The segment.
+            start: Byte position of a batch.
+            end: End of the range, exclusive. The last batch may reach beyond it.
+
+        Raises as `first_batch`.
+        """
+        for position, header in walk_headers(
+            lambda at, size: self._bytes.read(topic, log, at, size), log.size, start=start
+        ):
+            if position >= end:
+                break
+            if header.is_transactional:
+                return True
+        return False
+
     def bound(self, topic: str, log: StoredLog, position: int) -> Offset | None:
         """Return an offset above all batches that begin below this byte position, from the index.
 

@@ -263,6 +263,54 @@ def test_damaged_bytes_where_a_batch_must_begin_are_reported(store: RemoteStorag
         assert parts.read(0).error_code is ErrorCode.corrupt_message
 
 
+def test_damage_in_the_last_segment_does_not_hide_the_others(store: RemoteStorage) -> None:
+    archive = MadeArchive(store)
+    archive.segment(0, batches(0, 20))
+    log = TransactionalLog(next_offset=20)
+    log.write(7, 5)
+    data = archive.segment(20, log.batches)
+    archive.put(archive.key(20), data[:-1] + b"x" * 9)
+    archive.mark(20, 25)
+    with endpoint_over(store) as parts:
+        assert bases(parts.read(0).records) == [0, 5, 10, 15]
+        assert parts.read(0, isolation=1).error_code is ErrorCode.corrupt_message
+
+
+def test_memory_is_returned_when_aborted_transactions_cannot_be_read() -> None:
+    store = FakeStorage()
+    log = TransactionalLog()
+    log.write(7, 3)
+    first = list(log.batches)
+    log.mark(7, commit=False)
+    archive = MadeArchive(store)
+    archive.segment(0, first)
+    archive.segment(3, log.batches[len(first) :])
+    archive.transaction_indexes(0, [], {})
+    archive.transaction_indexes(3, [AbortedTxn(7, Offset(0), Offset(3), Offset(4))], {7: 0})
+    archive.mark(3, 4)
+    settings = CatalogSettings(max_age=3600.0)
+    with endpoint_over(store, settings=settings, memory=4 << 20) as parts:
+        assert parts.read(3, isolation=1).error_code is ErrorCode.none
+        key = archive.key(3, FileKind.SNAPSHOT)
+        store.fail("get", StoreUnavailableError("away"), key=key)
+        assert parts.read(0, isolation=1).error_code is ErrorCode.kafka_storage_error
+        assert all(not block.pins for block in parts.blocks._blocks.values())
+        assert len(parts.read(0, isolation=1).aborted_transactions) == 1
+
+
+def test_transactions_in_archives_of_pinterest_are_read_from_markers() -> None:
+    log = TransactionalLog()
+    log.write(7, 3)  # 0 to 2
+    log.mark(7, commit=False)  # 3
+    log.write(8, 2, transactional=False)  # 4 to 5
+    archive = MadeArchive(FakeStorage(), is_pinterest=True)
+    archive.segment(0, log.batches)
+    archive.mark(0, 6)
+    with endpoint_over(archive.store) as parts:
+        assert len(parts.read(0, isolation=1).aborted_transactions) == 1
+        assert parts.read(4, isolation=1).aborted_transactions == ()
+
+
 def test_segments_without_index_are_read(store: RemoteStorage) -> None:
     archive = MadeArchive(store)
     archive.segments(0, 2000)
