@@ -27,6 +27,7 @@ COPY brokers brokers
 COPY cli cli
 COPY config config
 COPY consumer consumer
+COPY endpoint endpoint
 COPY leadership leadership
 COPY mirror mirror
 COPY pipeline pipeline

@@ -6,7 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SPARK35 := .venv-spark35
-CODE := $(wildcard archive brokers cli config consumer devtools leadership mirror pipeline segments \
+CODE := $(wildcard archive brokers cli config consumer devtools endpoint leadership mirror pipeline segments \
           storage telemetry uploader wire tests benchmarks)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
             $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

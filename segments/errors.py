@@ -31,6 +31,7 @@
     ├── MirrorError                   a mirror cannot continue without an operator
     │   ├── ProducerFencedError       another process has taken over the transactional id
     │   └── SourceUnavailableError    retry = True: the source's brokers have failed for too long
+    ├── MalformedRequestError         a client's request that breaks Kafka's protocol
     └── BrokerError                   a request to a Kafka broker failed
         ├── BrokerUnavailableError    retry = True: refused, cut, or no response in time
         ├── BrokerLoginError          TLS or SASL: the broker and the client refuse each other
@@ -202,6 +203,10 @@ class SourceUnavailableError(MirrorError):
     """
 
     retry = True
+
+
+class MalformedRequestError(SidetierError):
+    """A request of a Kafka client is larger than allowed, or cannot be decoded."""
 
 
 class BrokerError(SidetierError):

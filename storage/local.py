@@ -480,14 +480,22 @@ class LocalStorage:
     ) -> BinaryIO:
         """See `RemoteStorage`. The stream keeps the version that was current when it was opened."""
         check_range(key, start, end)
+        handle, size = self._open_if(key, condition)
+        return file_stream(handle, key, start, size if end is None else min(end, size))
+
+    def open_file(self, key: str, *, condition: IfMatch | None = None) -> int:
+        """See `FileBackedStorage`."""
+        return self._open_if(key, condition)[0]
+
+    def _open_if(self, key: str, condition: IfMatch | None) -> tuple[int, int]:
+        """Open the version that the condition names; return its descriptor and its size."""
         handle, summary = self._open(key, self._tree.open_summary)
         try:
             check_condition(key, condition, summary.etag)
         except PreconditionFailedError:
             os.close(handle)
             raise
-        size = summary.size
-        return file_stream(handle, key, start, size if end is None else min(end, size))
+        return handle, summary.size
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectSummary]:
         """See `RemoteStorage`."""

@@ -256,3 +256,19 @@ class RemoteStorage(Protocol):
     def close(self) -> None:
         """Close the connections. May be called twice."""
         ...
+
+
+@runtime_checkable
+class FileBackedStorage(Protocol):
+    """A store whose objects are files of this host, which the kernel can send to a socket."""
+
+    def open_file(self, key: str, *, condition: IfMatch | None = None) -> int:
+        """Open an object's file for reading, and return its descriptor. The caller closes it.
+
+        The descriptor keeps the version that was current when it was opened.
+
+        Raises:
+            ObjectNotFoundError: There is no object.
+            PreconditionFailedError: The object has another etag than the condition.
+        """
+        ...

@@ -15,6 +15,7 @@ from sidetier.storage.port import (
     Body,
     Checksum,
     Condition,
+    FileBackedStorage,
     IfMatch,
     ObjectHead,
     ObjectSummary,
@@ -82,6 +83,11 @@ class RetryingStorage:
         self._clock = clock
         self._calls = calls or StoreCalls()
         self._url = url
+
+    @property
+    def inner(self) -> RemoteStorage:
+        """The store that executes the requests."""
+        return self._inner
 
     @property
     def capabilities(self) -> StorageCapabilities:
@@ -237,3 +243,12 @@ class RetryingStorage:
             raise
         self._observer.request(operation, self._clock() - began, OK)
         return result
+
+
+def file_backed(store: RemoteStorage) -> FileBackedStorage | None:
+    """Return the store below the retries if its objects are files of this host, else None.
+
+    Its methods are called without retries: a local file system gains nothing from them.
+    """
+    inner = store.inner if isinstance(store, RetryingStorage) else store
+    return inner if isinstance(inner, FileBackedStorage) else None

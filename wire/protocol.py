@@ -24,14 +24,19 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload, ResponsePayload
 
-from sidetier.segments.errors import KafkaApiError, MalformedResponseError
+from sidetier.segments.errors import (
+    KafkaApiError,
+    MalformedRequestError,
+    MalformedResponseError,
+)
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_CORRELATION_ID = struct.Struct(">i")
 _UNSET: Final = (None, False, "", -1, ())
 
 
 class ApiKey(IntEnum):
-    """The requests that Sidetier sends, by their api key."""
+    """The requests that Sidetier sends or answers, by their api key."""
 
     PRODUCE = 0
     FETCH = 1
@@ -117,27 +122,46 @@ def build_request(api: ApiKey, version: int, /, **values: object) -> RequestPayl
     return request
 
 
-def build_entity(entity_type: type[Any], values: Mapping[str, object]) -> object:
-    """Return an entity of kio from plain values; see `build_request`."""
+def build_response(api: ApiKey, version: int, /, **values: object) -> ResponsePayload:
+    """Return a response of one version, from the values of its newest fields.
+
+    The values are as for `build_request`, but each value of a field that the version does not have
+    is left out: an answer to an older client tells less.
+
+    Raises:
+        TypeError: A field without a default is missing.
+    """
+    response = build_entity(load_response_schema(api, version), values, lenient=True)
+    assert isinstance(response, load_response_schema(api, version))  # noqa: S101 - for mypy
+    return response
+
+
+def build_entity(
+    entity_type: type[Any], values: Mapping[str, object], *, lenient: bool = False
+) -> object:
+    """Return an entity of kio from plain values; see `build_request`.
+
+    With `lenient`, values of unknown fields are left out (`build_response`).
+    """
     known = _field_types(entity_type)  # type: ignore[arg-type]  # mypy: type[Any] is not Hashable
     arguments = {}
     for name, value in values.items():
         if name in known:
-            arguments[name] = _convert(known[name], value)
-        elif value not in _UNSET:
+            arguments[name] = _convert(known[name], value, lenient=lenient)
+        elif not lenient and value not in _UNSET:
             raise ValueError(f"{entity_type.__name__} v{entity_type.__version__} has no {name}")
     return entity_type(**arguments)
 
 
-def _convert(wanted: "_FieldType", value: object) -> object:
+def _convert(wanted: "_FieldType", value: object, *, lenient: bool) -> object:
     if value is None:
         return None
     if wanted.is_duration:
         return timedelta(milliseconds=value)  # type: ignore[arg-type]  # durations are numbers
     if isinstance(value, list | tuple):
-        return tuple(_convert(wanted, item) for item in value)
+        return tuple(_convert(wanted, item, lenient=lenient) for item in value)
     if wanted.entity is not None and isinstance(value, Mapping):
-        return build_entity(wanted.entity, value)
+        return build_entity(wanted.entity, value, lenient=lenient)
     return value
 
 
@@ -202,6 +226,73 @@ def decode_response(api: ApiKey, version: int, body: memoryview, sender: str) ->
             f"{sender}: the response to {api.title} v{version} ends {len(body) - size} bytes early"
         )
     return response
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """Header of a client's request.
+
+    Attributes:
+        api_key: Number of the request; it need not be an `ApiKey`.
+        version: Version of the request.
+        correlation_id: The response repeats it.
+        client_id: `client.id` of the client; None if it sends none.
+    """
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+
+
+def parse_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
+    """Return the header of a request, and the position of what follows the client id.
+
+    All versions of the header begin like this. The body, or the tagged fields of a flexible header
+    (`request_body`), follows.
+
+    Raises:
+        MalformedRequestError: The frame is too short, or the client id is not UTF-8.
+    """
+    try:
+        api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
+        end = _HEADER.size + max(length, 0)
+        if end > len(frame):
+            raise MalformedRequestError(f"a client id of {length} bytes in {len(frame)} bytes")
+        client_id = None if length < 0 else bytes(frame[_HEADER.size : end]).decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedRequestError(f"the header of a request: {error}") from None
+    return RequestHeader(api_key, version, correlation_id, client_id), end
+
+
+def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) -> RequestPayload:
+    """Decode the body of a request that this version of kio knows.
+
+    Args:
+        api: The kind of request.
+        version: Its version.
+        frame: The whole frame, without its size.
+        position: Position after the client id, from `parse_request_header`.
+
+    Raises:
+        MalformedRequestError: The bytes are not a request of this kind and version.
+    """
+    try:
+        if _has_tagged_header(api, version):
+            position = skip_tagged_fields(frame, position)
+        reader = entity_reader(load_request_schema(api, version))
+        # Bytes behind the request are ignored, as brokers do: librdkafka 2.16 sends three of them
+        # in a Metadata request for all topics.
+        request, _ = reader(frame[position:].toreadonly(), 0)
+    except (SerialError, ValueError, OverflowError, MalformedResponseError) as error:
+        raise MalformedRequestError(f"{api.title} v{version} cannot be decoded: {error}") from error
+    return request
+
+
+def encode_response_header(api: ApiKey, version: int, correlation_id: int) -> bytes:
+    """Return the header of a response, without the size of the frame."""
+    header = _CORRELATION_ID.pack(correlation_id)
+    return header + b"\0" if response_header_is_flexible(api, version) else header
 
 
 @cache

@@ -145,9 +145,12 @@ def _last(entries: Entries | None, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """The record's offset, and the bytes read of the `.log` from its batch on, at byte `start`."""
+    """The record's offset and timestamp, and the bytes read of the `.log` from its batch on, at
+    byte `start`.
+    """
 
     offset: Offset
+    timestamp: int
     log: StoredLog
     start: int
     data: bytes
@@ -191,10 +194,10 @@ class TimeSearch:
                     scanned, log.key, timestamp, OffsetRange(first, until)
                 )
                 if record_position is not None:
-                    offset, position = record_position
+                    offset, found_timestamp, position = record_position
                     rest = _from(scanned, position, data, start)
                     self.opener.locator.found(log, offset, position)
-                    return FoundRecord(offset, log, position, rest)
+                    return FoundRecord(offset, found_timestamp, log, position, rest)
                 if scanned.headers.rows["last_offset"][-1] + 1 >= until:
                     return None
             if len(data) < end - start:
@@ -216,9 +219,9 @@ class TimeSearch:
 
     def _first_in(
         self, scanned: ScannedBatches, name: str, timestamp: int, span: OffsetRange
-    ) -> tuple[Offset, int] | None:
-        """Return the record's offset, and the byte position of its batch; None if no record
-        matches.
+    ) -> tuple[Offset, int, int] | None:
+        """Return the record's offset and timestamp, and the byte position of its batch; None if no
+        record matches.
         """
         rows = scanned.headers.rows
         first, until = span
@@ -239,10 +242,13 @@ class TimeSearch:
                 position=scanned.position,
                 most_batch_bytes=self.max_batch_bytes,
             )
-            late = np.flatnonzero(records.column("timestamp").to_numpy() >= timestamp)
+            timestamps = records.column("timestamp").to_numpy()
+            late = np.flatnonzero(timestamps >= timestamp)
             if len(late):
-                offset = Offset(int(records.column("offset")[int(late[0])].as_py()))
-                return offset, scanned.position + int(rows["position"][row])
+                match = int(late[0])
+                offset = Offset(int(records.column("offset")[match].as_py()))
+                position = scanned.position + int(rows["position"][row])
+                return offset, int(timestamps[match]), position
         return None
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from devtools.chart.alerts import ALERTS, Alert
 from sidetier.telemetry.catalogue import METRICS, REQUEST_SECONDS, RETRIES, Metric
 from sidetier.telemetry.consumer_catalogue import CONSUMER_METRICS
+from sidetier.telemetry.endpoint_catalogue import ENDPOINT_METRICS
 from sidetier.telemetry.export_catalogue import EXPORT_METRICS
 from sidetier.telemetry.mirror_catalogue import MIRROR_METRICS
 
@@ -71,6 +72,17 @@ _MIRROR: Final = """
 """
 
 
+_ENDPOINT: Final = """
+## Metrics of the Kafka endpoint
+
+`sidetier serve --metrics-port PORT` ([the archive for Kafka clients](serve.md)) serves these
+metrics.
+
+| metric | type | labels | |
+|---|---|---|---|
+"""
+
+
 def metrics_page() -> str:
     """Return the text of `docs/metrics.md`."""
     rows = "".join(_row(metric) for metric in METRICS)
@@ -79,7 +91,8 @@ def metrics_page() -> str:
     consumer = _CONSUMER + "".join(map(_consumer_row, consumers))
     export = _EXPORT + "".join(map(_consumer_row, EXPORT_METRICS))
     mirror = _MIRROR + "".join(map(_consumer_row, MIRROR_METRICS))
-    return _INTRODUCTION + rows + alarms + consumer + export + mirror
+    endpoint = _ENDPOINT + "".join(map(_consumer_row, ENDPOINT_METRICS))
+    return _INTRODUCTION + rows + alarms + consumer + export + mirror + endpoint
 
 
 def _consumer_row(metric: Metric) -> str:

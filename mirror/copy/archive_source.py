@@ -6,40 +6,33 @@ aborted is read from the files beside the segments (`.txnindex`, `.snapshot`), o
 markers in the segments themselves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from sidetier.archive.access import ArchiveAccess, range_reader
 from sidetier.archive.locate import IndexCache, Locator
 from sidetier.archive.missing_offsets import first_missing
-from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset, noted_records
+from sidetier.archive.objects.segment import StoredLog, Version, noted_next_offset
 from sidetier.archive.partition_archive import PartitionArchive
 from sidetier.archive.settings_check import SettingsCheck
-from sidetier.archive.transaction_indexes import open_at_base, transactions_of
+from sidetier.archive.transactions import PartitionTransactions
 from sidetier.archive.view import ArchiveView
 from sidetier.leadership.kraft.image import print_uuid
 from sidetier.segments.errors import (
     ConfigurationError,
-    DamagedSegmentError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from sidetier.segments.headers import HEADER_BYTES, LENGTH_PREFIX_BYTES
+from sidetier.segments.headers import LENGTH_PREFIX_BYTES
 from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
-from sidetier.segments.producer_snapshot import OpenTransaction
-from sidetier.segments.records import ABORT_MARKER, marker_type
-from sidetier.segments.txn_index import AbortedTxn
 from sidetier.storage.attempt import monotonic
-from sidetier.storage.port import RemoteStorage
 from sidetier.wire.batches import split_batches
 from sidetier.wire.record_requests import AbortedTransaction
 
 CHUNK_BYTES: Final = 8 << 20
 _INDEX_CACHE_BYTES: Final = 16 << 20
-OpenTransactions = Mapping[int, int]
-"""First offset of the open transaction of each producer id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ class ArchiveSource:
         self._settings_check = SettingsCheck(archive)
         self._locator = Locator(IndexCache(_INDEX_CACHE_BYTES), lambda _key, _reason: None)
         self._partitions: dict[TopicPartition, PartitionArchive] = {}
-        self._transactions: dict[TopicPartition, _Transactions] = {}
+        self._transactions: dict[TopicPartition, PartitionTransactions] = {}
         self._cursors: dict[TopicPartition, tuple[Version, Offset, int]] = {}
         self._topic_ids: Mapping[str, UUID] = {}
 
@@ -253,132 +246,13 @@ class ArchiveSource:
         still_open = self._transactions_of(tp).open_behind(view, view.logs[-1])
         return min(view.end, Offset(min(still_open.values(), default=view.end)))
 
-    def _transactions_of(self, tp: TopicPartition) -> "_Transactions":
+    def _transactions_of(self, tp: TopicPartition) -> PartitionTransactions:
         if tp not in self._transactions:
             store = self._archive.store(tp.topic)
-            self._transactions[tp] = _Transactions(
+            self._transactions[tp] = PartitionTransactions(
                 store, lambda log, at: self._batches(tp, log, at)
             )
         return self._transactions[tp]
-
-
-class _SegmentTransactions(NamedTuple):
-    """The transactions that a segment aborts, and those that are open at its end."""
-
-    aborted: tuple[AbortedTxn, ...]
-    still_open: OpenTransactions
-
-
-class _Transactions:
-    """The transactions in the segments of one partition; each segment is read once."""
-
-    def __init__(
-        self, store: RemoteStorage, batches: Callable[[StoredLog, int], memoryview]
-    ) -> None:
-        self._store = store
-        self._batches = batches
-        self._known: dict[Version, _SegmentTransactions] = {}
-
-    def aborted(
-        self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
-    ) -> tuple[AbortedTransaction, ...]:
-        """Return the aborted transactions with records or markers in [`start`, `end`).
-
-        A transaction that ended below `start` is left out, because its producer may have committed
-        since. A transaction that is open at the archive's end counts as aborted.
-        """
-        transactions: list[AbortedTransaction] = []
-        following: StoredLog | None = log
-        while following is not None:
-            aborted, still_open = self._read_transactions(view, following)
-            transactions.extend(
-                AbortedTransaction(entry.producer_id, entry.first_offset)
-                for entry in aborted
-                if entry.last_offset >= start and entry.first_offset < end
-            )
-            undecided = {entry: first for entry, first in still_open.items() if first < end}
-            if not undecided:
-                break
-            following = view.after(following.base_offset)
-            if following is None:
-                transactions.extend(
-                    AbortedTransaction(producer_id, Offset(first))
-                    for producer_id, first in undecided.items()
-                )
-        return tuple(transactions)
-
-    def open_behind(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
-        """Return the transactions that are open at a segment's end."""
-        return self._read_transactions(view, log).still_open
-
-    def _read_transactions(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
-        known = self._known.get(log.version)
-        if known is None:
-            known = self._known[log.version] = self._read(view, log)
-        return known
-
-    def _read(self, view: ArchiveView, log: StoredLog) -> _SegmentTransactions:
-        following = view.after(log.base_offset)
-        if following is not None:
-            stored = transactions_of(self._store, log, following)
-            if stored is not None:
-                return _SegmentTransactions(stored.aborted, _by_producer(stored.still_open))
-        before = self._open_at_base(view, log)
-        if noted_records(self._store.head_object(log.key)) is not None:
-            # A sidecar notes the number of records only if the segment has no transactional batch.
-            return _SegmentTransactions((), before)
-        return self._walk(log, before)
-
-    def _open_at_base(self, view: ArchiveView, log: StoredLog) -> OpenTransactions:
-        """Read from the producer snapshot, or from the nearest lower segment that has one."""
-        noted = open_at_base(self._store, log)
-        if noted is not None:
-            return _by_producer(noted)
-        to_walk: list[StoredLog] = []
-        state: OpenTransactions = {}
-        for lower in view.below(log.base_offset):
-            if lower.version in self._known:
-                state = self._known[lower.version].still_open
-                break
-            to_walk.append(lower)
-            noted = open_at_base(self._store, lower)
-            if noted is not None:
-                state = _by_producer(noted)
-                break
-        for lower in reversed(to_walk):
-            self._known[lower.version] = self._walk(lower, state)
-            state = self._known[lower.version].still_open
-        return state
-
-    def _walk(self, log: StoredLog, before: OpenTransactions) -> _SegmentTransactions:
-        """Read the transactions from the markers in the segment itself."""
-        still_open = dict(before)
-        aborted: list[AbortedTxn] = []
-        position = 0
-        while position < log.size:
-            data = self._batches(log, position)
-            start = position
-            for batch, header in split_batches(data):
-                position += len(batch)
-                if header.is_control:
-                    first = still_open.pop(header.producer_id, None)
-                    payload = bytes(batch[HEADER_BYTES:])
-                    if first is not None and marker_type(header, payload) == ABORT_MARKER:
-                        marker = header.last_offset
-                        aborted.append(
-                            AbortedTxn(
-                                header.producer_id, Offset(first), marker, header.next_offset
-                            )
-                        )
-                elif header.is_transactional:
-                    still_open.setdefault(header.producer_id, int(header.base_offset))
-            if position == start:
-                raise DamagedSegmentError(f"{log.key}: no whole batch at byte {position}")
-        return _SegmentTransactions(tuple(aborted), still_open)
-
-
-def _by_producer(transactions: Iterable[OpenTransaction]) -> OpenTransactions:
-    return {transaction.producer_id: transaction.first_offset for transaction in transactions}
 
 
 def _first_batch_bytes(data: memoryview) -> int:

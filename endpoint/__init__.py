@@ -1,0 +1,1 @@
+"""A read-only Kafka endpoint over an archive (`sidetier serve`)."""

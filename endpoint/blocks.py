@@ -1,0 +1,382 @@
+"""The bytes of stored segments on their way to clients.
+
+If the objects are files of this host, a client gets them from the file (`FilePiece`): the kernel
+sends them with `sendfile`, and its page cache takes the place of ours. From other stores, blocks
+are fetched ahead of the clients and kept within one memory budget, which all clients share.
+"""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.locate import ReadRange
+from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.segments.errors import BatchTooLargeError, DamagedSegmentError, StoreTimeoutError
+from sidetier.storage.attempt import Clock, monotonic
+from sidetier.storage.port import FileBackedStorage, IfMatch
+from sidetier.storage.retrying import file_backed
+
+_MOST_BLOCK: Final = 8 << 20
+_LEAST_BLOCK: Final = 64 << 10
+_BLOCKS: Final = 32
+"""Number of blocks that fit the budget, unless they would be larger than 8 MiB."""
+_AHEAD: Final = 2
+_FETCHERS: Final = 8
+_ACTIVE_SECONDS: Final = 10.0
+_PATIENCE: Final = 10.0
+"""Seconds that a reader waits for memory that other clients hold."""
+_MOST_OPEN_FILES: Final = 256
+
+
+class OpenFile:
+    """An open segment. The descriptor is closed when nothing refers to this object any more.
+
+    So a file can leave the cache while another thread sends from it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """`size` bytes of a file from byte `start` on."""
+
+    file: OpenFile
+    start: int
+    size: int
+
+    def read(self, start: int, size: int) -> bytes:
+        """Read `size` bytes from byte `start` of the piece on; fewer if the file ends before."""
+        return os.pread(self.file.descriptor, min(size, self.size - start), self.start + start)
+
+
+Piece = bytes | memoryview | FilePiece
+
+
+def size_of(piece: Piece) -> int:
+    """Return the number of bytes that a piece sends."""
+    return piece.size if isinstance(piece, FilePiece) else len(piece)
+
+
+@dataclass(slots=True)
+class Lease:
+    """Bytes of a segment, in order. `release` returns their memory to the budget; call it once."""
+
+    pieces: list[Piece]
+    release: Callable[[], None] = lambda: None
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return sum(map(size_of, self.pieces))
+
+
+class FileCache:
+    """The most recently used files of stores that keep objects as files. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._files: OrderedDict[Version, OpenFile] = OrderedDict()
+
+    def open(self, store: FileBackedStorage, log: StoredLog) -> OpenFile:
+        """Return the file of exactly this version.
+
+        Raises:
+            ObjectNotFoundError, PreconditionFailedError: The store has another version now.
+        """
+        with self._guard:
+            known = self._files.get(log.version)
+            if known is not None:
+                self._files.move_to_end(log.version)
+                return known
+        opened = OpenFile(store.open_file(log.key, condition=IfMatch(log.row.etag)))
+        with self._guard:
+            self._files[log.version] = opened
+            while len(self._files) > _MOST_OPEN_FILES:
+                self._files.popitem(last=False)
+        return opened
+
+
+BlockKey = tuple[Version, int, int]
+"""A segment's version, and the range of bytes in it."""
+
+
+@dataclass(slots=True)
+class _Block:
+    size: int
+    pins: int = 0
+    is_passed: bool = False
+    """Whether a client has read to its end: then it is evicted first."""
+    ready: threading.Event = field(default_factory=threading.Event)
+    data: bytes = b""
+    error: Exception | None = None
+
+
+class BlockCache:
+    """Blocks of segments within one memory budget. Thread-safe.
+
+    A block is in use ("pinned") until its bytes are sent. Used memory counts blocks that are being
+    fetched, too. Blocks that a client has read to the end are evicted first, then those that were
+    used longest ago: a client that follows another one closely still gets its blocks.
+
+    The number of blocks ahead depends on the number of segments that are read: a cache that evicts
+    blocks before they are used costs many times the requests. If even one block for each segment
+    does not fit, each fetch reads only the bytes that it sends.
+
+    Args:
+        memory: The budget, in bytes.
+        block_bytes: Size of a block.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self, memory: int, block_bytes: int | None = None, clock: Clock = monotonic
+    ) -> None:
+        self.memory = memory
+        self._block_bytes = block_bytes or max(_LEAST_BLOCK, min(_MOST_BLOCK, memory // _BLOCKS))
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._blocks: OrderedDict[BlockKey, _Block] = OrderedDict()
+        self._used = 0
+        self._active: dict[str, float] = {}
+        self._fetchers = ThreadPoolExecutor(_FETCHERS, "endpoint-ahead")
+
+    @property
+    def used(self) -> int:
+        """Bytes of the blocks that are held or being fetched."""
+        return self._used
+
+    def close(self) -> None:
+        """Stop fetching ahead."""
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    def borrow(self, read: ReadRange, log: StoredLog, start: int, end: int, need: int) -> Lease:
+        """Return the bytes [`start`, `end`) of a segment; fewer if memory is short.
+
+        Args:
+            read: Reads a range of the object.
+            log: The segment.
+            start: First byte.
+            end: End, exclusive; at most the segment's size.
+            need: The number of bytes from `start` on that are needed at least.
+
+        Raises:
+            BatchTooLargeError: `need` is more than half of the budget.
+            StoreTimeoutError: Other clients hold the memory for too long.
+            DamagedSegmentError: The object is shorter than it was listed.
+            StorageError: As `RemoteStorage` says.
+        """
+        if need > self.memory // 2:
+            raise BatchTooLargeError(
+                f"{log.key}: a batch of {need} bytes does not fit into the memory of "
+                f"{self.memory} bytes: increase --memory"
+            )
+        ahead = self._blocks_ahead(log)
+        pinned: list[tuple[BlockKey, _Block]] = []
+        pieces: list[Piece] = []
+        try:
+            for begin, stop in self._ranges(log, start, end, in_blocks=ahead is not None):
+                is_needed = begin < start + need
+                key = (log.version, begin, stop)
+                block = self._pin(key, read, log, may_wait=is_needed)
+                if block is None:
+                    break
+                pinned.append((key, block))
+                _check_length(block, key)
+                view = memoryview(block.data)
+                pieces.append(view[max(start - begin, 0) : end - begin])
+        except BaseException:
+            self._release(pinned, start)
+            raise
+        for step in range(1, (ahead or 0) + 1):
+            self._fetch_ahead(read, log, (end - 1) // self._block_bytes + step)
+        return Lease(pieces, lambda: self._release(pinned, end))
+
+    def _ranges(
+        self, log: StoredLog, start: int, end: int, *, in_blocks: bool
+    ) -> list[tuple[int, int]]:
+        size = self._block_bytes
+        if not in_blocks:
+            return [(at, min(at + size, end)) for at in range(start, end, size)]
+        first = start // size * size
+        return [(at, min(at + size, log.size)) for at in range(first, end, size)]
+
+    def _blocks_ahead(self, log: StoredLog) -> int | None:
+        """Return the number of blocks to fetch ahead; None if not even one block fits."""
+        now = self._clock()
+        # By partition: a client that moves to the next segment no longer needs the one before.
+        directory = log.key.rpartition("/")[0]
+        with self._changed:
+            self._active[directory] = now
+            if len(self._active) > 1:
+                self._active = {
+                    name: at for name, at in self._active.items() if now - at < _ACTIVE_SECONDS
+                }
+            fits = self.memory // self._block_bytes // len(self._active)
+        return None if fits < 1 else min(_AHEAD, fits - 1)
+
+    def _pin(
+        self, key: BlockKey, read: ReadRange, log: StoredLog, *, may_wait: bool
+    ) -> _Block | None:
+        """Return a block that is fetched and pinned; None if there is no memory for it now."""
+        _, start, end = key
+        block, is_new = self._reserve(key, end - start, _PATIENCE if may_wait else 0.0)
+        if block is None:
+            if may_wait:
+                raise StoreTimeoutError(f"{log.key}: other clients hold all memory: try again")
+            return None
+        if is_new:
+            self._load(key, block, read, log)
+        block.ready.wait()
+        if block.error is not None:
+            self._unpin(block)
+            raise block.error
+        return block
+
+    def _reserve(self, key: BlockKey, size: int, patience: float) -> tuple[_Block | None, bool]:
+        deadline = self._clock() + patience
+        with self._changed:
+            while True:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._blocks.move_to_end(key)
+                    block.pins += 1
+                    return block, False
+                if self._make_room(size):
+                    block = self._blocks[key] = _Block(size, pins=1)
+                    self._used += size
+                    return block, True
+                left = deadline - self._clock()
+                if left <= 0:
+                    return None, False
+                self._changed.wait(left)
+
+    def _make_room(self, size: int) -> bool:
+        for wants_passed in (True, False):
+            for key, block in list(self._blocks.items()):
+                if self._used + size <= self.memory:
+                    return True
+                if not block.pins and block.is_passed is wants_passed:
+                    self._drop(key, block)
+        return self._used + size <= self.memory
+
+    def _drop(self, key: BlockKey, block: _Block) -> None:
+        if self._blocks.get(key) is block:
+            del self._blocks[key]
+            self._used -= block.size
+
+    def _load(self, key: BlockKey, block: _Block, read: ReadRange, log: StoredLog) -> None:
+        _, start, end = key
+        try:
+            block.data = read(log.row, start, end)
+        except Exception as error:  # noqa: BLE001 - handed to every thread that waits for it
+            block.error = error
+            with self._changed:
+                self._drop(key, block)
+                self._changed.notify_all()
+        block.ready.set()
+
+    def _fetch_ahead(self, read: ReadRange, log: StoredLog, index: int) -> None:
+        start = index * self._block_bytes
+        if start >= log.size:
+            return
+        key = (log.version, start, min(start + self._block_bytes, log.size))
+        with self._changed:
+            if key in self._blocks:
+                return
+        block, is_new = self._reserve(key, key[2] - start, 0.0)
+        if block is None:
+            return
+        if not is_new:
+            self._unpin(block)
+            return
+
+        def load() -> None:
+            self._load(key, block, read, log)
+            self._unpin(block)
+
+        try:
+            self._fetchers.submit(load)
+        except RuntimeError:  # the cache was closed meanwhile
+            load()
+
+    def _unpin(self, block: _Block) -> None:
+        with self._changed:
+            block.pins -= 1
+            self._changed.notify_all()
+
+    def _release(self, pinned: list[tuple[BlockKey, _Block]], end: int) -> None:
+        with self._changed:
+            for key, block in pinned:
+                block.pins -= 1
+                block.is_passed |= key[2] <= end
+                is_exact = key[1] % self._block_bytes != 0
+                if is_exact and not block.pins:
+                    self._drop(key, block)
+            passed = [item for item in self._blocks.items() if item[1].is_passed]
+            # The blocks that were passed last stay for clients that read close behind.
+            kept = sum(block.size for _, block in passed)
+            for key, block in passed:
+                if kept <= self.memory // 4:
+                    break
+                if not block.pins:
+                    self._drop(key, block)
+                    kept -= block.size
+            self._changed.notify_all()
+
+
+def _check_length(block: _Block, key: BlockKey) -> None:
+    (name, _, size), start, end = key
+    if len(block.data) != end - start:
+        raise DamagedSegmentError(
+            f"{name}: {size} bytes were listed, but it ends before byte {end}"
+        )
+
+
+class SegmentBytes:
+    """Reads the segments of all partitions, from files or through the cache. Thread-safe.
+
+    Args:
+        archive: The cluster's archive.
+        blocks: The cache for stores that are not directories of this host.
+    """
+
+    def __init__(self, archive: ArchiveAccess, blocks: BlockCache) -> None:
+        self._archive = archive
+        self._blocks = blocks
+        self._files = FileCache()
+        self._file_stores: dict[str, FileBackedStorage | None] = {}
+
+    def lend(self, topic: str, log: StoredLog, start: int, end: int, need: int = 0) -> Lease:
+        """Return the bytes [`start`, `end`) of a segment for sending; at least `need` bytes.
+
+        Raises as `BlockCache.borrow`.
+        """
+        if topic not in self._file_stores:
+            self._file_stores[topic] = file_backed(self._archive.store(topic))
+        store = self._file_stores[topic]
+        if store is not None:
+            return Lease([FilePiece(self._files.open(store, log), start, end - start)])
+        return self._blocks.borrow(range_reader(self._archive, topic), log, start, end, need)
+
+    def read(self, topic: str, log: StoredLog, start: int, size: int) -> bytes:
+        """Return up to `size` bytes from byte `start` on. Raises as `lend`."""
+        end = min(start + size, log.size)
+        if start >= end:
+            return b""
+        lease = self.lend(topic, log, start, end, end - start)
+        try:
+            return b"".join(
+                piece.read(0, piece.size) if isinstance(piece, FilePiece) else piece
+                for piece in lease.pieces
+            )
+        finally:
+            lease.release()

@@ -1,0 +1,362 @@
+"""The topics and partitions of an archive, as clients see them: names, ids, offsets.
+
+A snapshot of a partition is read when a client needs it, and kept for some seconds. While clients
+wait at a partition's end, one thread takes a new snapshot every second, and wakes them when the
+archive has changed. The list of topics is read again every 30 s, and when a client names a topic
+that is not known.
+"""
+
+import binascii
+import hashlib
+import threading
+from base64 import urlsafe_b64decode
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.settings_check import SettingsCheck
+from sidetier.archive.topics import cluster_prefixes, stored_partitions
+from sidetier.archive.view import ArchiveView
+from sidetier.endpoint.blocks import SegmentBytes
+from sidetier.endpoint.transactions import ServedTransactions
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.headers import LENGTH_PREFIX_BYTES
+from sidetier.segments.offsets import Offset, TopicPartition
+from sidetier.storage.attempt import Clock, monotonic
+from sidetier.telemetry.logs import logger
+
+log = logger()
+
+_AT_ONCE: Final = 16
+_WALK_BYTES: Final = 1 << 20
+_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSettings:
+    """How often the store is asked, in seconds.
+
+    Attributes:
+        poll_interval: Between snapshots of a partition at whose end clients wait.
+        max_age: Maximum age of a snapshot that answers a request.
+        discovery_interval: Between listings of all topics.
+        shortest_discovery: Least time between listings because of unknown topics.
+    """
+
+    poll_interval: float = 1.0
+    max_age: float = 5.0
+    discovery_interval: float = 30.0
+    shortest_discovery: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic in the archive. It has the partitions 0 to `partitions` - 1; some may be empty."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+
+
+class Partition:
+    """One partition in the archive. Thread-safe."""
+
+    def __init__(
+        self, archive: PartitionArchive, segment_bytes: SegmentBytes, settings: CatalogSettings
+    ) -> None:
+        self.archive = archive
+        self._settings = settings
+        self._bytes = segment_bytes
+        self.transactions = ServedTransactions(archive, self._batches)
+        self._reported_changes = 0
+
+    @property
+    def tp(self) -> TopicPartition:
+        """Topic and number."""
+        return self.archive.tp
+
+    def view(self, max_age: float | None = None) -> ArchiveView | None:
+        """Return the archive, at most `max_age` seconds old; None if nothing is stored.
+
+        Raises:
+            ConfigurationError, ArchiveError, StorageError: As `PartitionArchive.snapshot`.
+        """
+        # `bounds` also lists all objects now and then: the store may have deleted the oldest ones.
+        self.archive.bounds(self._settings.max_age if max_age is None else max_age)
+        latest = self.archive.latest
+        if latest is None:
+            return None
+        for change in latest.changes[self._reported_changes :]:
+            if change.message is not None:
+                log.warning(
+                    "endpoint.archive_replaced",
+                    topic=self.tp.topic,
+                    partition=self.tp.partition,
+                    first_offset=change.first,
+                    detail=change.message,
+                )
+        self._reported_changes = len(latest.changes)
+        return latest.view
+
+    def renew(self) -> None:
+        """List all objects again: one of them is not as it was listed. Raises as `view`."""
+        self.archive.snapshot(thorough=True)
+        self.view()
+
+    def _batches(self, stored: StoredLog, position: int) -> memoryview:
+        topic = self.tp.topic
+        data = self._bytes.read(topic, stored, position, _WALK_BYTES)
+        size = LENGTH_PREFIX_BYTES + int.from_bytes(data[8:LENGTH_PREFIX_BYTES])
+        if len(data) < size <= stored.size - position:
+            data = self._bytes.read(topic, stored, position, size)
+        return memoryview(data)
+
+
+State = tuple[str, Offset] | None
+"""Etag of `offset.wm` and archive end offset; None if there is no archive."""
+
+
+def state_of(view: ArchiveView | None) -> State:
+    """Return what differs between two snapshots of an archive that has changed."""
+    return None if view is None else (view.etag, view.end)
+
+
+class Catalog:
+    """All topics of a cluster's archive. Thread-safe. `start` starts its thread.
+
+    Args:
+        archive: The cluster's archive.
+        segment_bytes: Reads segments.
+        settings: How often the store is asked.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        archive: ArchiveAccess,
+        segment_bytes: SegmentBytes,
+        settings: CatalogSettings | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._archive = archive
+        self._bytes = segment_bytes
+        self._settings = settings or CatalogSettings()
+        self._clock = clock
+        self._settings_check = SettingsCheck(archive)
+        self._discovering = threading.Lock()
+        self._changed = threading.Condition()
+        self._topics: Mapping[str, Topic] = {}
+        self._by_id: Mapping[UUID, Topic] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._waited_for: dict[TopicPartition, int] = {}
+        self._discovered_at = float("-inf")
+        self._is_closed = False
+        self._helpers = ThreadPoolExecutor(_AT_ONCE, "endpoint-catalog")
+        self._thread = threading.Thread(target=self._run, name="endpoint-refresh", daemon=True)
+
+    def start(self) -> None:
+        """List the topics, and start to refresh them.
+
+        Raises:
+            ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
+        """
+        self._discover()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, and wake all that wait."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        return self._archive.layout.cluster
+
+    @property
+    def archive(self) -> ArchiveAccess:
+        """The archive."""
+        return self._archive
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        """All topics by name; another object after each change."""
+        return self._topics
+
+    def topic(self, name: str) -> Topic | None:
+        """Return a topic; None if it is not in the archive."""
+        if name not in self._topics:
+            self._discover_for_unknown()
+        return self._topics.get(name)
+
+    def topic_of_id(self, topic_id: UUID) -> Topic | None:
+        """Return the topic that has this id now; None if there is none."""
+        if topic_id not in self._by_id:
+            self._discover_for_unknown()
+        return self._by_id.get(topic_id)
+
+    def partition(self, name: str, number: int) -> Partition | None:
+        """Return a partition; None if it is not in the archive."""
+        topic = self.topic(name)
+        if topic is None or not 0 <= number < topic.partitions:
+            return None
+        return self._partition(TopicPartition(name, number))
+
+    def wait_for_change(self, seen: Mapping[TopicPartition, State], deadline: float) -> bool:
+        """Wait until one of these archives is in another state, or until the deadline.
+
+        Returns:
+            Whether an archive has changed.
+        """
+        with self._changed:
+            for tp in seen:
+                self._waited_for[tp] = self._waited_for.get(tp, 0) + 1
+            try:
+                while not self._is_closed:
+                    if any(self._state(tp) != state for tp, state in seen.items()):
+                        return True
+                    left = deadline - self._clock()
+                    if left <= 0:
+                        break
+                    self._changed.wait(left)
+            finally:
+                for tp in seen:
+                    self._waited_for[tp] -= 1
+                    if not self._waited_for[tp]:
+                        del self._waited_for[tp]
+        return False
+
+    def _state(self, tp: TopicPartition) -> State:
+        latest = self._partition(tp).archive.latest
+        return None if latest is None else state_of(latest.view)
+
+    def _partition(self, tp: TopicPartition) -> Partition:
+        partition = self._partitions.get(tp)
+        if partition is None:
+            archive = PartitionArchive(tp, self._archive, self._settings_check, self._clock)
+            made = Partition(archive, self._bytes, self._settings)
+            partition = self._partitions.setdefault(tp, made)  # atomic: another thread may be first
+        return partition
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._is_closed:
+                    self._changed.wait(self._settings.poll_interval)
+                if self._is_closed:
+                    return
+                waited_for = tuple(self._waited_for)
+            try:
+                self._refresh(waited_for)
+                if self._clock() - self._discovered_at >= self._settings.discovery_interval:
+                    self._discover()
+            except SidetierError as error:
+                # The requests of clients report errors of their partitions; this one is of none.
+                log.warning("endpoint.discovery_failed", error=str(error))
+                self._discovered_at = self._clock()
+            except RuntimeError:
+                if not self._is_closed:  # the helpers accept no work after `close`
+                    raise
+
+    def _refresh(self, tps: Iterable[TopicPartition]) -> None:
+        before = {tp: self._state(tp) for tp in tps}
+        for _ in self._helpers.map(self._refresh_one, before):
+            pass
+        if any(self._state(tp) != state for tp, state in before.items()):
+            with self._changed:
+                self._changed.notify_all()
+
+    def _refresh_one(self, tp: TopicPartition) -> None:
+        try:
+            self._partition(tp).view(self._settings.poll_interval / 2)
+        except SidetierError as error:
+            log.warning(
+                "endpoint.refresh_failed",
+                topic=tp.topic,
+                partition=tp.partition,
+                error=str(error),
+            )
+
+    def _discover_for_unknown(self) -> None:
+        if self._clock() - self._discovered_at < self._settings.shortest_discovery:
+            return
+        try:
+            self._discover()
+        except SidetierError as error:
+            log.warning("endpoint.discovery_failed", error=str(error))
+
+    def _discover(self) -> None:
+        began = self._clock()
+        with self._discovering:
+            if self._discovered_at >= began:
+                return  # another thread has just listed them
+            numbers: dict[str, int] = {}
+            for tp in self._stored():
+                numbers[tp.topic] = max(numbers.get(tp.topic, 0), tp.partition + 1)
+            ids = self._helpers.map(self._topic_id, numbers.items())
+            topics = {
+                name: Topic(name, topic_id, numbers[name])
+                for name, topic_id in zip(numbers, ids, strict=True)
+            }
+            if topics != self._topics:
+                self._topics = dict(sorted(topics.items()))
+                self._by_id = {topic.topic_id: topic for topic in topics.values()}
+                log.info("endpoint.topics", topics=len(topics), partitions=sum(numbers.values()))
+            self._discovered_at = self._clock()
+
+    def _stored(self) -> list[TopicPartition]:
+        provider, layout = self._archive.provider, self._archive.layout
+        stored: list[TopicPartition] = []
+        for endpoint in provider.endpoints:
+            store = self._archive.stores.at(endpoint)
+            listings = self._helpers.map(
+                lambda prefix, store=store: list(stored_partitions(store, layout, prefix)),
+                cluster_prefixes(store, layout),
+            )
+            # A topic that moved to another store may have left objects in this one.
+            stored += [
+                tp for tps in listings for tp in tps if provider.endpoint(tp.topic) == endpoint
+            ]
+        return stored
+
+    def _topic_id(self, item: tuple[str, int]) -> UUID:
+        """Return the cluster's own id of a topic, or else one that follows from its name."""
+        name, count = item
+        for number in range(count):
+            try:
+                view = self._partition(TopicPartition(name, number)).view(
+                    self._settings.discovery_interval / 2
+                )
+            except SidetierError as error:
+                log.warning(
+                    "endpoint.refresh_failed", topic=name, partition=number, error=str(error)
+                )
+                known = self._topics.get(name)
+                if known is not None:
+                    return known.topic_id
+                continue
+            if view is not None:
+                return parse_topic_id(view.watermark.topic_id) or self._derived_id(name)
+        return self._derived_id(name)
+
+    def _derived_id(self, name: str) -> UUID:
+        digest = hashlib.sha256(f"{self.cluster}/{name}".encode()).digest()
+        return UUID(bytes=digest[:16], version=4)
+
+
+def parse_topic_id(text: str | None) -> UUID | None:
+    """Parse the text of Kafka's `Uuid.toString`; None if it is no id, or the id that means none."""
+    try:
+        raw = urlsafe_b64decode(f"{text or ''}==")
+    except (binascii.Error, ValueError):
+        return None
+    return UUID(bytes=raw) if len(raw) == _ID_BYTES and any(raw) else None

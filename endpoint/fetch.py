@@ -1,0 +1,495 @@
+"""Fetch: ranges of stored segments as responses.
+
+The batches are not decoded: a response consists of a few bytes of framing, and ranges of stored
+objects. kio would copy all of them. So the framing is written here, by the fields of Kafka's
+`FetchResponse.json`, versions 4 to 17.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.archive.missing_offsets import first_missing
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.archive.view import ArchiveView
+from sidetier.endpoint.blocks import Lease, Piece, SegmentBytes
+from sidetier.endpoint.catalog import Catalog, Partition, State, state_of
+from sidetier.endpoint.positions import Positions
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    DamagedSegmentError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    SidetierError,
+    UnsupportedFormatError,
+)
+from sidetier.segments.headers import BatchHeader
+from sidetier.segments.offsets import Offset, OffsetRange, TopicPartition
+from sidetier.storage.attempt import Clock, monotonic
+from sidetier.telemetry.logs import logger
+from sidetier.wire.record_requests import AbortedTransaction
+
+log = logger()
+
+_FIRST_FLEXIBLE: Final = 12
+_FIRST_BY_ID: Final = 13
+_FIRST_WITH_SESSION: Final = 7
+_FIRST_WITH_LOG_START: Final = 5
+_FIRST_WITH_REPLICA: Final = 11
+_PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
+_INT64 = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+_INT16 = struct.Struct(">h")
+_ABORTED = struct.Struct(">qq")  # producer id, first offset
+_SESSION = struct.Struct(">hi")  # error code, session id
+_NO_THROTTLE: Final = _INT32.pack(0)
+_NO_REPLICA: Final = _INT32.pack(-1)
+_READ_COMMITTED: Final = 1
+_NONE: Final = Offset(-1)
+_MOST_LOWER_SEGMENTS: Final = 8
+"""Segments with lower base offsets that may reach beyond the end of a later one."""
+MOST_BYTES: Final = 64 << 20
+"""Largest response, whatever a client asks for; one batch is sent even if it is larger."""
+MOST_WAIT: Final = 60.0
+_REPORTED_OFFSETS: Final = 1024
+
+
+@dataclass(slots=True)
+class FetchedData:
+    """The answer for one partition. Offsets are -1 beside an error.
+
+    Attributes:
+        index: Number of the partition.
+        error: Kafka's error code.
+        high_watermark: The archive end offset.
+        last_stable_offset: The last stable offset.
+        log_start_offset: The first archived offset.
+        aborted: Aborted transactions; None for read_uncommitted.
+        lease: The batches.
+        state: The archive that was read, for `Catalog.wait_for_change`.
+    """
+
+    index: int
+    error: ErrorCode = ErrorCode.none
+    high_watermark: Offset = _NONE
+    last_stable_offset: Offset = _NONE
+    log_start_offset: Offset = _NONE
+    aborted: Sequence[AbortedTransaction] | None = None
+    lease: Lease = field(default_factory=lambda: Lease([]))
+    state: State = None
+
+
+@dataclass(slots=True)
+class FetchedTopic:
+    """The answers for the partitions of a topic; the name is empty if only the id is known."""
+
+    name: str
+    topic_id: UUID | None
+    partitions: list[FetchedData]
+
+
+def encode_fetch(  # noqa: C901 - one branch for each field that a version adds
+    version: int, topics: Sequence[FetchedTopic], error: ErrorCode = ErrorCode.none
+) -> list[Piece]:
+    """Return the body of a Fetch response, without its header.
+
+    The pieces of the leases are part of the result as they are.
+    """
+    flexible = version >= _FIRST_FLEXIBLE
+    count = _compact_count if flexible else _INT32.pack
+    end = b"\0" if flexible else b""  # no tagged fields
+    pieces: list[Piece] = []
+    head = bytearray(_NO_THROTTLE)
+    if version >= _FIRST_WITH_SESSION:
+        head += _SESSION.pack(int(error), 0)  # no session: every Fetch names all its partitions
+    head += count(len(topics))
+    for topic in topics:
+        head += _topic_key(version, topic) + count(len(topic.partitions))
+        for data in topic.partitions:
+            head += _PARTITION.pack(
+                data.index, int(data.error), data.high_watermark, data.last_stable_offset
+            )
+            if version >= _FIRST_WITH_LOG_START:
+                head += _INT64.pack(data.log_start_offset)
+            if data.aborted is None:
+                head += b"\0" if flexible else _INT32.pack(-1)
+            else:
+                head += count(len(data.aborted))
+                for transaction in data.aborted:
+                    head += _ABORTED.pack(transaction.producer_id, transaction.first_offset) + end
+            if version >= _FIRST_WITH_REPLICA:
+                head += _NO_REPLICA
+            head += count(data.lease.size)
+            if data.lease.pieces:
+                pieces += [bytes(head), *data.lease.pieces]
+                head = bytearray()
+            head += end
+        head += end
+    pieces.append(bytes(head + end))
+    return pieces
+
+
+def _topic_key(version: int, topic: FetchedTopic) -> bytes:
+    if version >= _FIRST_BY_ID:
+        return bytes(16) if topic.topic_id is None else topic.topic_id.bytes
+    name = topic.name.encode()
+    size = _compact_count(len(name)) if version >= _FIRST_FLEXIBLE else _INT16.pack(len(name))
+    return size + name
+
+
+def _compact_count(count: int) -> bytes:
+    """Encode the length of a compact array, string or records: an unsigned varint of length + 1."""
+    value, encoded = count + 1, bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - the continuation bit
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+@dataclass(slots=True)
+class FetchAnswer:
+    """A response. Call `release` once, after the pieces are sent or given up."""
+
+    pieces: list[Piece]
+    topics: list[FetchedTopic]
+    error: ErrorCode = ErrorCode.none
+
+    @property
+    def record_bytes(self) -> int:
+        """Number of bytes of batches."""
+        return sum(data.lease.size for data in self._data())
+
+    @property
+    def first_error(self) -> ErrorCode:
+        """The error of the response or of its first partition that has one."""
+        if self.error is not ErrorCode.none:
+            return self.error
+        errors = (data.error for data in self._data())
+        return next((error for error in errors if error is not ErrorCode.none), ErrorCode.none)
+
+    def release(self) -> None:
+        """Return the memory of the batches."""
+        for data in self._data():
+            data.lease.release()
+            data.lease = Lease([])
+
+    def _data(self) -> Iterable[FetchedData]:
+        return (data for topic in self.topics for data in topic.partitions)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The bytes that a response may still take; its first batch is sent whole in any case."""
+
+    left: int
+    is_empty: bool = True
+
+
+class Fetcher:
+    """Answers Fetch requests. Thread-safe.
+
+    Args:
+        catalog: The topics.
+        segment_bytes: Reads segments.
+        positions: Finds batches in segments.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        segment_bytes: SegmentBytes,
+        positions: Positions,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._catalog = catalog
+        self._bytes = segment_bytes
+        self._positions = positions
+        self._clock = clock
+        self._reported: dict[tuple[TopicPartition, int], None] = {}
+
+    def fetch(self, request: Any, version: int) -> FetchAnswer:  # noqa: ANN401 - kio's
+        """Return the batches that a request asks for.
+
+        If there are none, wait for up to `max_wait` until one of the archives has grown. A response
+        with fewer bytes than `min_bytes` is not held back: a broker does not cross the end of a
+        segment either, and its clients ask again at once.
+        """
+        if getattr(request, "session_id", 0):
+            # The endpoint gives out no sessions: the client knows one of another server.
+            error = ErrorCode.fetch_session_id_not_found
+            return FetchAnswer(encode_fetch(version, (), error), [], error)
+        deadline = self._clock() + min(max(request.max_wait.total_seconds(), 0.0), MOST_WAIT)
+        while True:
+            topics, seen = self._read(request, version)
+            answer = FetchAnswer([], topics)
+            # Java's last Fetch before it closes names no partition.
+            is_final = not seen or answer.record_bytes or answer.first_error is not ErrorCode.none
+            if is_final or not self._catalog.wait_for_change(seen, deadline):
+                answer.pieces = encode_fetch(version, topics)
+                return answer
+            answer.release()
+
+    def _read(
+        self,
+        request: Any,  # noqa: ANN401 - kio's
+        version: int,
+    ) -> tuple[list[FetchedTopic], dict[TopicPartition, State]]:
+        room = _Room(min(request.max_bytes, MOST_BYTES))
+        isolated = request.isolation_level == _READ_COMMITTED
+        topics: list[FetchedTopic] = []
+        seen: dict[TopicPartition, State] = {}
+        try:
+            for wanted in request.topics:
+                topic = self._fetched_topic(wanted, version)
+                topics.append(topic)
+                for asked in wanted.partitions:
+                    data = self._partition(topic, asked, room, isolated=isolated)
+                    topic.partitions.append(data)
+                    seen[TopicPartition(topic.name, asked.partition)] = data.state
+        except BaseException:
+            FetchAnswer([], topics).release()
+            raise
+        return topics, seen
+
+    def _fetched_topic(self, wanted: Any, version: int) -> FetchedTopic:  # noqa: ANN401 - kio's
+        if version < _FIRST_BY_ID:
+            return FetchedTopic(wanted.topic, None, [])
+        known = None if wanted.topic_id is None else self._catalog.topic_of_id(wanted.topic_id)
+        return FetchedTopic("" if known is None else known.name, wanted.topic_id, [])
+
+    def _partition(  # noqa: PLR0911 - one error code for each kind of failure
+        self,
+        topic: FetchedTopic,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        index = asked.partition
+        if topic.topic_id is not None and not topic.name:
+            return FetchedData(index, ErrorCode.unknown_topic_id)
+        partition = self._catalog.partition(topic.name, index)
+        if partition is None:
+            return FetchedData(index, ErrorCode.unknown_topic_or_partition)
+        try:
+            return self._data(partition, asked, room, isolated=isolated)
+        except (ObjectNotFoundError, PreconditionFailedError) as error:
+            # Quarantine, retirement or the store's lifecycle rules have changed the archive. Java
+            # and librdkafka ask for metadata again after this error, and then repeat the Fetch.
+            self._report(partition, "endpoint.segment_replaced", error)
+            self._renew(partition)
+            return FetchedData(index, ErrorCode.not_leader_or_follower)
+        except (DamagedSegmentError, UnsupportedFormatError) as error:
+            self._report(partition, "endpoint.segment_damaged", error)
+            return FetchedData(index, ErrorCode.corrupt_message)
+        except BatchTooLargeError as error:
+            self._report(partition, "endpoint.batch_too_large", error)
+            return FetchedData(index, ErrorCode.message_too_large)
+        except SidetierError as error:
+            self._report(partition, "endpoint.store_failed", error)
+            return FetchedData(index, ErrorCode.kafka_storage_error)
+
+    def _data(
+        self,
+        partition: Partition,
+        asked: Any,  # noqa: ANN401 - kio's
+        room: _Room,
+        *,
+        isolated: bool,
+    ) -> FetchedData:
+        view, offset = partition.view(), Offset(asked.fetch_offset)
+        if view is None:
+            is_start = offset == 0
+            error = ErrorCode.none if is_start else ErrorCode.offset_out_of_range
+            start = Offset(0) if is_start else _NONE
+            aborted = () if isolated and is_start else None
+            return FetchedData(asked.partition, error, start, start, start, aborted)
+        stable = _last_stable_offset(partition, view, isolated=isolated)
+        data = FetchedData(
+            asked.partition,
+            high_watermark=view.end,
+            last_stable_offset=stable,
+            log_start_offset=view.start,
+            aborted=() if isolated else None,
+            state=state_of(view),
+        )
+        limit = stable if isolated else view.end
+        if not view.start <= offset <= view.end:
+            self._report_missing(partition, view, offset)
+            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+        if offset >= limit:
+            return data
+        try:
+            batch = self._first_batch(partition, view, offset, limit)
+        except _MissingOffsetError as missing:
+            self._report_missing(partition, view, missing.offset)
+            return FetchedData(asked.partition, ErrorCode.offset_out_of_range)
+        if batch is None:
+            return data
+        data.lease = self._lease(partition, batch, asked.partition_max_bytes, room)
+        if isolated and data.lease.pieces:
+            data.aborted = self._aborted(partition, view, batch, offset, data.lease)
+        return data
+
+    def _first_batch(
+        self, partition: Partition, view: ArchiveView, offset: Offset, limit: Offset
+    ) -> "_FirstBatch | None":
+        """Find the batch with which a response begins; None if no batch is below the limit.
+
+        Raises:
+            _MissingOffsetError: `offset` is missing in the archive.
+        """
+        topic = partition.tp.topic
+        while offset < limit:
+            until = view.until(offset)
+            reached = offset
+            for stored in _candidates(view, offset):
+                located = self._positions.first_batch(topic, stored, offset)
+                if located is not None and located[1].base_offset < until:
+                    position, header = located
+                    if header.base_offset >= limit:
+                        return None
+                    return _FirstBatch(stored, position, header, min(until, limit))
+                # Compaction may have removed the segment's last records: none of them is missing.
+                reached = max(reached, min(partition.transactions.notes(stored).end, until))
+            if reached == offset:
+                raise _MissingOffsetError(offset)
+            offset = reached
+        return None
+
+    def _aborted(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        batch: "_FirstBatch",
+        offset: Offset,
+        lease: Lease,
+    ) -> Sequence[AbortedTransaction]:
+        """Return the aborted transactions in the lent bytes; release them after an error."""
+        try:
+            return self._aborted_in(partition, view, batch, offset, batch.start + lease.size)
+        except BaseException:
+            lease.release()
+            raise
+
+    def _aborted_in(
+        self,
+        partition: Partition,
+        view: ArchiveView,
+        batch: "_FirstBatch",
+        offset: Offset,
+        end: int,
+    ) -> Sequence[AbortedTransaction]:
+        topic = partition.tp.topic
+        # Beside the segments of Pinterest's uploader are no transaction indexes: all segments below
+        # would have to be read, which most topics do not need.
+        if view.is_pinterest and not self._positions.has_transactions(
+            topic, batch.log, batch.start, end
+        ):
+            return ()
+        bound = self._positions.bound(topic, batch.log, end) or batch.until
+        return partition.transactions.aborted(view, batch.log, offset, min(bound, batch.until))
+
+    def _lease(self, partition: Partition, batch: "_FirstBatch", most: int, room: _Room) -> Lease:
+        topic, stored = partition.tp.topic, batch.log
+        size = min(most, room.left)
+        if size < batch.header.length:
+            if not room.is_empty:
+                return Lease([])  # the client asks again, with this partition first
+            size = batch.header.length
+        end = min(batch.start + size, stored.size)
+        if partition.transactions.notes(stored).end > batch.until:
+            end = min(end, self._positions.end_below(topic, stored, batch.until))
+        lease = self._bytes.lend(topic, stored, batch.start, end, batch.header.length)
+        room.left -= lease.size
+        room.is_empty = False
+        return lease
+
+    def _renew(self, partition: Partition) -> None:
+        try:
+            partition.renew()
+        except SidetierError as error:
+            self._report(partition, "endpoint.refresh_failed", error)
+
+    def _report(self, partition: Partition, event: str, error: SidetierError) -> None:
+        tp = partition.tp
+        log.warning(event, topic=tp.topic, partition=tp.partition, error=str(error))
+
+    def _report_missing(self, partition: Partition, view: ArchiveView, offset: Offset) -> None:
+        """Log once why an offset cannot be read; the client resets its position by its policy."""
+        tp = partition.tp
+        if (tp, offset) in self._reported:
+            return
+        if len(self._reported) >= _REPORTED_OFFSETS:
+            self._reported.clear()
+        self._reported[tp, offset] = None
+        detail = f"{view.where} has [{view.start}, {view.end})"
+        if offset < view.end:
+            following = view.after(offset)
+            until = view.end if following is None else Offset(following.base_offset)
+            gaps = partition.archive.gaps() if offset >= view.start else []
+            missing = first_missing(OffsetRange(offset, max(until, offset)), gaps, view.start)
+            detail = missing.detail(view.where)
+        log.warning(
+            "endpoint.offset_out_of_range",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=offset,
+            detail=detail,
+        )
+
+
+class _MissingOffsetError(Exception):
+    """The archive lacks an offset below its end."""
+
+    def __init__(self, offset: Offset) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstBatch:
+    """The batch with which a response begins.
+
+    Attributes:
+        log: Its segment.
+        start: Its byte position.
+        header: Its header.
+        until: Batches from this offset on are not sent from this segment.
+    """
+
+    log: StoredLog
+    start: int
+    header: BatchHeader
+    until: Offset
+
+
+def _last_stable_offset(partition: Partition, view: ArchiveView, *, isolated: bool) -> Offset:
+    """Return the last stable offset; -1 if damage hides it, and the client does not need it.
+
+    The damage is in the last segment, and a `read_uncommitted` client may read others.
+    """
+    try:
+        return partition.transactions.last_stable_offset(view)
+    except (DamagedSegmentError, UnsupportedFormatError):
+        if isolated:
+            raise
+        return _NONE
+
+
+def _candidates(view: ArchiveView, offset: Offset) -> Iterable[StoredLog]:
+    """Yield the segments that may have the offset, by descending base offset.
+
+    Segments may overlap: a lower one may reach beyond the end of the one that begins next to the
+    offset.
+    """
+    holder = view.holder(offset)
+    if holder is not None:
+        yield holder
+        yield from view.below(holder.base_offset)[:_MOST_LOWER_SEGMENTS]

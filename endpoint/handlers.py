@@ -1,0 +1,306 @@
+"""The answers to all requests but Fetch. See `protocol` for the versions."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.endpoint.catalog import Catalog, Topic
+from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.wire.protocol import ApiKey, build_response, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+NODE_ID: Final = 0
+"""Node id of the endpoint: the only broker of the cluster that it shows."""
+_NO_LEADER_EPOCH: Final = -1
+_TOPIC_RESOURCE: Final = 2
+_GROUP_KEY: Final = 0
+_NO_GROUPS: Final = (
+    "this endpoint keeps no consumer groups: use assign() with manual offsets, or a group on the "
+    "live cluster"
+)
+_READ_ONLY: Final = "this endpoint is read-only"
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_MOST_METADATA: Final = 64
+_FIRST_NULL_FOR_ALL: Final = 1
+_FIRST_COORDINATORS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response body, and the first error in it, for metrics. None: the client expects none."""
+
+    body: bytes | None
+    error: ErrorCode = ErrorCode.none
+
+
+class RequestHandlers:
+    """Answers requests from the catalog. Thread-safe.
+
+    Args:
+        catalog: The topics.
+        offsets: Answers questions for offsets.
+        advertised: Host and port at which clients reach the endpoint.
+    """
+
+    def __init__(
+        self, catalog: Catalog, offsets: OffsetAnswers, advertised: tuple[str, int]
+    ) -> None:
+        self._catalog = catalog
+        self._offsets = offsets
+        self._host, self._port = advertised
+        self._guard = threading.Lock()
+        self._metadata: OrderedDict[tuple[int, tuple[object, ...] | None], tuple[object, bytes]] = (
+            OrderedDict()
+        )
+        self._handlers: Mapping[ApiKey, Callable[[Any, int], Answer]] = {
+            ApiKey.METADATA: self._answer_metadata,
+            ApiKey.LIST_OFFSETS: self._answer_list_offsets,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
+            ApiKey.DESCRIBE_CLUSTER: self._answer_cluster,
+            ApiKey.DESCRIBE_CONFIGS: self._answer_configs,
+            ApiKey.FIND_COORDINATOR: self._answer_coordinator,
+            ApiKey.PRODUCE: self._refuse_produce,
+            ApiKey.INIT_PRODUCER_ID: self._refuse_producer_id,
+        }
+
+    def answer(self, api: ApiKey, version: int, request: Any) -> Answer:  # noqa: ANN401 - kio's
+        """Return the response to a decoded request."""
+        return self._handlers[api](request, version)
+
+    # Metadata
+
+    def _answer_metadata(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        asked = request.topics
+        if asked is not None and not asked and version < _FIRST_NULL_FOR_ALL:
+            asked = None  # version 0 has no null: an empty list means all topics
+        names = None
+        if asked is not None:
+            names = tuple((topic.name, getattr(topic, "topic_id", None)) for topic in asked)
+            for name, topic_id in names:  # looks for topics that are not known yet
+                self._topic(name, topic_id)
+        topics = self._catalog.topics
+        key = (version, names)
+        with self._guard:
+            known = self._metadata.get(key)
+        if known is not None and known[0] is topics:
+            return Answer(known[1])
+        if names is None:
+            rows = [_metadata_row(topic) for topic in topics.values()]
+        else:
+            rows = [self._asked_row(name, topic_id) for name, topic_id in names]
+        response = build_response(
+            ApiKey.METADATA,
+            version,
+            throttle_time=0,
+            brokers=[{"node_id": NODE_ID, "host": self._host, "port": self._port}],
+            cluster_id=self._catalog.cluster,
+            controller_id=NODE_ID,
+            topics=rows,
+            error_code=ErrorCode.none,
+        )
+        body = encode(response)
+        errors = (row["error_code"] for row in rows)
+        error = next((code for code in errors if code is not ErrorCode.none), ErrorCode.none)
+        if error is ErrorCode.none:
+            with self._guard:
+                self._metadata[key] = topics, body
+                if len(self._metadata) > _MOST_METADATA:
+                    self._metadata.popitem(last=False)
+        return Answer(body, error)
+
+    def _topic(self, name: str | None, topic_id: UUID | None) -> Topic | None:
+        if name is None:
+            return None if topic_id is None else self._catalog.topic_of_id(topic_id)
+        return self._catalog.topic(name)
+
+    def _asked_row(self, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+        topic = self._topic(name, topic_id)
+        if topic is not None:
+            return _metadata_row(topic)
+        error = ErrorCode.unknown_topic_id if name is None else ErrorCode.unknown_topic_or_partition
+        return {"error_code": error, "name": name, "topic_id": topic_id, "partitions": ()}
+
+    # Offsets
+
+    def _answer_list_offsets(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        isolation = getattr(request, "isolation_level", 0)
+        first_error = ErrorCode.none
+        topics = []
+        for topic in request.topics:
+            rows = []
+            for asked in topic.partitions:
+                listed = self._offsets.list_offset(
+                    topic.name, asked.partition_index, asked.timestamp, isolation
+                )
+                first_error = first_error or listed.error
+                rows.append(
+                    {
+                        "partition_index": asked.partition_index,
+                        "error_code": listed.error,
+                        "timestamp": listed.timestamp,
+                        "offset": listed.offset,
+                        "leader_epoch": _NO_LEADER_EPOCH,
+                    }
+                )
+            topics.append({"name": topic.name, "partitions": rows})
+        response = build_response(ApiKey.LIST_OFFSETS, version, throttle_time=0, topics=topics)
+        return Answer(encode(response), first_error)
+
+    def _answer_epoch_ends(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        first_error = ErrorCode.none
+        topics = []
+        for topic in request.topics:
+            rows = []
+            for asked in topic.partitions:
+                end = self._offsets.epoch_end(topic.topic, asked.partition, asked.leader_epoch)
+                first_error = first_error or end.error
+                rows.append(
+                    {
+                        "error_code": end.error,
+                        "partition": asked.partition,
+                        "leader_epoch": end.leader_epoch,
+                        "end_offset": end.end_offset,
+                    }
+                )
+            topics.append({"topic": topic.topic, "partitions": rows})
+        response = build_response(
+            ApiKey.OFFSET_FOR_LEADER_EPOCH, version, throttle_time=0, topics=topics
+        )
+        return Answer(encode(response), first_error)
+
+    # The cluster
+
+    def _answer_cluster(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        response = build_response(
+            ApiKey.DESCRIBE_CLUSTER,
+            version,
+            throttle_time=0,
+            error_code=ErrorCode.none,
+            error_message=None,
+            endpoint_type=getattr(request, "endpoint_type", 1),
+            cluster_id=self._catalog.cluster,
+            controller_id=NODE_ID,
+            brokers=[
+                {"broker_id": NODE_ID, "host": self._host, "port": self._port, "is_fenced": False}
+            ],
+        )
+        return Answer(encode(response))
+
+    def _answer_configs(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        """Return no setting: the archive does not have those of topics."""
+        first_error = ErrorCode.none
+        results = []
+        for asked in request.resources:
+            is_unknown = (
+                asked.resource_type == _TOPIC_RESOURCE
+                and self._catalog.topic(asked.resource_name) is None
+            )
+            error = ErrorCode.unknown_topic_or_partition if is_unknown else ErrorCode.none
+            first_error = first_error or error
+            results.append(
+                {
+                    "error_code": error,
+                    "error_message": None,
+                    "resource_type": asked.resource_type,
+                    "resource_name": asked.resource_name,
+                    "configs": (),
+                }
+            )
+        response = build_response(
+            ApiKey.DESCRIBE_CONFIGS, version, throttle_time=0, results=results
+        )
+        return Answer(encode(response), first_error)
+
+    # What the endpoint refuses
+
+    def _answer_coordinator(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        """Refuse groups and transactions.
+
+        With COORDINATOR_NOT_AVAILABLE, which a broker sends while it cannot know the coordinator,
+        librdkafka's `subscribe` would wait for ever without an error.
+        """
+        is_group = getattr(request, "key_type", _GROUP_KEY) == _GROUP_KEY
+        error, message = (
+            (ErrorCode.group_authorization_failed, _NO_GROUPS)
+            if is_group
+            else (ErrorCode.transactional_id_authorization_failed, _READ_ONLY)
+        )
+        row = {
+            "error_code": error,
+            "error_message": message,
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+        if version >= _FIRST_COORDINATORS:
+            rows = [{"key": key, **row} for key in request.coordinator_keys]
+            response = build_response(
+                ApiKey.FIND_COORDINATOR, version, throttle_time=0, coordinators=rows
+            )
+        else:
+            response = build_response(ApiKey.FIND_COORDINATOR, version, throttle_time=0, **row)
+        return Answer(encode(response), error)
+
+    def _refuse_produce(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        error = ErrorCode.topic_authorization_failed
+        if request.acks == 0:
+            return Answer(None, error)
+        responses = [
+            {
+                "name": getattr(topic, "name", ""),
+                "topic_id": getattr(topic, "topic_id", None),
+                "partition_responses": [
+                    {
+                        "index": asked.index,
+                        "error_code": error,
+                        "base_offset": -1,
+                        "record_errors": (),
+                        "error_message": _READ_ONLY,
+                    }
+                    for asked in topic.partition_data
+                ],
+            }
+            for topic in request.topic_data
+        ]
+        response = build_response(ApiKey.PRODUCE, version, responses=responses, throttle_time=0)
+        return Answer(encode(response), error)
+
+    def _refuse_producer_id(self, _request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
+        error = ErrorCode.cluster_authorization_failed
+        response = build_response(
+            ApiKey.INIT_PRODUCER_ID,
+            version,
+            throttle_time=0,
+            error_code=error,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        return Answer(encode(response), error)
+
+
+def _metadata_row(topic: Topic) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in _INTERNAL,
+        "partitions": [
+            {
+                "error_code": ErrorCode.none,
+                "partition_index": number,
+                "leader_id": NODE_ID,
+                # With a real epoch that is lower than the one of a committed offset, Java's
+                # consumer would wait for a newer one for ever.
+                "leader_epoch": _NO_LEADER_EPOCH,
+                "replica_nodes": (NODE_ID,),
+                "isr_nodes": (NODE_ID,),
+            }
+            for number in range(topic.partitions)
+        ],
+    }

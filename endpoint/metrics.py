@@ -1,0 +1,48 @@
+"""Prometheus metrics of the endpoint."""
+
+from collections.abc import Callable
+
+from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sidetier.telemetry import endpoint_catalogue as catalogue
+from sidetier.telemetry.catalogue import Metric
+from sidetier.wire.protocol import ApiKey
+
+
+class EndpointMetrics:
+    """All metrics of one endpoint. Thread-safe.
+
+    Args:
+        registry: The registry that they are registered in.
+        block_bytes: Returns the bytes that the block cache holds.
+    """
+
+    def __init__(self, registry: CollectorRegistry, block_bytes: Callable[[], int]) -> None:
+        def counter(metric: Metric) -> Counter:
+            return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+        def gauge(metric: Metric) -> Gauge:
+            return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+        self.connections = gauge(catalogue.CONNECTIONS)
+        self.accepted = counter(catalogue.ACCEPTED)
+        self.refused = counter(catalogue.REFUSED)
+        self.dropped = counter(catalogue.CLOSED)
+        self._requests = counter(catalogue.REQUESTS)
+        seconds = catalogue.REQUEST_SECONDS
+        self._seconds = Histogram(
+            seconds.name, seconds.help, seconds.labels, registry=registry, buckets=seconds.buckets
+        )
+        self._sent = counter(catalogue.SENT_BYTES)
+        self._records = counter(catalogue.RECORD_BYTES)
+        gauge(catalogue.BLOCK_BYTES).set_function(block_bytes)
+
+    def answered(
+        self, api: ApiKey, error: ErrorCode, seconds: float, sent: int, records: int
+    ) -> None:
+        """Count an answered request, its bytes, and the bytes of record batches among them."""
+        self._requests.labels(api.title, error.name).inc()
+        self._seconds.labels(api.title).observe(seconds)
+        self._sent.inc(sent)
+        self._records.inc(records)

@@ -1,0 +1,196 @@
+"""ListOffsets and OffsetForLeaderEpoch.
+
+Source: Kafka's `Partition.fetchOffsetForTimestamp`, `UnifiedLog.fetchOffsetByTimestamp`, and
+`LeaderEpochFileCache.endOffsetFor`.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.archive.access import range_reader
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.leader_epochs import read_epoch_history
+from sidetier.archive.reader.opening import Opener
+from sidetier.archive.reader.time_search import SegmentTimes, TimeSearch
+from sidetier.archive.view import ArchiveView
+from sidetier.endpoint.blocks import SegmentBytes
+from sidetier.endpoint.catalog import Catalog, Partition
+from sidetier.segments.epoch_history import EpochHistory
+from sidetier.segments.errors import SidetierError
+from sidetier.segments.headers import walk_headers
+from sidetier.segments.offsets import UNKNOWN_EPOCH, Offset, TopicPartition
+from sidetier.telemetry.logs import logger
+
+log = logger()
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+_READ_COMMITTED: Final = 1
+_UNKNOWN: Final = -1
+_INDEX_BYTES: Final = 16 << 20
+_MOST_ANSWERS: Final = 4096
+_NO_TIME_INDEX: Final = 2**63 - 1
+"""The largest timestamp of a segment without a usable time index, as `SegmentTimes` returns it."""
+
+
+class ListedOffset(NamedTuple):
+    """An answer of ListOffsets. Both numbers are -1 if there is no such record."""
+
+    error: ErrorCode
+    offset: int = _UNKNOWN
+    timestamp: int = _UNKNOWN
+
+
+class EpochEnd(NamedTuple):
+    """An answer of OffsetForLeaderEpoch: the epoch, and the offset after its last record."""
+
+    error: ErrorCode
+    leader_epoch: int = UNKNOWN_EPOCH
+    end_offset: int = _UNKNOWN
+
+
+class OffsetAnswers:
+    """Answers questions for offsets. Thread-safe.
+
+    Args:
+        catalog: The topics.
+        segment_bytes: Reads segments.
+    """
+
+    def __init__(self, catalog: Catalog, segment_bytes: SegmentBytes) -> None:
+        self._catalog = catalog
+        self._bytes = segment_bytes
+        self._locator = Locator(IndexCache(_INDEX_BYTES), lambda _key, _reason: None)
+        self._guard = threading.Lock()
+        self._times: OrderedDict[tuple[TopicPartition, str, int, int], ListedOffset] = OrderedDict()
+        self._largest: dict[TopicPartition, dict[tuple[str, str, int], int]] = {}
+
+    def list_offset(self, name: str, number: int, timestamp: int, isolation: int) -> ListedOffset:
+        """Return the offset that a timestamp asks for, and the timestamp of its record.
+
+        Args:
+            name: The topic.
+            number: The partition.
+            timestamp: In ms since 1970; or -1 for the end (with read_committed: the last stable
+                offset), -2 and -4 for the start, -3 for the first record with the largest
+                timestamp, -5 for the end of tiered storage, which the endpoint does not have.
+            isolation: Kafka's number of the isolation level.
+        """
+        partition = self._catalog.partition(name, number)
+        if partition is None:
+            return ListedOffset(ErrorCode.unknown_topic_or_partition)
+        try:
+            view = partition.view()
+            if view is None:
+                is_end = timestamp in {LATEST, EARLIEST, EARLIEST_LOCAL}
+                return ListedOffset(ErrorCode.none, 0 if is_end else _UNKNOWN)
+            return self._listed(partition, view, timestamp, isolation)
+        except SidetierError as error:
+            log.warning(
+                "endpoint.list_offsets_failed", topic=name, partition=number, error=str(error)
+            )
+            return ListedOffset(ErrorCode.kafka_storage_error)
+
+    def epoch_end(self, name: str, number: int, epoch: int) -> EpochEnd:
+        """Return the largest archived leader epoch up to `epoch`, and where it ends.
+
+        For an epoch above all archived ones that is the archive's last epoch and the archive end
+        offset. A broker would answer -1 there, which means that it cannot know the epoch: a client
+        that has read newer records from the live cluster would take its position for truncated.
+        """
+        partition = self._catalog.partition(name, number)
+        if partition is None:
+            return EpochEnd(ErrorCode.unknown_topic_or_partition)
+        try:
+            view = partition.view()
+            if view is None:
+                return EpochEnd(ErrorCode.none)
+            archive = self._catalog.archive
+            stored = read_epoch_history(archive.store(name), archive.layout, partition.tp)
+            return end_of_epoch(stored.epoch_history.up_to(view.end), epoch, view.end)
+        except SidetierError as error:
+            log.warning("endpoint.epoch_end_failed", topic=name, partition=number, error=str(error))
+            return EpochEnd(ErrorCode.kafka_storage_error)
+
+    def _listed(
+        self, partition: Partition, view: ArchiveView, timestamp: int, isolation: int
+    ) -> ListedOffset:
+        if timestamp in {EARLIEST, EARLIEST_LOCAL}:
+            return ListedOffset(ErrorCode.none, view.start)
+        if timestamp == LATEST_TIERED:
+            return ListedOffset(ErrorCode.none)
+        limit = view.end
+        if isolation == _READ_COMMITTED:
+            limit = partition.transactions.last_stable_offset(view)
+        if timestamp == LATEST:
+            return ListedOffset(ErrorCode.none, limit)
+        if timestamp < 0 and timestamp != MAX_TIMESTAMP:
+            return ListedOffset(ErrorCode.unsupported_version)
+        key = (partition.tp, view.etag, view.end, timestamp)
+        with self._guard:
+            known = self._times.get(key)
+        if known is None:
+            known = self._first_at(partition, view, timestamp)
+            with self._guard:
+                self._times[key] = known
+                if len(self._times) > _MOST_ANSWERS:
+                    self._times.popitem(last=False)
+        return known if known.offset < limit else ListedOffset(ErrorCode.none)
+
+    def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:
+        read = range_reader(self._catalog.archive, partition.tp.topic)
+        opener = Opener(
+            partition.archive,
+            self._locator,
+            read,
+            lambda row, start, end: memoryview(read(row, start, end)),
+        )
+        with self._guard:
+            largest = self._largest.setdefault(partition.tp, {})
+        times = SegmentTimes(self._locator, read, largest)
+        if timestamp == MAX_TIMESTAMP:
+            newest = max(
+                (self._largest_of(partition, times, stored) for stored in view.logs), default=-1
+            )
+            if newest < 0:
+                return ListedOffset(ErrorCode.none)
+            timestamp = newest
+        record = TimeSearch(opener, times).first_at(timestamp, float("inf"))
+        if record is None:
+            return ListedOffset(ErrorCode.none)
+        return ListedOffset(ErrorCode.none, record.offset, record.timestamp)
+
+    def _largest_of(self, partition: Partition, times: SegmentTimes, stored: Any) -> int:  # noqa: ANN401
+        largest = times.largest(stored)
+        if largest != _NO_TIME_INDEX:
+            return largest
+        topic = partition.tp.topic
+        headers = walk_headers(
+            lambda at, size: self._bytes.read(topic, stored, at, size), stored.size
+        )
+        return max((header.max_timestamp for _, header in headers), default=-1)
+
+
+def end_of_epoch(history: EpochHistory, epoch: int, end: Offset) -> EpochEnd:
+    """Return the largest known epoch up to `epoch`, and its end; pure.
+
+    Args:
+        history: The leader epochs of the archive.
+        epoch: The epoch that a client asks for.
+        end: The archive end offset.
+    """
+    if not history.entries:
+        # Nothing is known, so nothing shows that the client's records were discarded.
+        return EpochEnd(ErrorCode.none, epoch, end)
+    first_epoch, first_start = history.entries[0]
+    if epoch < first_epoch:
+        return EpochEnd(ErrorCode.none, epoch, first_start)
+    largest = max(known for known, _ in history.entries if known <= epoch)
+    following = history.end_of(largest)
+    return EpochEnd(ErrorCode.none, largest, end if following is None else following)

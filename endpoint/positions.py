@@ -1,0 +1,177 @@
+"""Byte positions of batches in stored segments, from the index and the headers behind its entries.
+
+A broker does the same (`OffsetIndex.lookup`, then `FileRecords.searchForOffsetWithSize`). The
+positions that were found last are remembered, so that segments without a usable index are not
+walked from their first byte by each fetch.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sidetier.archive.access import ArchiveAccess, range_reader
+from sidetier.archive.locate import IndexCache, Locator
+from sidetier.archive.objects.segment import StoredLog, Version
+from sidetier.endpoint.blocks import SegmentBytes
+from sidetier.segments.errors import DamagedSegmentError, UnsupportedFormatError
+from sidetier.segments.headers import BatchHeader, walk_headers
+from sidetier.segments.offsets import Offset
+
+_INDEX_BYTES: Final = 32 << 20
+_MOST_REMEMBERED: Final = 64
+_MOST_SEGMENTS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The entries of an index in two arrays that can be searched without a copy."""
+
+    relatives: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        return self.relatives.nbytes + self.positions.nbytes
+
+
+class Positions:
+    """Finds batches in the segments of all partitions. Thread-safe."""
+
+    def __init__(self, archive: ArchiveAccess, segment_bytes: SegmentBytes) -> None:
+        self._archive = archive
+        self._bytes = segment_bytes
+        # The locator parses and checks indexes; they are kept here, in another form.
+        self._locator = Locator(IndexCache(0), lambda _key, _reason: None)
+        self._guard = threading.Lock()
+        self._indexes: OrderedDict[Version, _Index | None] = OrderedDict()
+        self._held = 0
+        self._seen: OrderedDict[Version, OrderedDict[int, int]] = OrderedDict()
+
+    def first_batch(
+        self, topic: str, log: StoredLog, offset: int
+    ) -> tuple[int, BatchHeader] | None:
+        """Return the first batch that ends above `offset`, and its byte position.
+
+        Compaction may have removed `offset`: then the batch begins above it.
+
+        Returns:
+            None if the segment has no such batch.
+
+        Raises:
+            DamagedSegmentError, UnsupportedFormatError: Bytes on the way are no batch.
+            StorageError: As `RemoteStorage` says.
+        """
+        for position, header in self._walk(topic, log, offset):
+            if header.next_offset > offset:
+                self._remember(log, int(header.base_offset), position)
+                return position, header
+        return None
+
+    def end_below(self, topic: str, log: StoredLog, offset: int) -> int:
+        """Return the byte position of the first batch that begins at or above `offset`.
+
+        Returns:
+            The segment's size if there is no such batch. Raises as `first_batch`.
+        """
+        for position, header in self._walk(topic, log, offset):
+            if header.base_offset >= offset:
+                self._remember(log, int(header.base_offset), position)
+                return position
+        return log.size
+
+    def has_transactions(self, topic: str, log: StoredLog, start: int, end: int) -> bool:
+        """Return whether a batch that begins in this range of bytes is part of a transaction.
+
+        Args:
+            topic: The topic.
+            log: The segment.
+            start: Byte position of a batch.
+            end: End of the range, exclusive. The last batch may reach beyond it.
+
+        Raises as `first_batch`.
+        """
+        for position, header in walk_headers(
+            lambda at, size: self._bytes.read(topic, log, at, size), log.size, start=start
+        ):
+            if position >= end:
+                break
+            if header.is_transactional:
+                return True
+        return False
+
+    def bound(self, topic: str, log: StoredLog, position: int) -> Offset | None:
+        """Return an offset above all batches that begin below this byte position, from the index.
+
+        Returns:
+            None if the index has no entry there.
+        """
+        index = self._index(topic, log)
+        if index is None:
+            return None
+        # An entry has the last offset of the batches that were appended at its position.
+        at = int(np.searchsorted(index.positions, position, side="left"))
+        if at >= len(index.relatives):
+            return None
+        return Offset(log.base_offset + int(index.relatives[at]) + 1)
+
+    def _walk(self, topic: str, log: StoredLog, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        start = self._start(topic, log, offset)
+        try:
+            yield from walk_headers(
+                lambda at, size: self._bytes.read(topic, log, at, size), log.size, start=start
+            )
+        except (DamagedSegmentError, UnsupportedFormatError) as error:
+            raise type(error)(f"{log.key}: {error}") from error
+
+    def _start(self, topic: str, log: StoredLog, offset: int) -> int:
+        """Return a position at or before the batch that has the offset."""
+        if offset <= log.base_offset:
+            return 0
+        index = self._index(topic, log)
+        if index is None:
+            with self._guard:
+                seen = self._seen.get(log.version)
+                known = () if seen is None else seen.items()
+                return max((at for base, at in known if base <= offset), default=0)
+        relative = offset - log.base_offset
+        at = int(np.searchsorted(index.relatives, relative, side="right")) - 1
+        return int(index.positions[at]) if at >= 0 else 0
+
+    def _index(self, topic: str, log: StoredLog) -> _Index | None:
+        with self._guard:
+            if log.version in self._indexes:
+                self._indexes.move_to_end(log.version)
+                return self._indexes[log.version]
+        entries = self._locator.offsets(range_reader(self._archive, topic), log)
+        index = None
+        if entries is not None:
+            relatives, positions = (
+                entries[name].astype(np.int64) for name in ("relative", "position")
+            )
+            index = _Index(relatives, positions)
+        with self._guard:
+            if log.version not in self._indexes:
+                self._indexes[log.version] = index
+                self._held += 0 if index is None else index.size
+            while len(self._indexes) > _MOST_SEGMENTS or self._held > _INDEX_BYTES:
+                _, dropped = self._indexes.popitem(last=False)
+                self._held -= 0 if dropped is None else dropped.size
+        return index
+
+    def _remember(self, log: StoredLog, base: int, position: int) -> None:
+        with self._guard:
+            if self._indexes.get(log.version) is not None:
+                return
+            seen: OrderedDict[int, int] = self._seen.setdefault(log.version, OrderedDict())
+            seen[base] = position
+            seen.move_to_end(base)
+            if len(seen) > _MOST_REMEMBERED:
+                seen.popitem(last=False)
+            self._seen.move_to_end(log.version)
+            if len(self._seen) > _MOST_SEGMENTS:
+                self._seen.popitem(last=False)

@@ -1,0 +1,110 @@
+"""The parts of one endpoint, from its start to its end."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from sidetier.archive.access import ArchiveAccess
+from sidetier.endpoint.blocks import BlockCache, SegmentBytes
+from sidetier.endpoint.catalog import Catalog, CatalogSettings
+from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.metrics import EndpointMetrics
+from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.endpoint.positions import Positions
+from sidetier.endpoint.server import Endpoint, ServerSettings, open_listener
+from sidetier.telemetry.logs import logger
+
+log = logger()
+
+DEFAULT_MEMORY = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """Options of an endpoint.
+
+    Attributes:
+        listen: Host and port to listen at; port 0 lets the system choose.
+        advertised: Host and port that clients are told; None for `listen`.
+        memory: Memory for blocks of segments, in bytes. Not used for `file://` stores.
+        server: Bounds on what clients can ask.
+        catalog: How often the store is asked.
+    """
+
+    listen: tuple[str, int]
+    advertised: tuple[str, int] | None = None
+    memory: int = DEFAULT_MEMORY
+    server: ServerSettings = field(default_factory=ServerSettings)
+    catalog: CatalogSettings = field(default_factory=CatalogSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEndpoint:
+    """An endpoint that serves clients.
+
+    Attributes:
+        address: Host and port at which it listens.
+        server: Its connections.
+        blocks: Its memory.
+        catalog: Its topics.
+    """
+
+    address: tuple[str, int]
+    server: Endpoint
+    blocks: BlockCache
+    catalog: Catalog
+
+    def stop(self) -> None:
+        """End all connections; see `Endpoint.stop`. May be called twice."""
+        self.server.stop(wake=self.catalog.close)
+
+
+@contextmanager
+def serving(
+    archive: ArchiveAccess,
+    settings: EndpointSettings,
+    registry: CollectorRegistry | None = None,
+) -> Iterator[RunningEndpoint]:
+    """Serve the topics of an archive until the block ends.
+
+    Raises:
+        ConfigurationError: The address cannot be listened at.
+        ConfigurationError, ArchiveError, StorageError: The archive cannot be read.
+    """
+    blocks = BlockCache(settings.memory)
+    segment_bytes = SegmentBytes(archive, blocks)
+    catalog = Catalog(archive, segment_bytes, settings.catalog)
+    listener = open_listener(*settings.listen)
+    host, port = listener.getsockname()[:2]
+    try:
+        catalog.start()
+    except BaseException:
+        listener.close()
+        catalog.close()
+        blocks.close()
+        raise
+    server = Endpoint(
+        RequestHandlers(
+            catalog, OffsetAnswers(catalog, segment_bytes), settings.advertised or (host, port)
+        ),
+        Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
+        EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used),
+        settings.server,
+    )
+    acceptor = threading.Thread(
+        target=server.serve, args=(listener,), name="endpoint-accept", daemon=True
+    )
+    acceptor.start()
+    log.info("endpoint.listening", host=host, port=port, topics=len(catalog.topics))
+    running = RunningEndpoint((host, port), server, blocks, catalog)
+    try:
+        yield running
+    finally:
+        log.info("endpoint.stopping", connections=server.open_connections)
+        running.stop()
+        acceptor.join()
+        blocks.close()

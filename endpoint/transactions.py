@@ -1,0 +1,113 @@
+"""What `read_committed` clients need to know of a partition: its last stable offset, and the
+aborted transactions in the bytes that they get.
+
+Source: Kafka's `UnifiedLog.collectAbortedTransactions`, KIP-98.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from sidetier.archive.objects.segment import StoredLog, Version, noted_records
+from sidetier.archive.partition_archive import PartitionArchive
+from sidetier.archive.transactions import PartitionTransactions
+from sidetier.archive.view import ArchiveView
+from sidetier.segments.offsets import Offset
+from sidetier.wire.record_requests import AbortedTransaction
+
+_MOST_SEGMENTS: Final = 4096
+
+
+class SegmentNotes(NamedTuple):
+    """What the metadata of a `.log` tells.
+
+    Attributes:
+        end: The offset after the segment's last one, also if compaction has removed that record;
+            for a segment of Pinterest's uploader, the offset after its last batch.
+        is_plain: Whether the segment is known to have no batch of a transaction.
+    """
+
+    end: Offset
+    is_plain: bool
+
+
+class ServedTransactions:
+    """The transactions of one partition. Thread-safe.
+
+    Args:
+        archive: The partition's archive.
+        batches: See `PartitionTransactions`.
+    """
+
+    def __init__(
+        self, archive: PartitionArchive, batches: Callable[[StoredLog, int], memoryview]
+    ) -> None:
+        self._archive = archive
+        self._transactions = PartitionTransactions(archive.store, batches)
+        self._guard = threading.Lock()
+        self._notes: OrderedDict[Version, SegmentNotes] = OrderedDict()
+        self._last_stable: tuple[str, Offset, Offset] | None = None
+
+    def notes(self, log: StoredLog) -> SegmentNotes:
+        """Return the notes of a segment. At most one request, for each version of it.
+
+        Raises:
+            ObjectNotFoundError: It is no longer stored.
+            StorageError: As `RemoteStorage` says.
+        """
+        with self._guard:
+            known = self._notes.get(log.version)
+        if known is not None:
+            return known
+        head = self._archive.store.head_object(log.key)
+        noted = self._archive.noted_end(log)
+        end = self._archive.end_of(log) if noted is None else noted
+        notes = SegmentNotes(end, noted_records(head) is not None)
+        with self._guard:
+            self._notes[log.version] = notes
+            if len(self._notes) > _MOST_SEGMENTS:
+                self._notes.popitem(last=False)
+        return notes
+
+    def last_stable_offset(self, view: ArchiveView) -> Offset:
+        """Return the first offset of the oldest open transaction; the archive end if none is open.
+
+        In an archive of Pinterest's uploader nothing shows which transactions are open, without
+        reading it from the beginning. There it is always the archive end.
+
+        Raises:
+            DamagedSegmentError: The last segment cannot be read.
+            StorageError: As `RemoteStorage` says.
+        """
+        if not view.logs or view.is_pinterest:
+            return view.end
+        known = self._last_stable
+        if known is not None and known[:2] == (view.etag, view.end):
+            return known[2]
+        still_open = self._transactions.open_behind(view, view.logs[-1])
+        offset = min(view.end, Offset(min(still_open.values(), default=view.end)))
+        self._last_stable = view.etag, view.end, offset
+        return offset
+
+    def aborted(
+        self, view: ArchiveView, log: StoredLog, start: Offset, end: Offset
+    ) -> tuple[AbortedTransaction, ...]:
+        """Return the aborted transactions that a client needs for batches of one segment.
+
+        A transaction whose marker is below `start` is left out: Java's client would drop records
+        that the same producer has committed since. A transaction that ends in a later segment is
+        found there: its entry is beside the segment that has the marker.
+
+        Args:
+            view: The archive.
+            log: The segment that the batches are in.
+            start: The offset that the client asked for.
+            end: An offset above all of these batches; at most the last stable offset.
+
+        Raises:
+            DamagedSegmentError, StorageError: As `last_stable_offset`.
+        """
+        if self.notes(log).is_plain:
+            return ()
+        return self._transactions.aborted(view, log, start, end)

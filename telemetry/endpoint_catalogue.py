@@ -1,0 +1,53 @@
+"""All metrics of `sidetier serve` by name."""
+
+from typing import Final
+
+from sidetier.telemetry.catalogue import PREFIX, Kind, Metric
+
+_PREFIX: Final = PREFIX + "endpoint_"
+
+CONNECTIONS: Final = Metric(_PREFIX + "connections", Kind.GAUGE, "Open connections of clients.")
+ACCEPTED: Final = Metric(
+    _PREFIX + "accepted_connections_total", Kind.COUNTER, "Connections that were accepted."
+)
+REFUSED: Final = Metric(
+    _PREFIX + "refused_connections_total",
+    Kind.COUNTER,
+    "Connections that were closed at once, because --max-connections were open.",
+)
+CLOSED: Final = Metric(
+    _PREFIX + "dropped_connections_total",
+    Kind.COUNTER,
+    "Connections that the endpoint closed, by reason: idle, slow, malformed, unsupported, failed.",
+    ("reason",),
+)
+REQUESTS: Final = Metric(
+    _PREFIX + "requests_total",
+    Kind.COUNTER,
+    "Answered requests, by kind, and by the first error in the answer (none for success).",
+    ("api", "error"),
+)
+REQUEST_SECONDS: Final = Metric(
+    _PREFIX + "request_seconds",
+    Kind.HISTOGRAM,
+    "Time from a whole request to the last byte of its answer, by kind. A Fetch at the end of a "
+    "partition includes its wait for new records.",
+    ("api",),
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+SENT_BYTES: Final = Metric(
+    _PREFIX + "sent_bytes_total", Kind.COUNTER, "Bytes sent to clients, framing included."
+)
+RECORD_BYTES: Final = Metric(
+    _PREFIX + "record_bytes_total", Kind.COUNTER, "Bytes of record batches sent to clients."
+)
+BLOCK_BYTES: Final = Metric(
+    _PREFIX + "block_bytes",
+    Kind.GAUGE,
+    "Bytes of segments that are held for clients or being fetched; at most --memory.",
+)
+
+ENDPOINT_METRICS: Final[tuple[Metric, ...]] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Metric)
+)
+"""All of the above, in order."""

@@ -1,0 +1,166 @@
+"""Parts of a Kafka endpoint over handmade archives, and a client that sends raw requests."""
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Self
+
+from kio.static.protocol import ResponsePayload
+
+from sidetier.endpoint.blocks import BlockCache, FilePiece, Piece, SegmentBytes
+from sidetier.endpoint.catalog import Catalog, CatalogSettings
+from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.handlers import RequestHandlers
+from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.endpoint.positions import Positions
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.port import RemoteStorage
+from sidetier.wire.protocol import (
+    ApiKey,
+    build_request,
+    decode_response,
+    encode,
+    encode_header,
+    response_header_is_flexible,
+)
+from tests.harness.made_archive import LAYOUT, access_to
+
+EAGER = CatalogSettings(
+    poll_interval=0.02, max_age=0.0, discovery_interval=0.2, shortest_discovery=0.0
+)
+"""Asks the store before each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of an endpoint without a listener."""
+
+    catalog: Catalog
+    blocks: BlockCache
+    fetcher: Fetcher
+    offsets: OffsetAnswers
+    handlers: RequestHandlers
+
+    def fetch(self, version: int = 11, **values: Any) -> Any:  # noqa: ANN401 - kio's
+        """Return the decoded answer to a Fetch of all given topics."""
+        request = build_request(ApiKey.FETCH, version, **values)
+        answer = self.fetcher.fetch(request, version)
+        try:
+            body = joined(answer.pieces)
+        finally:
+            answer.release()
+        return decode_response(ApiKey.FETCH, version, memoryview(body), "endpoint")
+
+    def read(self, offset: int, **options: Any) -> Any:  # noqa: ANN401 - kio's
+        """Return the answer for orders-0 from an offset on."""
+        return self.fetch(**fetch_of("orders", offset, **options)).responses[0].partitions[0]
+
+
+def fetch_of(  # noqa: PLR0913 - the fields of a Fetch
+    topic: str,
+    offset: int,
+    *,
+    partition: int = 0,
+    isolation: int = 0,
+    max_wait: int = 0,
+    max_bytes: int = 1 << 20,
+    partition_max_bytes: int = 1 << 20,
+) -> dict[str, Any]:
+    """Return the fields of a Fetch of one partition, by topic name."""
+    asked = {
+        "partition": partition,
+        "fetch_offset": offset,
+        "partition_max_bytes": partition_max_bytes,
+    }
+    return {
+        "replica_id": -1,
+        "max_wait": max_wait,
+        "min_bytes": 1,
+        "max_bytes": max_bytes,
+        "isolation_level": isolation,
+        "topics": [{"topic": topic, "partitions": [asked]}],
+        "forgotten_topics_data": (),
+    }
+
+
+def joined(pieces: list[Piece]) -> bytes:
+    """Return the bytes of all pieces."""
+    return b"".join(
+        piece.read(0, piece.size) if isinstance(piece, FilePiece) else piece for piece in pieces
+    )
+
+
+@contextmanager
+def endpoint_over(
+    store: RemoteStorage,
+    *,
+    layout: ArchiveLayout = LAYOUT,
+    settings: CatalogSettings = EAGER,
+    memory: int = 64 << 20,
+    clock: Callable[[], float] = monotonic,
+) -> Iterator[Parts]:
+    """Yield an endpoint's parts over a store."""
+    archive = access_to(store, layout)
+    blocks = BlockCache(memory, clock=clock)
+    segment_bytes = SegmentBytes(archive, blocks)
+    catalog = Catalog(archive, segment_bytes, settings, clock)
+    catalog.start()
+    offsets = OffsetAnswers(catalog, segment_bytes)
+    fetcher = Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes), clock)
+    handlers = RequestHandlers(catalog, offsets, ("kafka.example", 9092))
+    try:
+        yield Parts(catalog, blocks, fetcher, offsets, handlers)
+    finally:
+        catalog.close()
+        blocks.close()
+
+
+class RawClient:
+    """Sends requests one by one, or any bytes."""
+
+    def __init__(self, address: tuple[str, int], timeout: float = 20.0) -> None:
+        self.socket = socket.create_connection(address, timeout)
+        self._correlation_id = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def request(self, api: ApiKey, version: int, **values: Any) -> ResponsePayload:  # noqa: ANN401
+        """Return the decoded answer."""
+        self._correlation_id += 1
+        body = encode(build_request(api, version, **values))
+        frame = encode_header(api, version, self._correlation_id, "raw") + body
+        self.socket.sendall(struct.pack(">i", len(frame)) + frame)
+        answer = self.receive()
+        assert struct.unpack_from(">i", answer) == (self._correlation_id,)
+        start = 5 if response_header_is_flexible(api, version) else 4
+        return decode_response(api, version, memoryview(answer)[start:], "endpoint")
+
+    def receive(self) -> bytes:
+        """Return the next frame without its size; empty if the endpoint has closed."""
+        size = self._exactly(4)
+        return self._exactly(*struct.unpack(">i", size)) if size else b""
+
+    def is_closed(self) -> bool:
+        """Wait until the endpoint closes the connection, and drop what it sends before."""
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except ConnectionError:
+            return True
+        return True
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                return b""
+            data += part
+        return data

@@ -1,0 +1,313 @@
+"""`sidetier serve` as a process, read by librdkafka as the broker that wrote the log would be."""
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sidetier.archive.objects.watermark import read_watermark
+from sidetier.segments.keys import ArchiveLayout
+from sidetier.storage.local import LocalStorage
+from tests.harness import broker_segments
+from tests.harness.broker_archive import store_broker_segments
+from tests.harness.made_archive import MadeArchive, batches
+from tests.harness.sidecar import PROGRAM
+from tests.harness.waiting import wait_for, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+LAYOUT = ArchiveLayout("test", 5)
+DIRECTORIES = broker_segments.directories()
+_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running `sidetier serve` over a directory."""
+
+    bootstrap: str
+    store: LocalStorage
+    process: "subprocess.Popen[str]"
+    log: Path
+    metrics_port: int
+
+    def consumer(self, **settings: Any) -> Consumer:  # noqa: ANN401 - librdkafka's settings
+        return Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+                "check.crcs": True,
+                "auto.offset.reset": "error",
+                **settings,
+            }
+        )
+
+    def read(self, topic: str, partition: int = 0, offset: int = 0) -> list[Message]:
+        """Return all messages from an offset to the partition's end."""
+        consumer = self.consumer()
+        try:
+            consumer.assign([TopicPartition(topic, partition, offset)])
+            return read_to_end(consumer)
+        finally:
+            consumer.close()
+
+
+def read_to_end(consumer: Consumer) -> list[Message]:
+    messages: list[Message] = []
+    deadline = monotonic() + _SECONDS
+    while monotonic() < deadline:
+        for message in consumer.consume(1000, 0.01):
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return messages
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise KafkaException(error)
+    raise AssertionError(f"no end after {len(messages)} messages")
+
+
+def _code(error: KafkaError | None) -> int:
+    assert error is not None
+    return error.code()
+
+
+def row_of(message: Message) -> dict[str, Any]:
+    """Return a message in the form of the fixtures, without the leader epoch."""
+    kind, timestamp = message.timestamp()
+    headers: Any = message.headers() or []
+    return {
+        "offset": message.offset(),
+        "timestamp": timestamp,
+        "timestamp_type": {1: "CreateTime", 2: "LogAppendTime"}[kind],
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+        "headers": [[key, _text(value)] for key, value in headers],
+    }
+
+
+def _text(data: bytes | str | None) -> str | None:
+    if data is None:
+        return None
+    return base64.b64encode(data if isinstance(data, bytes) else data.encode()).decode()
+
+
+def expected(directory: Path, isolation: str, first: int, end: int) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in row.items() if name != "leader_epoch"}
+        for row in broker_segments.consumed(directory, isolation)
+        if first <= row["offset"] < end
+    ]
+
+
+def place(directory: Path) -> tuple[str, int]:
+    topic, _, partition = directory.name.rpartition("-")
+    return topic, int(partition)
+
+
+@contextmanager
+def serving(root: Path, *options: str) -> Iterator[Served]:
+    """Run `sidetier serve` until the block ends; it must stop by itself after SIGTERM."""
+    (root / "logs").mkdir()
+    config = root / "sidetier.yaml"
+    settings = {
+        "cluster": {"name": "test"},
+        "log_dirs": [str(root / "logs")],
+        "storage": {"url": f"file://{root}/store", "prefix_entropy_bits": 5},
+    }
+    config.write_text(yaml.safe_dump(settings))
+    port, metrics_port = free_port(), free_port()
+    log = root / "log"
+    command = [
+        str(PROGRAM), "--config", str(config), "serve", "--listen", f"127.0.0.1:{port}",
+        "--metrics-port", str(metrics_port), *options,
+    ]  # fmt: skip
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=output, text=True, env=os.environ
+        ) as process,
+    ):
+        try:
+            wait_until(
+                lambda: "endpoint.listening" in log.read_text(), 30, "the endpoint to listen"
+            )
+            store = LocalStorage(root / "store")
+            yield Served(f"127.0.0.1:{port}", store, process, log, metrics_port)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0, log.read_text()
+        finally:
+            process.kill()
+    assert "request_failed" not in log.read_text()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """All fixtures, and a topic `grown` with the offsets 0 to 19."""
+    root = tmp_path_factory.mktemp("serve")
+    store = LocalStorage(root / "store")
+    for directory in DIRECTORIES:
+        store_broker_segments(store, LAYOUT, directory.name)
+    grown = MadeArchive(store, LAYOUT)
+    grown.segments(0, 20)
+    with serving(root) as running:
+        yield running
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: str(path.name))
+def test_topics_equal_what_a_consumer_of_the_broker_read(
+    served: Served, directory: Path, isolation: str
+) -> None:
+    topic, partition = place(directory)
+    consumer = served.consumer(**{"isolation.level": isolation})
+    try:
+        at = TopicPartition(topic, partition, 0)
+        consumer.assign([at])
+        messages = read_to_end(consumer)
+        _, end = consumer.get_watermark_offsets(at, timeout=10)
+    finally:
+        consumer.close()
+    rows = expected(directory, isolation, 0, end)
+    assert [row_of(message) for message in messages] == rows != []
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("one_batch", [False, True], ids=["large", "one_batch"])
+@pytest.mark.parametrize("name", ["tx-0", "comp-gzip-0", "comp-zstd-0"])
+def test_every_start_offset(served: Served, name: str, one_batch: bool, isolation: str) -> None:  # noqa: FBT001
+    """From each offset of the transactional log; from some of the compressed ones.
+
+    With one byte as limit, each Fetch returns one batch: the markers of a transaction then come in
+    other answers than its records.
+    """
+    directory = next(path for path in DIRECTORIES if path.name == name)
+    topic, partition = place(directory)
+    settings: dict[str, Any] = {"isolation.level": isolation}
+    if one_batch:
+        settings |= {
+            "fetch.max.bytes": 1000, "message.max.bytes": 1000, "max.partition.fetch.bytes": 1
+        }  # fmt: skip
+    consumer = served.consumer(**settings)
+    try:
+        at = TopicPartition(topic, partition, 0)
+        consumer.assign([at])
+        every = read_to_end(consumer)
+        _, end = consumer.get_watermark_offsets(at, timeout=10)
+        step = (5 if one_batch else 1) if topic == "tx" else 61
+        rows = expected(directory, isolation, 0, end)
+        assert [row_of(message) for message in every] == rows
+        for start in range(1, end, step):
+            consumer.incremental_unassign([at])
+            at = TopicPartition(topic, partition, start)
+            consumer.incremental_assign([at])
+            offsets = [message.offset() for message in read_to_end(consumer)]
+            assert offsets == [row["offset"] for row in rows if row["offset"] >= start], start
+    finally:
+        consumer.close()
+
+
+def test_timestamps_and_watermarks(served: Served) -> None:
+    directory = next(path for path in DIRECTORIES if path.name == "comp-zstd-0")
+    rows = broker_segments.consumed(directory)
+    consumer = served.consumer()
+    try:
+        asked = [TopicPartition("comp-zstd", 0, row["timestamp"]) for row in rows[:480:97]]
+        for question in asked:
+            (answer,) = consumer.offsets_for_times([question], timeout=10)
+            first = next(row["offset"] for row in rows if row["timestamp"] >= question.offset)
+            assert answer.offset == first
+        assert consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=10) == (0, 20)
+    finally:
+        consumer.close()
+
+
+def test_metadata_and_the_refusal_of_producers_and_groups(served: Served) -> None:
+    admin = AdminClient({"bootstrap.servers": served.bootstrap})
+    listed = admin.list_topics(timeout=10)
+    assert {place(path)[0] for path in DIRECTORIES} <= set(listed.topics)
+    assert [f"{b.host}:{b.port}" for b in listed.brokers.values()] == [served.bootstrap]
+    errors: list[int] = []
+    producer = Producer({"bootstrap.servers": served.bootstrap, "message.timeout.ms": 10_000})
+    producer.produce("orders", b"x", on_delivery=lambda error, _: errors.append(_code(error)))
+    producer.flush(15)
+    assert errors == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+    consumer = served.consumer()
+    try:
+        consumer.subscribe(["orders"])
+        message = wait_for(lambda: consumer.poll(0.2), 15, "an error")
+        assert _code(message.error()) == KafkaError.GROUP_AUTHORIZATION_FAILED
+    finally:
+        consumer.close()
+
+
+def test_a_growing_archive_wakes_a_long_poll_and_a_replaced_one_is_noticed(
+    served: Served,
+) -> None:
+    """The consumer waits for up to 60 s in one Fetch; the archive grows meanwhile."""
+    archive = MadeArchive(served.store, LAYOUT)
+    consumer = served.consumer(
+        **{
+            "fetch.wait.max.ms": 60_000,
+            "socket.timeout.ms": 70_000,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    messages: list[Message] = []
+    stop = Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            received = consumer.consume(100, 0.1)
+            messages.extend(message for message in received if message.error() is None)
+
+    try:
+        consumer.assign([TopicPartition("orders", 0, 15)])
+        reader = Thread(target=read, daemon=True)
+        reader.start()
+        wait_until(lambda: len(messages) == 5, 20, "the first records")
+        archive.segment(20, batches(20, 40))
+        archive.mark(20, 40)
+        wait_until(lambda: len(messages) == 25, 20, "the records that were archived since")
+        assert [message.offset() for message in messages] == list(range(15, 40))
+        # An unclean election: the records from 20 on are replaced by others, and fewer.
+        archive.segment(20, batches(20, 30, each=3))
+        archive.mark(20, 30, leader_epoch=9)
+        wait_until(lambda: "endpoint.archive_replaced" in served.log.read_text(), 20, "the event")
+        assert [m.offset() for m in served.read("orders", offset=20)] == list(range(20, 30))
+        stop.set()
+        reader.join(10)
+    finally:
+        stop.set()
+        consumer.close()
+    assert read_watermark(served.store, LAYOUT.watermark_key(archive.tp)) is not None
+
+
+def test_metrics_are_served(served: Served) -> None:
+    served.read("orders")
+    with urlopen(f"http://127.0.0.1:{served.metrics_port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'sidetier_endpoint_requests_total{api="Fetch",error="none"}' in text
+    assert 'sidetier_endpoint_request_seconds_bucket{api="Metadata"' in text

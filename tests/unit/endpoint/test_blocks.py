@@ -1,0 +1,171 @@
+"""The cache of segments keeps to its memory, shares blocks, and refuses what does not fit."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sidetier.archive.objects.segment import StoredLog
+from sidetier.endpoint.blocks import BlockCache
+from sidetier.segments.errors import (
+    BatchTooLargeError,
+    DamagedSegmentError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
+from sidetier.segments.offsets import BaseOffset
+from sidetier.storage.port import ObjectSummary
+from tests.harness.endpoint import joined
+from tests.harness.waiting import wait_until
+
+BLOCK = 1000
+DATA = bytes(range(256)) * 64
+
+
+def stored(topic: str = "orders-0", size: int = len(DATA)) -> StoredLog:
+    return StoredLog(BaseOffset(0), ObjectSummary(f"prod-a/{topic}/0.log", size, "etag", 0))
+
+
+class Store:
+    """Counts reads, and can hold them back or fail them."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def read(self, _row: ObjectSummary, start: int, end: int) -> bytes:
+        self.reads.append((start, end))
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        return DATA[start:end]
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def cache() -> Iterator[BlockCache]:
+    made = BlockCache(8 * BLOCK, BLOCK)
+    yield made
+    made.close()
+
+
+def test_ranges_over_several_blocks(cache: BlockCache, store: Store) -> None:
+    for start, end in ((0, 10), (995, 2005), (3000, 4000), (len(DATA) - 5, len(DATA))):
+        lease = cache.borrow(store.read, stored(), start, end, 1)
+        assert joined(lease.pieces) == DATA[start:end]
+        lease.release()
+    assert cache.used <= cache.memory
+
+
+def test_two_clients_at_the_same_place_share_blocks(cache: BlockCache, store: Store) -> None:
+    for _ in range(2):
+        cache.borrow(store.read, stored(), 0, 900, 1).release()
+    wait_until(lambda: len(store.reads) == 3, 5, "two blocks ahead")
+    assert sorted(store.reads) == [(0, 1000), (1000, 2000), (2000, 3000)]
+
+
+def test_a_sequential_reader_reads_each_block_once(cache: BlockCache, store: Store) -> None:
+    for start in range(0, len(DATA), 500):
+        end = min(start + 500, len(DATA))
+        lease = cache.borrow(store.read, stored(), start, end, 1)
+        assert joined(lease.pieces) == DATA[start:end]
+        lease.release()
+        assert cache.used <= cache.memory
+    assert len(store.reads) == len(set(store.reads)) == -(-len(DATA) // BLOCK)
+
+
+def test_with_too_many_partitions_only_what_is_sent_is_read(store: Store) -> None:
+    cache = BlockCache(2 * BLOCK, BLOCK)
+    for number in range(3):
+        cache.borrow(store.read, stored(f"orders-{number}"), 100, 200, 1).release()
+    store.reads.clear()
+    cache.borrow(store.read, stored("orders-0"), 150, 200, 1).release()
+    assert store.reads == [(150, 200)]
+    cache.close()
+
+
+def test_less_is_lent_while_memory_is_short(store: Store) -> None:
+    cache = BlockCache(2 * BLOCK, BLOCK)
+    held = cache.borrow(store.read, stored("a-0"), 0, BLOCK, 1)
+    lease = cache.borrow(store.read, stored("a-0"), BLOCK, 4 * BLOCK, 1)
+    assert lease.size == BLOCK
+    assert cache.used == cache.memory
+    lease.release()
+    held.release()
+    cache.close()
+
+
+def test_a_reader_waits_for_memory_that_another_one_holds(store: Store) -> None:
+    cache = BlockCache(2 * BLOCK, BLOCK)
+    held = cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    leases: list[bytes] = []
+
+    def read() -> None:
+        lease = cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1)
+        leases.append(joined(lease.pieces))
+        lease.release()
+
+    waiting = threading.Thread(target=read, daemon=True)
+    waiting.start()
+    held.release()
+    waiting.join(10)
+    assert leases == [DATA[5 * BLOCK : 6 * BLOCK]]
+    cache.close()
+
+
+def test_waiting_for_memory_ends(store: Store) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 4.0
+        return now[0]
+
+    cache = BlockCache(2 * BLOCK, BLOCK, clock)
+    cache.borrow(store.read, stored("a-0"), 0, 2 * BLOCK, 1)
+    cache._changed.wait = lambda _timeout=None: True  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreTimeoutError, match="try again"):
+        cache.borrow(store.read, stored("a-0"), 5 * BLOCK, 6 * BLOCK, 1)
+    cache.close()
+
+
+def test_a_batch_above_half_of_the_memory_is_refused(cache: BlockCache, store: Store) -> None:
+    with pytest.raises(BatchTooLargeError, match="increase --memory"):
+        cache.borrow(store.read, stored(), 0, 5000, 4001)
+
+
+def test_an_object_that_became_shorter_is_damage(cache: BlockCache, store: Store) -> None:
+    longer = stored(size=len(DATA) + 10)
+    with pytest.raises(DamagedSegmentError, match="it ends before byte"):
+        cache.borrow(store.read, longer, len(DATA) - 10, len(DATA) + 10, 1)
+
+
+def test_a_failed_read_is_reported_to_all_and_then_tried_again(
+    cache: BlockCache, store: Store
+) -> None:
+    store.error = StoreUnavailableError("away")
+    store.gate.clear()
+    errors: list[str] = []
+
+    def read() -> None:
+        try:
+            cache.borrow(store.read, stored(), 0, 10, 1)
+        except StoreUnavailableError as error:
+            errors.append(str(error))
+
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    store.gate.set()
+    for reader in readers:
+        reader.join(10)
+    assert errors == ["away"] * 3
+    store.error = None
+    lease = cache.borrow(store.read, stored(), 0, 10, 1)
+    assert joined(lease.pieces) == DATA[:10]
+    lease.release()

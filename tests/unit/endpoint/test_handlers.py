@@ -1,0 +1,252 @@
+"""Answers to Metadata, DescribeCluster and DescribeConfigs, and what the endpoint refuses."""
+
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_api
+from sidetier.segments.errors import StoreUnavailableError
+from sidetier.segments.offsets import TopicPartition
+from sidetier.storage.fake import FakeStorage
+from sidetier.wire.protocol import ApiKey, build_request, decode_response, encode
+from tests.harness.endpoint import EAGER, Parts, endpoint_over
+from tests.harness.made_archive import MadeArchive
+from tests.harness.waiting import wait_until
+
+TOPIC_ID = "cym-TlqmRE2h0UHouOCTtg"
+METADATA = {"include_topic_authorized_operations": False}
+
+
+@pytest.fixture
+def store() -> FakeStorage:
+    """Orders with partitions 0 and 2 and the cluster's topic id, and clicks without one."""
+    made = FakeStorage()
+    rows = (("orders", 0, TOPIC_ID), ("orders", 2, TOPIC_ID), ("clicks", 0, None))
+    for topic, number, topic_id in rows:
+        archive = MadeArchive(made, tp=TopicPartition(topic, number))
+        archive.segments(0, 20)
+        archive.mark(0, 20, topic_id=topic_id)
+    return made
+
+
+@pytest.fixture
+def parts(store: FakeStorage) -> Iterator[Parts]:
+    with endpoint_over(store) as made:
+        yield made
+
+
+def ask(parts: Parts, api: ApiKey, version: int, **values: Any) -> Any:  # noqa: ANN401 - kio's
+    answer = parts.handlers.answer(api, version, build_request(api, version, **values))
+    assert answer.body is not None
+    return decode_response(api, version, memoryview(answer.body), "endpoint")
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_of_all_topics(parts: Parts, version: int) -> None:
+    values: dict[str, Any] = {"topics": None if version else ()}
+    if version >= 8:
+        values["include_topic_authorized_operations"] = False
+    if 8 <= version <= 10:
+        values["include_cluster_authorized_operations"] = False
+    response = ask(parts, ApiKey.METADATA, version, **values)
+    assert [(b.node_id, b.host, b.port) for b in response.brokers] == [(0, "kafka.example", 9092)]
+    assert [topic.name for topic in response.topics] == ["clicks", "orders"]
+    orders = response.topics[1]
+    # Partition 1 has no archive. Without it, librdkafka would not know partition 2.
+    assert [row.partition_index for row in orders.partitions] == [0, 1, 2]
+    assert {row.leader_id for row in orders.partitions} == {0}
+    if version >= 7:
+        assert {row.leader_epoch for row in orders.partitions} == {-1}
+    if version >= 10:
+        assert orders.topic_id == UUID(bytes=urlsafe_b64decode(f"{TOPIC_ID}=="))
+        assert response.topics[0].topic_id not in {None, UUID(int=0)}
+    if version >= 2:
+        assert response.cluster_id == "prod-a"
+
+
+def test_metadata_of_no_topic_and_of_unknown_ones(parts: Parts) -> None:
+    assert ask(parts, ApiKey.METADATA, 12, **METADATA, topics=()).topics == ()
+    asked = [
+        {"name": "nothing", "topic_id": None},
+        {"name": None, "topic_id": UUID(int=3)},
+        {"name": "clicks", "topic_id": None},
+    ]
+    rows = ask(parts, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
+    assert [row.error_code for row in rows] == [
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.none,
+    ]
+
+
+def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:
+    ids = []
+    for _ in range(2):
+        with endpoint_over(store) as parts:
+            ids.append({name: topic.topic_id for name, topic in parts.catalog.topics.items()})
+    assert ids[0] == ids[1]
+
+
+def test_a_new_topic_is_found_when_a_client_names_it(parts: Parts, store: FakeStorage) -> None:
+    MadeArchive(store, tp=TopicPartition("later", 0)).segments(0, 20)
+    asked = [{"name": "later", "topic_id": None}]
+    rows = ask(parts, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
+    assert [row.error_code for row in rows] == [ErrorCode.none]
+
+
+def test_topics_are_listed_again_by_time_also_after_a_failure(
+    parts: Parts, store: FakeStorage
+) -> None:
+    store.fail("list", StoreUnavailableError("away"), times=20)
+    MadeArchive(store, tp=TopicPartition("later", 0)).segments(0, 20)
+    wait_until(lambda: "later" in parts.catalog.topics, 10, "the new topic")
+    assert EAGER.discovery_interval < 1
+
+
+def test_the_id_of_a_recreated_topic_changes(parts: Parts, store: FakeStorage) -> None:
+    before = parts.catalog.topics["orders"].topic_id
+    MadeArchive(store, tp=TopicPartition("orders", 0)).mark(
+        0, 20, topic_id="AAAAAAAAAAAAAAAAAAAAAQ", leader_epoch=0
+    )
+    wait_until(
+        lambda: parts.catalog.topics["orders"].topic_id == UUID(int=1), 10, "the new topic id"
+    )
+    assert parts.catalog.topic_of_id(before) is None
+
+
+def test_an_empty_partition_is_readable(parts: Parts) -> None:
+    assert parts.offsets.list_offset("orders", 1, -1, 0).offset == 0
+    assert parts.offsets.list_offset("orders", 1, -2, 0).offset == 0
+    data = parts.fetch(
+        11,
+        max_wait=0,
+        min_bytes=1,
+        replica_id=-1,
+        isolation_level=1,
+        topics=[
+            {
+                "topic": "orders",
+                "partitions": [
+                    {"partition": 1, "fetch_offset": at, "partition_max_bytes": 9} for at in (0, 5)
+                ],
+            }
+        ],
+        forgotten_topics_data=(),
+    )
+    assert [int(row.error_code) for row in data.responses[0].partitions] == [0, 1]
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions(version: int) -> None:
+    answered, response = api_versions_response(version)
+    assert answered == version
+    body = memoryview(encode(response))
+    decoded: Any = decode_response(ApiKey.API_VERSIONS, version, body, "endpoint")
+    rows = {row.api_key: (row.min_version, row.max_version) for row in decoded.api_keys}
+    assert rows == {int(api): versions for api, versions in OFFERED.items()}
+    assert 0 in rows  # librdkafka reads nothing from a server without Produce
+    assert 75 not in rows  # its null arrays would crash Java's Admin
+
+
+def test_api_versions_above_ours_are_answered_in_version_0() -> None:
+    answered, response = api_versions_response(5)
+    decoded: Any = decode_response(ApiKey.API_VERSIONS, 0, memoryview(encode(response)), "endpoint")
+    assert (answered, decoded.error_code) == (0, ErrorCode.unsupported_version)
+    assert offered_api(18, 5) is None
+    assert offered_api(1, 18) is None
+    assert offered_api(11, 5) is None
+    assert offered_api(-7, 0) is None
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_describe_cluster(parts: Parts, version: int) -> None:
+    values = {"include_cluster_authorized_operations": False}
+    if version >= 2:
+        values["include_fenced_brokers"] = False
+    response = ask(parts, ApiKey.DESCRIBE_CLUSTER, version, **values)
+    assert (response.cluster_id, response.controller_id) == ("prod-a", 0)
+    assert [(b.broker_id, b.port) for b in response.brokers] == [(0, 9092)]
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_describe_configs_is_empty(parts: Parts, version: int) -> None:
+    asked = [
+        {"resource_type": 2, "resource_name": name, "configuration_keys": None}
+        for name in ("orders", "nothing")
+    ]
+    results = ask(parts, ApiKey.DESCRIBE_CONFIGS, version, resources=asked).results
+    assert [(row.error_code, row.configs) for row in results] == [
+        (ErrorCode.none, ()),
+        (ErrorCode.unknown_topic_or_partition, ()),
+    ]
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_groups_are_refused(parts: Parts, version: int) -> None:
+    key = {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}
+    response = ask(parts, ApiKey.FIND_COORDINATOR, version, **key)
+    row = response.coordinators[0] if version >= 4 else response
+    assert row.error_code is ErrorCode.group_authorization_failed
+    if version:
+        assert "keeps no consumer groups" in row.error_message
+        key["key_type"] = 1  # type: ignore[assignment]
+        response = ask(parts, ApiKey.FIND_COORDINATOR, version, **key)
+        row = response.coordinators[0] if version >= 4 else response
+        assert row.error_code is ErrorCode.transactional_id_authorization_failed
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_produce_is_refused(parts: Parts, version: int) -> None:
+    topic = {"topic_id": UUID(int=4)} if version >= 13 else {"name": "orders"}
+    values = {
+        "acks": -1,
+        "timeout": 1000,
+        "topic_data": [{**topic, "partition_data": [{"index": 3, "records": None}]}],
+    }
+    response = ask(parts, ApiKey.PRODUCE, version, **values)
+    row = response.responses[0].partition_responses[0]
+    assert (row.index, row.error_code) == (3, ErrorCode.topic_authorization_failed)
+    silent = build_request(ApiKey.PRODUCE, version, **{**values, "acks": 0})
+    assert parts.handlers.answer(ApiKey.PRODUCE, version, silent).body is None
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_producer_ids_are_refused(parts: Parts, version: int) -> None:
+    values: dict[str, Any] = {"transactional_id": None, "transaction_timeout": 1000}
+    if version >= 6:
+        values |= {"enable2_pc": False, "keep_prepared_txn": False}
+    try:
+        response = ask(parts, ApiKey.INIT_PRODUCER_ID, version, **values)
+    except (TypeError, ValueError):
+        pytest.fail(f"version {version}")
+    assert response.error_code is ErrorCode.cluster_authorization_failed
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+def test_list_offsets(parts: Parts, version: int) -> None:
+    asked = [
+        {"partition_index": 0, "timestamp": -1},
+        {"partition_index": 9, "timestamp": -1},
+    ]
+    values: dict[str, Any] = {"replica_id": -1, "topics": [{"name": "orders", "partitions": asked}]}
+    if version >= 2:
+        values["isolation_level"] = 1
+    if version >= 10:
+        values["timeout"] = 100
+    rows = ask(parts, ApiKey.LIST_OFFSETS, version, **values).topics[0].partitions
+    assert [(row.partition_index, row.offset) for row in rows] == [(0, 20), (9, -1)]
+    assert rows[1].error_code is ErrorCode.unknown_topic_or_partition
+    if version >= 4:
+        assert {row.leader_epoch for row in rows} == {-1}
+
+
+@pytest.mark.parametrize("version", range(2, 5))
+def test_offset_for_leader_epoch(parts: Parts, version: int) -> None:
+    asked = [{"partition": 0, "leader_epoch": 5}]
+    topics = [{"topic": "orders", "partitions": asked}]
+    row = ask(parts, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, topics=topics).topics[0].partitions[0]
+    assert (row.error_code, row.leader_epoch, row.end_offset) == (ErrorCode.none, 5, 20)

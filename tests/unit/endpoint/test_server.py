@@ -1,0 +1,247 @@
+"""Connections: framing, bounds, and what malformed or slow clients can do."""
+
+import os
+import random
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from kio.schema.errors import ErrorCode
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from sidetier.endpoint.blocks import FilePiece, OpenFile
+from sidetier.endpoint.server import ServerSettings, open_listener, send_pieces
+from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
+from sidetier.segments.errors import ConfigurationError
+from sidetier.storage.fake import FakeStorage
+from sidetier.storage.local import LocalStorage
+from sidetier.storage.port import RemoteStorage
+from sidetier.wire.protocol import ApiKey, build_request, encode, encode_header
+from tests.harness.endpoint import EAGER, RawClient, fetch_of
+from tests.harness.made_archive import MadeArchive, access_to, batches, encoded
+from tests.harness.waiting import wait_until
+
+
+@contextmanager
+def running(
+    store: RemoteStorage | None = None,
+    registry: CollectorRegistry | None = None,
+    **bounds: Any,  # noqa: ANN401 - of ServerSettings
+) -> Iterator[RunningEndpoint]:
+    made = store or FakeStorage()
+    MadeArchive(made).segments(0, 20, 40)
+    settings = EndpointSettings(("127.0.0.1", 0), server=ServerSettings(**bounds), catalog=EAGER)
+    with serving(access_to(made), settings, registry) as endpoint:
+        yield endpoint
+
+
+def frame(api: ApiKey, version: int, **values: Any) -> bytes:  # noqa: ANN401 - kio's
+    body = encode_header(api, version, 1, "raw") + encode(build_request(api, version, **values))
+    return struct.pack(">i", len(body)) + body
+
+
+def test_requests_in_turn_and_at_once() -> None:
+    registry = CollectorRegistry()
+    with running(registry=registry) as endpoint, RawClient(endpoint.address) as client:
+        versions: Any = client.request(
+            ApiKey.API_VERSIONS, 4, client_software_name="raw", client_software_version="1"
+        )
+        assert versions.error_code is ErrorCode.none
+        fetched: Any = client.request(ApiKey.FETCH, 12, **fetch_of("orders", 20))
+        assert bytes(fetched.responses[0].partitions[0].records) == encoded(batches(20, 40))
+        client.socket.sendall(frame(ApiKey.FETCH, 12, **fetch_of("orders", 0)) * 3)
+        answers = [client.receive() for _ in range(3)]
+        assert answers[0] == answers[1] == answers[2] != b""
+        size = len(encoded(batches(20, 40))) + 3 * len(encoded(batches(0, 20)))
+        labels = {"api": "Fetch", "error": "none"}
+        value = registry.get_sample_value
+        wait_until(lambda: value("sidetier_endpoint_requests_total", labels) == 4, 5, "the count")
+        assert value("sidetier_endpoint_connections") == 1
+        assert value("sidetier_endpoint_record_bytes_total") == size
+    assert registry.get_sample_value("sidetier_endpoint_connections") == 0
+
+
+def test_versions_above_ours_are_answered_and_the_connection_goes_on() -> None:
+    with running() as endpoint, RawClient(endpoint.address) as client:
+        unknown = struct.pack(">hhih", 18, 99, 7, -1) + b"anything"
+        client.socket.sendall(struct.pack(">i", len(unknown)) + unknown)
+        assert struct.unpack_from(">ih", client.receive()) == (7, 35)
+        client.request(ApiKey.API_VERSIONS, 0)
+
+
+def test_bytes_behind_a_request_are_ignored() -> None:
+    """Librdkafka 2.16 sends three of them in a Metadata request for all topics."""
+    with running() as endpoint, RawClient(endpoint.address) as client:
+        sent = frame(ApiKey.METADATA, 1, topics=None)[4:] + b"\1\0\0"
+        client.socket.sendall(struct.pack(">i", len(sent)) + sent)
+        assert b"orders" in client.receive()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">i", 0x7FFFFFFF),
+        struct.pack(">i", 0),
+        struct.pack(">i", -5),
+        struct.pack(">i", 5) + b"short",
+        struct.pack(">ihhih", 12, 3, 1, 1, 30000) + b"xx",
+        struct.pack(">ihhih", 10, 11, 5, 1, -1),  # JoinGroup
+        struct.pack(">ihhih", 10, 1, 18, 1, -1),  # a Fetch of an unknown version
+        struct.pack(">ihhihi", 14, 3, 1, 1, -1, 0x7FFFFFFF),  # two billion topics
+        struct.pack(">ihhihB", 11, 3, 9, 1, -1, 0xFF),  # a tagged field without an end
+        frame(ApiKey.METADATA, 1, topics=[{"name": "orders"}])[:-3] + b"\xff\xff\xff",
+    ],
+    ids=str,
+)
+def test_malformed_frames_end_the_connection(data: bytes) -> None:
+    with running() as endpoint:
+        with RawClient(endpoint.address) as client:
+            client.socket.sendall(data)
+            client.socket.shutdown(socket.SHUT_WR)
+            assert client.is_closed()
+        with RawClient(endpoint.address) as other:
+            other.request(ApiKey.API_VERSIONS, 0)
+
+
+def test_random_frames_harm_nobody() -> None:
+    """Random bytes, and sound requests with some bytes changed or cut off."""
+    source = random.Random(17)
+    sound = [
+        frame(ApiKey.FETCH, version, **fetch_of("orders", 0))[4:] for version in (4, 7, 11, 12)
+    ]
+    sound.append(frame(ApiKey.METADATA, 1, topics=[{"name": "orders"}])[4:])
+    with running(frame=2.0) as endpoint, capture_logs() as logs:
+        for turn in range(300):
+            body = bytearray(source.choice(sound))
+            if turn % 3 == 0:
+                header = struct.pack(">hhi", source.randrange(70), source.randrange(19), 1)
+                body = bytearray(header + source.randbytes(source.randrange(60)))
+            elif turn % 3 == 1:
+                for _ in range(source.randrange(1, 6)):
+                    body[source.randrange(len(body))] = source.randrange(256)
+            else:
+                del body[source.randrange(len(body)) :]
+            with RawClient(endpoint.address, timeout=10) as client:
+                client.socket.sendall(struct.pack(">i", len(body)) + body)
+                client.socket.shutdown(socket.SHUT_WR)
+                client.is_closed()
+        wait_until(lambda: endpoint.server.open_connections == 0, 10, "all threads to end")
+        with RawClient(endpoint.address) as client:
+            fetched: Any = client.request(ApiKey.FETCH, 12, **fetch_of("orders", 0))
+            assert bytes(fetched.responses[0].partitions[0].records) == encoded(batches(0, 20))
+    assert not [row for row in logs if row["event"] == "endpoint.request_failed"]
+
+
+def test_further_connections_are_closed_at_once() -> None:
+    registry = CollectorRegistry()
+    with (
+        running(registry=registry, max_connections=1) as endpoint,
+        RawClient(endpoint.address) as first,
+    ):
+        first.request(ApiKey.API_VERSIONS, 0)
+        with RawClient(endpoint.address) as second:
+            assert second.is_closed()
+        first.request(ApiKey.API_VERSIONS, 0)
+        assert registry.get_sample_value("sidetier_endpoint_refused_connections_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "data", "reason"),
+    [({"idle": 0.05}, b"", "idle"), ({"frame": 0.05}, b"\0\0\0\x20abc", "slow")],
+)
+def test_silent_clients_are_dropped(bounds: dict[str, Any], data: bytes, reason: str) -> None:
+    registry = CollectorRegistry()
+    with running(registry=registry, **bounds) as endpoint, RawClient(endpoint.address) as client:
+        client.socket.sendall(data)
+        assert client.is_closed()
+        name = "sidetier_endpoint_dropped_connections_total"
+        wait_until(lambda: registry.get_sample_value(name, {"reason": reason}) == 1, 5, "the count")
+
+
+@pytest.mark.parametrize("kind", ["objects", "files"])
+def test_a_reader_that_takes_nothing_is_dropped_and_its_memory_returned(
+    kind: str, tmp_path: Path
+) -> None:
+    store = FakeStorage() if kind == "objects" else LocalStorage(tmp_path)
+    large = MadeArchive(store)
+    large.segment(40, batches(40, 400_000, each=2000))
+    large.mark(40, 400_000)
+    registry = CollectorRegistry()
+    with running(store, registry, stall=0.2) as endpoint, RawClient(endpoint.address) as client:
+        large.mark(40, 400_000)  # `running` has marked its own end
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asked = fetch_of("orders", 40, max_bytes=60 << 20, partition_max_bytes=60 << 20)
+        client.socket.sendall(frame(ApiKey.FETCH, 12, **asked))
+        name = "sidetier_endpoint_dropped_connections_total"
+        wait_until(lambda: registry.get_sample_value(name, {"reason": "slow"}) == 1, 20, "the drop")
+        with RawClient(endpoint.address) as other:
+            other.request(ApiKey.FETCH, 12, **fetch_of("orders", 40))
+
+
+def test_a_stop_ends_long_polls_and_idle_connections() -> None:
+    with ExitStack() as clients, running() as endpoint:
+        idle, waiting = (clients.enter_context(RawClient(endpoint.address)) for _ in range(2))
+        waiting.socket.sendall(frame(ApiKey.FETCH, 12, **fetch_of("orders", 40, max_wait=60_000)))
+        wait_until(lambda: endpoint.server.open_connections == 2, 5, "two connections")
+        stopping = threading.Thread(target=endpoint.stop, daemon=True)
+        stopping.start()
+        assert waiting.receive()[:4] == struct.pack(">i", 1)
+        assert waiting.is_closed()
+        assert idle.is_closed()
+        stopping.join(10)
+        assert not stopping.is_alive()
+
+
+def test_an_address_in_use_is_a_clear_error() -> None:
+    with open_listener("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen at 127.0.0.1:{port}"):
+            open_listener("127.0.0.1", port)
+
+
+def test_files_are_encrypted_on_a_tls_socket(tmp_path: Path) -> None:
+    """`sendfile` on the descriptor of a TLS socket would send plain text."""
+    data = b"plain text " * 300_000
+    path = tmp_path / "segment"
+    path.write_bytes(data)
+    authority = trustme.CA()
+    server, client = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+    )
+    authority.issue_cert("localhost").configure_cert(server)
+    authority.configure_trust(client)
+    received = bytearray()
+    with open_listener("127.0.0.1", 0) as listener:
+
+        def read() -> None:
+            raw = socket.create_connection(listener.getsockname())
+            with client.wrap_socket(raw, server_hostname="localhost") as connection:
+                while part := connection.recv(1 << 16):
+                    received.extend(part)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        accepted, _ = listener.accept()
+        with server.wrap_socket(accepted, server_side=True) as connection:
+            file = OpenFile(os.open(path, os.O_RDONLY))
+            send_pieces(connection, [b"head", FilePiece(file, 0, len(data)), b"tail"], 10.0)
+        reader.join(20)
+    assert bytes(received) == b"head" + data + b"tail"
+
+
+def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"short")
+    one, other = socket.socketpair()
+    file = OpenFile(os.open(path, os.O_RDONLY))
+    with one, other, pytest.raises(ConnectionError, match="shorter than it was listed"):
+        send_pieces(one, [FilePiece(file, 0, 100)], 5.0)
