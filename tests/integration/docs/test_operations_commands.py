@@ -93,7 +93,7 @@ def test_command_of_the_guide_succeeds(
     assert out
     assert not err
     if words[0] == "explain":
-        assert (code, "stored" in out) == (0, True)
+        assert (code, "archived in segment" in out) == (0, True)
 
 
 @pytest.mark.parametrize("line", lines("curl"))
