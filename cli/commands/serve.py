@@ -1,18 +1,16 @@
 """`sidetier serve`: serve the archive to Kafka clients."""
 
 import ipaddress
-import re
 from typing import Final
 
 import click
 
 from sidetier.cli.extras import from_extra
 from sidetier.cli.invocation import configuration_options, invocation
+from sidetier.config.units import parse_size
 
 Address = tuple[str, int]
 _EXTRA: Final = ("cramjam", "numpy", "pyarrow")
-_SIZE = re.compile(r"(\d+)\s*(Ki|Mi|Gi)?B?")
-_UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _LEAST_MEMORY: Final = 16 << 20
 _MOST_PORT: Final = 65535
 
@@ -54,10 +52,10 @@ def _address(
 
 
 def _memory(_context: click.Context, _option: click.Parameter, given: str) -> int:
-    match = _SIZE.fullmatch(given.strip())
-    if match is None:
-        raise click.BadParameter(f"{given!r} is no size, such as 512MiB or 2GiB")
-    size = int(match[1]) * _UNITS[match[2] or ""]
+    try:
+        size = parse_size(given)
+    except ValueError as error:
+        raise click.BadParameter(f"{given!r} is no size: {error}") from None
     if size < _LEAST_MEMORY:
         raise click.BadParameter(f"at least {_LEAST_MEMORY >> 20} MiB are needed")
     return size
