@@ -8,7 +8,7 @@ from sidetier.cli import exits
 from sidetier.cli.signals import handled_signals
 from sidetier.cli.stores import open_archive, require_directory
 from sidetier.config.loading import LoadedConfig
-from sidetier.endpoint.server import ServerSettings
+from sidetier.endpoint.connection import ServerSettings
 from sidetier.endpoint.service import EndpointSettings, serving
 from sidetier.telemetry.logs import configure_logs
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -10,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from sidetier.endpoint.catalog import Catalog, Topic
 from sidetier.endpoint.offsets import OffsetAnswers
+from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.wire.protocol import ApiKey, build_response, encode
 
 if TYPE_CHECKING:
@@ -19,24 +19,10 @@ NODE_ID: Final = 0
 """Node id of the endpoint: the only broker of the cluster that it shows."""
 _NO_LEADER_EPOCH: Final = -1
 _TOPIC_RESOURCE: Final = 2
-_GROUP_KEY: Final = 0
-_NO_GROUPS: Final = (
-    "this endpoint keeps no consumer groups: use assign() with manual offsets, or a group on the "
-    "live cluster"
-)
 _READ_ONLY: Final = "this endpoint is read-only"
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _MOST_METADATA: Final = 64
 _FIRST_NULL_FOR_ALL: Final = 1
-_FIRST_COORDINATORS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response body, and the first error in it, for metrics. None: the client expects none."""
-
-    body: bytes | None
-    error: ErrorCode = ErrorCode.none
 
 
 class RequestHandlers:
@@ -64,14 +50,13 @@ class RequestHandlers:
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._answer_epoch_ends,
             ApiKey.DESCRIBE_CLUSTER: self._answer_cluster,
             ApiKey.DESCRIBE_CONFIGS: self._answer_configs,
-            ApiKey.FIND_COORDINATOR: self._answer_coordinator,
             ApiKey.PRODUCE: self._refuse_produce,
             ApiKey.INIT_PRODUCER_ID: self._refuse_producer_id,
         }
 
-    def answer(self, api: ApiKey, version: int, request: Any) -> Answer:  # noqa: ANN401 - kio's
-        """Return the response to a decoded request."""
-        return self._handlers[api](request, version)
+    def answer(self, request: Request, _session: Session) -> Answer:
+        """Answer one request."""
+        return self._handlers[request.api](request.decode(), request.version)
 
     # Metadata
 
@@ -218,34 +203,6 @@ class RequestHandlers:
         return Answer(encode(response), first_error)
 
     # What the endpoint refuses
-
-    def _answer_coordinator(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
-        """Refuse groups and transactions.
-
-        With COORDINATOR_NOT_AVAILABLE, which a broker sends while it cannot know the coordinator,
-        librdkafka's `subscribe` would wait for ever without an error.
-        """
-        is_group = getattr(request, "key_type", _GROUP_KEY) == _GROUP_KEY
-        error, message = (
-            (ErrorCode.group_authorization_failed, _NO_GROUPS)
-            if is_group
-            else (ErrorCode.transactional_id_authorization_failed, _READ_ONLY)
-        )
-        row = {
-            "error_code": error,
-            "error_message": message,
-            "node_id": -1,
-            "host": "",
-            "port": -1,
-        }
-        if version >= _FIRST_COORDINATORS:
-            rows = [{"key": key, **row} for key in request.coordinator_keys]
-            response = build_response(
-                ApiKey.FIND_COORDINATOR, version, throttle_time=0, coordinators=rows
-            )
-        else:
-            response = build_response(ApiKey.FIND_COORDINATOR, version, throttle_time=0, **row)
-        return Answer(encode(response), error)
 
     def _refuse_produce(self, request: Any, version: int) -> Answer:  # noqa: ANN401 - kio's
         error = ErrorCode.topic_authorization_failed

@@ -23,7 +23,6 @@ OFFERED: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
         ApiKey.FETCH: (4, 17),
         ApiKey.LIST_OFFSETS: (1, 10),
         ApiKey.METADATA: (0, 13),
-        ApiKey.FIND_COORDINATOR: (0, 6),
         ApiKey.API_VERSIONS: (0, 4),
         ApiKey.INIT_PRODUCER_ID: (0, 6),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
@@ -31,26 +30,28 @@ OFFERED: Final[Mapping[ApiKey, tuple[int, int]]] = MappingProxyType(
         ApiKey.DESCRIBE_CLUSTER: (0, 2),
     }
 )
-"""Lowest and highest version of each request, inclusive."""
+"""Lowest and highest version of each request, inclusive, without those of groups."""
+
+Offered = Mapping[ApiKey, tuple[int, int]]
 
 
-def offered_api(api_key: int, version: int) -> ApiKey | None:
+def offered_api(offered: Offered, api_key: int, version: int) -> ApiKey | None:
     """Return the request of this number if this version of it is answered, else None."""
     try:
         api = ApiKey(api_key)
     except ValueError:
         return None
-    lowest, highest = OFFERED.get(api, (0, -1))
+    lowest, highest = offered.get(api, (0, -1))
     return api if lowest <= version <= highest else None
 
 
-def api_versions_response(version: int) -> tuple[int, ResponsePayload]:
+def api_versions_response(offered: Offered, version: int) -> tuple[int, ResponsePayload]:
     """Return the version in which to answer ApiVersions, and the answer.
 
     A client asks before it knows which versions the server has. If it asks in a version above ours,
     it gets error 35 in version 0, which every client can read (KIP-511).
     """
-    is_known = offered_api(ApiKey.API_VERSIONS, version) is not None
+    is_known = offered_api(offered, ApiKey.API_VERSIONS, version) is not None
     answered = version if is_known else 0
     error = ErrorCode.none if is_known else ErrorCode.unsupported_version
     return answered, build_response(
@@ -59,7 +60,7 @@ def api_versions_response(version: int) -> tuple[int, ResponsePayload]:
         error_code=error,
         api_keys=[
             {"api_key": int(api), "min_version": lowest, "max_version": highest}
-            for api, (lowest, highest) in sorted(OFFERED.items())
+            for api, (lowest, highest) in sorted(offered.items())
         ],
         throttle_time=0,
     )

@@ -10,12 +10,14 @@ from prometheus_client import CollectorRegistry
 from sidetier.archive.access import ArchiveAccess
 from sidetier.endpoint.blocks import BlockCache, SegmentBytes
 from sidetier.endpoint.catalog import Catalog, CatalogSettings
+from sidetier.endpoint.connection import ServerSettings, Service
 from sidetier.endpoint.fetch import Fetcher
+from sidetier.endpoint.groups.none import Groups, NoGroups
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.metrics import EndpointMetrics
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
-from sidetier.endpoint.server import Endpoint, ServerSettings, open_listener
+from sidetier.endpoint.server import Endpoint, open_listener
 from sidetier.telemetry.logs import logger
 
 log = logger()
@@ -51,16 +53,22 @@ class RunningEndpoint:
         server: Its connections.
         blocks: Its memory.
         catalog: Its topics.
+        groups: Its consumer groups.
     """
 
     address: tuple[str, int]
     server: Endpoint
     blocks: BlockCache
     catalog: Catalog
+    groups: Groups
 
     def stop(self) -> None:
         """End all connections; see `Endpoint.stop`. May be called twice."""
-        self.server.stop(wake=self.catalog.close)
+        self.server.stop(wake=self._wake)
+
+    def _wake(self) -> None:
+        self.catalog.close()
+        self.groups.close()
 
 
 @contextmanager
@@ -87,11 +95,15 @@ def serving(
         catalog.close()
         blocks.close()
         raise
+    groups = NoGroups()
     server = Endpoint(
-        RequestHandlers(
-            catalog, OffsetAnswers(catalog, segment_bytes), settings.advertised or (host, port)
+        Service(
+            RequestHandlers(
+                catalog, OffsetAnswers(catalog, segment_bytes), settings.advertised or (host, port)
+            ),
+            Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
+            groups,
         ),
-        Fetcher(catalog, segment_bytes, Positions(archive, segment_bytes)),
         EndpointMetrics(registry or CollectorRegistry(), lambda: blocks.used),
         settings.server,
     )
@@ -100,7 +112,7 @@ def serving(
     )
     acceptor.start()
     log.info("endpoint.listening", host=host, port=port, topics=len(catalog.topics))
-    running = RunningEndpoint((host, port), server, blocks, catalog)
+    running = RunningEndpoint((host, port), server, blocks, catalog, groups)
     try:
         yield running
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kio.static.protocol import ResponsePayload
 
@@ -16,6 +16,7 @@ from sidetier.endpoint.fetch import Fetcher
 from sidetier.endpoint.handlers import RequestHandlers
 from sidetier.endpoint.offsets import OffsetAnswers
 from sidetier.endpoint.positions import Positions
+from sidetier.endpoint.session import Answer, Request, Session
 from sidetier.segments.keys import ArchiveLayout
 from sidetier.storage.port import RemoteStorage
 from sidetier.wire.protocol import (
@@ -24,6 +25,7 @@ from sidetier.wire.protocol import (
     decode_response,
     encode,
     encode_header,
+    parse_request_header,
     response_header_is_flexible,
 )
 from tests.harness.made_archive import LAYOUT, access_to
@@ -32,6 +34,13 @@ EAGER = CatalogSettings(
     poll_interval=0.02, max_age=0.0, discovery_interval=0.2, shortest_discovery=0.0
 )
 """Asks the store before each answer."""
+
+
+class AnswersRequests(Protocol):
+    """The handlers of an endpoint, or its groups."""
+
+    def answer(self, request: Request, session: Session) -> Answer:
+        """Answer one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,25 @@ class Parts:
     def read(self, offset: int, **options: Any) -> Any:  # noqa: ANN401 - kio's
         """Return the answer for orders-0 from an offset on."""
         return self.fetch(**fetch_of("orders", offset, **options)).responses[0].partitions[0]
+
+
+def ask(
+    answering: AnswersRequests,
+    api: ApiKey,
+    version: int,
+    **values: Any,  # noqa: ANN401 - kio's
+) -> Any:  # noqa: ANN401 - kio's
+    """Return the decoded answer to a request other than Fetch."""
+    answer = answering.answer(request_of(api, version, **values), Session("test:1"))
+    assert answer.body is not None
+    return decode_response(api, version, memoryview(answer.body), "endpoint")
+
+
+def request_of(api: ApiKey, version: int, **values: Any) -> Request:  # noqa: ANN401 - kio's
+    """Return a request as a connection passes it on."""
+    header = encode_header(api, version, 1, "test")
+    frame = memoryview(header + encode(build_request(api, version, **values)))
+    return Request(api, version, 1, "test", frame, parse_request_header(frame)[1])
 
 
 def fetch_of(  # noqa: PLR0913 - the fields of a Fetch

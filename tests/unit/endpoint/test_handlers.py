@@ -8,12 +8,14 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
+from sidetier.endpoint.groups.none import NoGroups
 from sidetier.endpoint.protocol import OFFERED, api_versions_response, offered_api
+from sidetier.endpoint.session import Session
 from sidetier.segments.errors import StoreUnavailableError
 from sidetier.segments.offsets import TopicPartition
 from sidetier.storage.fake import FakeStorage
-from sidetier.wire.protocol import ApiKey, build_request, decode_response, encode
-from tests.harness.endpoint import EAGER, Parts, endpoint_over
+from sidetier.wire.protocol import ApiKey, decode_response, encode
+from tests.harness.endpoint import EAGER, Parts, ask, endpoint_over, request_of
 from tests.harness.made_archive import MadeArchive
 from tests.harness.waiting import wait_until
 
@@ -39,12 +41,6 @@ def parts(store: FakeStorage) -> Iterator[Parts]:
         yield made
 
 
-def ask(parts: Parts, api: ApiKey, version: int, **values: Any) -> Any:  # noqa: ANN401 - kio's
-    answer = parts.handlers.answer(api, version, build_request(api, version, **values))
-    assert answer.body is not None
-    return decode_response(api, version, memoryview(answer.body), "endpoint")
-
-
 @pytest.mark.parametrize("version", range(14))
 def test_metadata_of_all_topics(parts: Parts, version: int) -> None:
     values: dict[str, Any] = {"topics": None if version else ()}
@@ -52,7 +48,7 @@ def test_metadata_of_all_topics(parts: Parts, version: int) -> None:
         values["include_topic_authorized_operations"] = False
     if 8 <= version <= 10:
         values["include_cluster_authorized_operations"] = False
-    response = ask(parts, ApiKey.METADATA, version, **values)
+    response = ask(parts.handlers, ApiKey.METADATA, version, **values)
     assert [(b.node_id, b.host, b.port) for b in response.brokers] == [(0, "kafka.example", 9092)]
     assert [topic.name for topic in response.topics] == ["clicks", "orders"]
     orders = response.topics[1]
@@ -69,13 +65,13 @@ def test_metadata_of_all_topics(parts: Parts, version: int) -> None:
 
 
 def test_metadata_of_no_topic_and_of_unknown_ones(parts: Parts) -> None:
-    assert ask(parts, ApiKey.METADATA, 12, **METADATA, topics=()).topics == ()
+    assert ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=()).topics == ()
     asked = [
         {"name": "nothing", "topic_id": None},
         {"name": None, "topic_id": UUID(int=3)},
         {"name": "clicks", "topic_id": None},
     ]
-    rows = ask(parts, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
+    rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
     assert [row.error_code for row in rows] == [
         ErrorCode.unknown_topic_or_partition,
         ErrorCode.unknown_topic_id,
@@ -94,7 +90,7 @@ def test_topic_ids_are_stable_over_restarts(store: FakeStorage) -> None:
 def test_a_new_topic_is_found_when_a_client_names_it(parts: Parts, store: FakeStorage) -> None:
     MadeArchive(store, tp=TopicPartition("later", 0)).segments(0, 20)
     asked = [{"name": "later", "topic_id": None}]
-    rows = ask(parts, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
+    rows = ask(parts.handlers, ApiKey.METADATA, 12, **METADATA, topics=asked).topics
     assert [row.error_code for row in rows] == [ErrorCode.none]
 
 
@@ -142,7 +138,7 @@ def test_an_empty_partition_is_readable(parts: Parts) -> None:
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions(version: int) -> None:
-    answered, response = api_versions_response(version)
+    answered, response = api_versions_response(OFFERED, version)
     assert answered == version
     body = memoryview(encode(response))
     decoded: Any = decode_response(ApiKey.API_VERSIONS, version, body, "endpoint")
@@ -153,13 +149,13 @@ def test_api_versions(version: int) -> None:
 
 
 def test_api_versions_above_ours_are_answered_in_version_0() -> None:
-    answered, response = api_versions_response(5)
+    answered, response = api_versions_response(OFFERED, 5)
     decoded: Any = decode_response(ApiKey.API_VERSIONS, 0, memoryview(encode(response)), "endpoint")
     assert (answered, decoded.error_code) == (0, ErrorCode.unsupported_version)
-    assert offered_api(18, 5) is None
-    assert offered_api(1, 18) is None
-    assert offered_api(11, 5) is None
-    assert offered_api(-7, 0) is None
+    assert offered_api(OFFERED, 18, 5) is None
+    assert offered_api(OFFERED, 1, 18) is None
+    assert offered_api(OFFERED, 11, 5) is None
+    assert offered_api(OFFERED, -7, 0) is None
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -167,7 +163,7 @@ def test_describe_cluster(parts: Parts, version: int) -> None:
     values = {"include_cluster_authorized_operations": False}
     if version >= 2:
         values["include_fenced_brokers"] = False
-    response = ask(parts, ApiKey.DESCRIBE_CLUSTER, version, **values)
+    response = ask(parts.handlers, ApiKey.DESCRIBE_CLUSTER, version, **values)
     assert (response.cluster_id, response.controller_id) == ("prod-a", 0)
     assert [(b.broker_id, b.port) for b in response.brokers] == [(0, 9092)]
 
@@ -178,7 +174,7 @@ def test_describe_configs_is_empty(parts: Parts, version: int) -> None:
         {"resource_type": 2, "resource_name": name, "configuration_keys": None}
         for name in ("orders", "nothing")
     ]
-    results = ask(parts, ApiKey.DESCRIBE_CONFIGS, version, resources=asked).results
+    results = ask(parts.handlers, ApiKey.DESCRIBE_CONFIGS, version, resources=asked).results
     assert [(row.error_code, row.configs) for row in results] == [
         (ErrorCode.none, ()),
         (ErrorCode.unknown_topic_or_partition, ()),
@@ -186,15 +182,15 @@ def test_describe_configs_is_empty(parts: Parts, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_groups_are_refused(parts: Parts, version: int) -> None:
+def test_groups_are_refused(version: int) -> None:
     key = {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}
-    response = ask(parts, ApiKey.FIND_COORDINATOR, version, **key)
+    response = ask(NoGroups(), ApiKey.FIND_COORDINATOR, version, **key)
     row = response.coordinators[0] if version >= 4 else response
     assert row.error_code is ErrorCode.group_authorization_failed
     if version:
         assert "keeps no consumer groups" in row.error_message
         key["key_type"] = 1  # type: ignore[assignment]
-        response = ask(parts, ApiKey.FIND_COORDINATOR, version, **key)
+        response = ask(NoGroups(), ApiKey.FIND_COORDINATOR, version, **key)
         row = response.coordinators[0] if version >= 4 else response
         assert row.error_code is ErrorCode.transactional_id_authorization_failed
 
@@ -207,11 +203,11 @@ def test_produce_is_refused(parts: Parts, version: int) -> None:
         "timeout": 1000,
         "topic_data": [{**topic, "partition_data": [{"index": 3, "records": None}]}],
     }
-    response = ask(parts, ApiKey.PRODUCE, version, **values)
+    response = ask(parts.handlers, ApiKey.PRODUCE, version, **values)
     row = response.responses[0].partition_responses[0]
     assert (row.index, row.error_code) == (3, ErrorCode.topic_authorization_failed)
-    silent = build_request(ApiKey.PRODUCE, version, **{**values, "acks": 0})
-    assert parts.handlers.answer(ApiKey.PRODUCE, version, silent).body is None
+    silent = request_of(ApiKey.PRODUCE, version, **{**values, "acks": 0})
+    assert parts.handlers.answer(silent, Session("test:1")).body is None
 
 
 @pytest.mark.parametrize("version", range(7))
@@ -220,7 +216,7 @@ def test_producer_ids_are_refused(parts: Parts, version: int) -> None:
     if version >= 6:
         values |= {"enable2_pc": False, "keep_prepared_txn": False}
     try:
-        response = ask(parts, ApiKey.INIT_PRODUCER_ID, version, **values)
+        response = ask(parts.handlers, ApiKey.INIT_PRODUCER_ID, version, **values)
     except (TypeError, ValueError):
         pytest.fail(f"version {version}")
     assert response.error_code is ErrorCode.cluster_authorization_failed
@@ -237,7 +233,7 @@ def test_list_offsets(parts: Parts, version: int) -> None:
         values["isolation_level"] = 1
     if version >= 10:
         values["timeout"] = 100
-    rows = ask(parts, ApiKey.LIST_OFFSETS, version, **values).topics[0].partitions
+    rows = ask(parts.handlers, ApiKey.LIST_OFFSETS, version, **values).topics[0].partitions
     assert [(row.partition_index, row.offset) for row in rows] == [(0, 20), (9, -1)]
     assert rows[1].error_code is ErrorCode.unknown_topic_or_partition
     if version >= 4:
@@ -248,5 +244,9 @@ def test_list_offsets(parts: Parts, version: int) -> None:
 def test_offset_for_leader_epoch(parts: Parts, version: int) -> None:
     asked = [{"partition": 0, "leader_epoch": 5}]
     topics = [{"topic": "orders", "partitions": asked}]
-    row = ask(parts, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, topics=topics).topics[0].partitions[0]
+    row = (
+        ask(parts.handlers, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, topics=topics)
+        .topics[0]
+        .partitions[0]
+    )
     assert (row.error_code, row.leader_epoch, row.end_offset) == (ErrorCode.none, 5, 20)

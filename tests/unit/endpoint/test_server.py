@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from sidetier.endpoint.blocks import FilePiece, OpenFile
-from sidetier.endpoint.server import ServerSettings, open_listener, send_pieces
+from sidetier.endpoint.connection import ServerSettings, send_pieces
+from sidetier.endpoint.server import open_listener
 from sidetier.endpoint.service import EndpointSettings, RunningEndpoint, serving
 from sidetier.segments.errors import ConfigurationError
 from sidetier.storage.fake import FakeStorage

@@ -1,0 +1,1 @@
+"""Consumer groups of the endpoint (`sidetier serve --groups`)."""

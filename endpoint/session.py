@@ -1,0 +1,64 @@
+"""A request as a client sent it, the client's session, and the answer."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from sidetier.wire.protocol import ApiKey, decode_request
+
+ANONYMOUS = "ANONYMOUS"
+"""Name of a client without a login, as in Kafka's logs and ACLs."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What the endpoint knows about the client of one connection. Used by its thread only.
+
+    Attributes:
+        client: Address of the client, as `host:port`.
+        principal: Name with which it has logged in.
+        closing: What to close with the connection.
+    """
+
+    client: str
+    principal: str = ANONYMOUS
+    closing: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose body is not decoded yet.
+
+    Attributes:
+        api: The kind of request.
+        version: Its version, one that the endpoint offers.
+        correlation_id: The response repeats it.
+        client_id: `client.id` of the client; None if it sends none.
+        frame: The whole request, without its size.
+        position: Position in `frame` after the client id.
+    """
+
+    api: ApiKey
+    version: int
+    correlation_id: int
+    client_id: str | None
+    frame: memoryview
+    position: int
+
+    def decode(self) -> Any:  # noqa: ANN401 - kio's classes share no base with fields
+        """Return the body as an entity of kio.
+
+        Raises:
+            MalformedRequestError: The bytes are not a request of this kind and version.
+        """
+        return decode_request(self.api, self.version, self.frame, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response body, and the first error in it, for metrics. None: the client expects none."""
+
+    body: bytes | None
+    error: ErrorCode = ErrorCode.none
