@@ -39,8 +39,15 @@ class Invocation:
         default = [self.default_config] if self.default_config.exists() else []
         return self.files or named or default
 
-    def load(self, environ: Mapping[str, str] = os.environ) -> "LoadedConfig":
+    def load(
+        self, environ: Mapping[str, str] = os.environ, *, needs_log_dirs: bool = True
+    ) -> "LoadedConfig":
         """Load the configuration from the files, the environment, and `--set`.
+
+        Args:
+            environ: Environment variables.
+            needs_log_dirs: Whether `log_dirs` is required; commands that only read the store work
+                on hosts without a broker.
 
         Raises:
             ConfigurationError: Something is wrong; the message has one line for each problem.
@@ -49,7 +56,9 @@ class Invocation:
         from sidetier.config.loading import load  # noqa: PLC0415
         from sidetier.config.startup import with_found_log_dirs  # noqa: PLC0415
 
-        loaded = load(self.config_files(environ), environ, self.assignments)
+        loaded = load(
+            self.config_files(environ), environ, self.assignments, needs_log_dirs=needs_log_dirs
+        )
         return replace(loaded, config=with_found_log_dirs(loaded.config))
 
 

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from sidetier.config.catalogue import annotation_at, holds_secret, required_below
 from sidetier.config.contradictions import contradictions, warnings
-from sidetier.config.model import Config
+from sidetier.config.model import Config, ReaderConfig
 from sidetier.config.pinterest import properties_layer
 from sidetier.config.problems import (
     DEFAULT_ORIGIN,
@@ -153,6 +153,8 @@ def load(
     files: Sequence[Path] = (),
     environ: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
+    *,
+    needs_log_dirs: bool = True,
 ) -> LoadedConfig:
     """Load and check the configuration.
 
@@ -162,6 +164,7 @@ def load(
         files: YAML, or Pinterest's `.properties`; a later file overrides an earlier one.
         environ: variables that begin with `SIDETIER_` are settings.
         flags: `key=value`, as in `storage.url=s3://bucket/prefix`.
+        needs_log_dirs: Whether `log_dirs` is required.
 
     Raises:
         ConfigurationError: with one line for every problem.
@@ -170,7 +173,8 @@ def load(
     problems = list(given.problems)
     config = None
     try:
-        config = Config.model_validate(given.values)
+        model = Config if needs_log_dirs else ReaderConfig
+        config = model.model_validate(given.values)
     except ValidationError as error:
         problems += explain(error, given.values)
     # Rules about several settings need a valid model; until then only the single values count.

@@ -290,3 +290,9 @@ class Config(Part):
         default=HttpConfig(), description="HTTP server with metrics, health and status."
     )
     log: LogConfig = Field(default=LogConfig(), description="The sidecar's log.")
+
+
+class ReaderConfig(Config):
+    """The configuration of a command that only reads the store: log dirs may be missing."""
+
+    log_dirs: Annotated[tuple[AbsolutePath, ...], Field(strict=False)] = ()

@@ -28,6 +28,11 @@ def peak_resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM")
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of the process now (VmRSS)."""
+    return _status_bytes(pid, "VmRSS")
+
+
 LEAST_PRIORITY = 19
 """Niceness of processes that yield to everything else."""
 

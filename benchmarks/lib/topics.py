@@ -26,7 +26,7 @@ _LOOK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A topic of one partition.
+    """A topic, by default of one partition.
 
     Bytes of a record (key and value), of a batch, of a segment, and of all records, before the
     producer compresses them. With a codec the values are words, and random bytes otherwise.
@@ -37,19 +37,26 @@ class Shape:
     segment: int
     size: int
     codec: str = "none"
+    partitions: int = 1
 
     @property
     def topic(self) -> str:
         """Name of the topic."""
         codec = "" if self.codec == "none" else f"-{self.codec}"
-        return f"r{self.record}-b{self.batch >> 10}k{codec}"
+        count = "" if self.partitions == 1 else f"-p{self.partitions}"
+        return f"r{self.record}-b{self.batch >> 10}k{codec}{count}"
+
+    def topic_partitions(self) -> list[TopicPartition]:
+        """Return all partitions."""
+        return [TopicPartition(self.topic, number) for number in range(self.partitions)]
 
 
 def write(cluster: KraftCluster, shape: Shape) -> None:
     """Create the topic and fill it at full speed; timestamps rise with the offsets."""
     config = {"segment.bytes": str(shape.segment), "max.message.bytes": str(4 << 20)}
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([NewTopic(shape.topic, 1, 1, config=config)])[shape.topic].result(30)
+    topic = NewTopic(shape.topic, shape.partitions, 1, config=config)
+    admin.create_topics([topic])[shape.topic].result(30)
     producer = make_producer(
         cluster,
         linger_ms=200,
@@ -65,7 +72,9 @@ def write(cluster: KraftCluster, shape: Shape) -> None:
         key, value = b"%010d" % number, kinds[number % len(kinds)]
         while True:
             try:
-                producer.produce(shape.topic, value, key, 0, on_delivery=failures.note)
+                producer.produce(
+                    shape.topic, value, key, number % shape.partitions, on_delivery=failures.note
+                )
                 break
             except BufferError:
                 producer.poll(0.05)
@@ -75,9 +84,9 @@ def write(cluster: KraftCluster, shape: Shape) -> None:
     failures.check()
 
 
-def closed_end(cluster: KraftCluster, topic: str) -> int:
+def closed_end(cluster: KraftCluster, tp: TopicPartition) -> int:
     """Return one past the last offset of the closed segments."""
-    directory = cluster.log_dirs(1)[0] / f"{topic}-0"
+    directory = cluster.log_dirs(1)[0] / str(tp)
     return max(int(path.stem) for path in directory.glob("*.log"))
 
 
@@ -87,7 +96,11 @@ def store(
     shapes: Sequence[Shape],
     directory: Path,
 ) -> dict[str, int]:
-    """Let the sidecar store every closed segment, and return each topic's archive end offset."""
+    """Let the sidecar store every closed segment.
+
+    Returns:
+        For each topic the sum of its partitions' archive end offsets: the number of stored records.
+    """
     topics = [shape.topic for shape in shapes]
     more = {
         "broker": {"bootstrap_servers": cluster.bootstrap_servers},
@@ -96,17 +109,14 @@ def store(
         "uploader": {"niceness": 0},
     }
     setup = Setup(directory, cluster.log_dirs(1), real.storage, more, real.environment)
-    ends = {topic: closed_end(cluster, topic) for topic in topics}
+    ends = {tp: closed_end(cluster, tp) for shape in shapes for tp in shape.topic_partitions()}
     with Sidecar(setup) as sidecar:
         sidecar.wait_until(
-            lambda: all(
-                real.stored_up_to(TopicPartition(topic, 0)) >= Offset(end)
-                for topic, end in ends.items()
-            ),
+            lambda: all(real.stored_up_to(tp) >= Offset(end) for tp, end in ends.items()),
             _STORED_TIMEOUT,
             "the sidecar to store all that is closed",
         )
-    return ends
+    return {topic: sum(end for tp, end in ends.items() if tp.topic == topic) for topic in topics}
 
 
 def mean_batch(real: RealStore, topic: str) -> tuple[float, float]:

@@ -170,7 +170,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         delimiter=delimiter,
         max_batch_bytes=max_batch_bytes,
     )
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     context.exit(_consume(loaded, request, output_format))
 

@@ -297,7 +297,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         partition_planner,
     )
 
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     config = loaded.config
     if seed is None:

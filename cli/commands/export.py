@@ -71,6 +71,6 @@ def export_to_table(
     """
     if given["follow"] and (given["once"] or given["ending_offsets"]):
         raise click.UsageError("--follow has no end: leave --once and --ending-offsets away")
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     return from_extra(load, "this export", _SPARK_EXTRAS, extra)(loaded.config, given)

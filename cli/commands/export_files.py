@@ -263,7 +263,7 @@ def command(
         raise click.UsageError("--follow has no end: leave --once, --from and --to away")
     if given["abandon_plan"] and given["dry_run"]:
         raise click.UsageError("--dry-run writes nothing: leave --abandon-plan away")
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     context.exit(_export(loaded, topics, given, output))
 

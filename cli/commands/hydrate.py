@@ -361,6 +361,6 @@ def _steps(step: str) -> Any:  # noqa: ANN401 -- returns a module
 
 
 def _loaded(context: click.Context) -> "Config":
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     return loaded.config

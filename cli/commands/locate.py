@@ -100,7 +100,7 @@ def locate(tp: TopicPartition, layout: ArchiveLayout, url: str) -> Location:
 
 def _configured(context: click.Context) -> "Config":
     try:
-        return invocation(context).load().config
+        return invocation(context).load(needs_log_dirs=False).config
     except ConfigurationError as error:
         hint = "without a configuration, locate needs --cluster and --prefix"
         raise ConfigurationError(f"{error}\n{hint}") from None

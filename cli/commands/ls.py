@@ -283,7 +283,7 @@ def command(
     Exit codes: 0 no problem; 2 nothing is archived of the named topic or partition; 3 something is
     missing or cannot be parsed.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load().config
+    config = invocation(context).load(needs_log_dirs=False).config
     result: PartitionsResult | SegmentsResult
     with (
         open_every_store(with_short_timeouts(config), connections=_AT_ONCE) as stores,

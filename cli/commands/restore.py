@@ -154,7 +154,7 @@ def translate_offsets(context: click.Context, /, output: OutputFormat, **given: 
 def _run(
     context: click.Context, load: Callable[[], Run], given: Mapping[str, Any], output: OutputFormat
 ) -> None:
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
     quiet_logs(loaded)
     run = from_extra(load, "sidetier restore", LIBRARIES, "consumer,mirror")
     context.exit(run(loaded.config, given, output))

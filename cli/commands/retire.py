@@ -170,7 +170,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
     Exit codes: 0 every archive was moved; 1 an error; 2 nothing is archived under the given names;
     3 at least one archive was not moved.
     """  # noqa: D301 -- \b is click's marker and must be one character
-    config = invocation(context).load().config
+    config = invocation(context).load(needs_log_dirs=False).config
     identity = None if offline else ask_identity(_servers(config), topic)
     with ExitStack() as stack:
         store = stack.enter_context(open_every_store(config, connections=_AT_ONCE)).of_topic(topic)

@@ -138,7 +138,7 @@ def command(  # noqa: PLR0913 -- one parameter for each option
         raise click.UsageError(
             f"--listen {listen[0]} is no address that clients can connect to: add --advertise"
         )
-    loaded = invocation(context).load()
+    loaded = invocation(context).load(needs_log_dirs=False)
 
     def run() -> int:
         from sidetier.cli.serve import serve  # noqa: PLC0415 -- `--help` must not load the libraries

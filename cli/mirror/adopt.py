@@ -108,7 +108,7 @@ def adopt(call: Invocation, given: Mapping[str, Any], output: OutputFormat) -> i
         ConfigurationError: A setting does not fit, or the old mirror runs; nothing was written.
         SidetierError: A cluster cannot be read or written.
     """
-    config = call.load().config if call.is_configured() else None
+    config = call.load(needs_log_dirs=False).config if call.is_configured() else None
     source_settings = ClientSettings.from_properties(client_properties("source", given, config))
     target_settings = ClientSettings.from_properties(client_properties("target", given))
     with Cluster(source_settings) as source_cluster, Cluster(target_settings) as target_cluster:

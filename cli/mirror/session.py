@@ -336,7 +336,7 @@ def _opened(call: Invocation, given: Mapping[str, Any]) -> Iterator[MirrorSessio
     config = None
     configure_logs("console" if sys.stderr.isatty() else "json")
     if call.is_configured():
-        loaded = call.load()
+        loaded = call.load(needs_log_dirs=False)
         configure_logs(loaded.config.log.format, loaded.config.log.level)
         config = loaded.config
     source_references = client_references("source", given, config)

@@ -63,7 +63,7 @@ def _opened(
 ) -> Iterator[tuple[CommittedGroups, Cluster, ArchiveAccess | None]]:
     """Yield the source's groups, the target, and the source's archive if one is configured."""
     target_settings = ClientSettings.from_properties(client_properties("target", given))
-    config = call.load().config if call.is_configured() else None
+    config = call.load(needs_log_dirs=False).config if call.is_configured() else None
     with ExitStack() as stack:
         archive = None if config is None else stack.enter_context(open_archive(config))
         target_cluster = stack.enter_context(Cluster(target_settings))

@@ -255,3 +255,11 @@ class TestErrors:
         assert config.http.port == 1
         merged = LEAST + "uploader:\n  pins: {<<: {max_files: 5}, max_files: 6}\n"
         assert load([written(tmp_path, merged)]).config.uploader.pins.max_files == 6
+
+
+def test_commands_that_only_read_the_store_need_no_log_dirs(tmp_path: Path) -> None:
+    text = "cluster: {name: a}\nstorage: {url: 's3://bucket'}\n"
+    file = written(tmp_path, text)
+    assert load([file], needs_log_dirs=False).config.log_dirs == ()
+    with pytest.raises(ConfigurationError, match="log_dirs: is required"):
+        load([file])
