@@ -280,7 +280,7 @@ def decode_request(api: ApiKey, version: int, frame: memoryview, position: int) 
     try:
         if _has_tagged_header(api, version):
             position = skip_tagged_fields(frame, position)
-        reader = entity_reader(load_request_schema(api, version))
+        reader = entity_reader(_request_type(api, version))
         # Bytes behind the request are ignored, as brokers do: librdkafka 2.16 sends three of them
         # in a Metadata request for all topics.
         request, _ = reader(frame[position:].toreadonly(), 0)
@@ -293,6 +293,11 @@ def encode_response_header(api: ApiKey, version: int, correlation_id: int) -> by
     """Return the header of a response, without the size of the frame."""
     header = _CORRELATION_ID.pack(correlation_id)
     return header + b"\0" if response_header_is_flexible(api, version) else header
+
+
+@cache  # kio looks the class up by its name at each call
+def _request_type(api: ApiKey, version: int) -> type[RequestPayload]:
+    return load_request_schema(api, version)
 
 
 @cache
