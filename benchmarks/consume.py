@@ -31,24 +31,27 @@ _WAYS = (
     ("store", "poll"),
     ("store", "consume"),
     ("store", "arrow"),
+    ("endpoint", "poll"),
+    ("endpoint", "consume"),
 )
 _NAMES = {"poll": "poll()", "consume": "consume(500)", "arrow": "consume_arrow(10_000)"}
 _SEEKS = 10
 _POLL_PART = 4
 """`poll` is slow, so it reads only this fraction of the records (1/N); results are rates."""
 _HOW = """\
-Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression;
-the sidecar has stored the closed segments on versitygw, and both sides read these, from offset 0 to
-their end (by poll the first quarter): {large} MiB of records of 1 KiB, {small} MiB of records of
-100 B, key (10 B) and value (random bytes); the segment of the first topic is all of it, the others'
-are of {segment} MiB. Readers take turns, each in a process of its own; what is told is from the
-first record to the last, and the time to the first by itself, from before the consumer is made.
-confluent-kafka reads with its default settings (it checks no CRC then), `TieredConsumer` with
-TIERED_STORAGE_ONLY and its defaults (every CRC is checked). Broker, S3 server and reader share the
-machine's cores; everything lies in the page cache. MB and GiB are of values; CPU is the reader's
-own process, all threads; so is its resident memory, Python with all that it has loaded included.
-Each seek is by a reader that has looked at the archive and has read nothing; requests are counted
-up to the range that holds the record, with one thread. {runs} runs in turns."""
+Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka without compression:
+{large} MiB of records of 1 KiB and {small} MiB of records of 100 B, each with a key of 10 B and
+random bytes as value. The sidecar has stored the closed segments on versitygw. All readers read
+these from offset 0 to their end, by `poll` the first quarter. The first topic has one segment;
+those of the others have {segment} MiB. Readers take turns, each in a process of its own. Rates are
+from the first record to the last; the time to the first record is measured from before the consumer
+is created. confluent-kafka reads with its default settings, without CRC checks; `TieredConsumer` with
+TIERED_STORAGE_ONLY and its defaults, with CRC checks. "endpoint" is confluent-kafka that reads an
+endpoint of `sidetier serve` in its own process, over the same store. Broker, S3 server and reader
+share the machine's cores, and all files are in the page cache. MB and GiB are of values. CPU time
+and resident memory are those of the reader's process, with Python and all its libraries. Each seek
+is by a reader that knows the archive and has read nothing; requests are counted up to the range
+with the record, with one thread. {runs} runs in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,11 @@ def measure(directory: Path, plan: Plan) -> Found:
             write(cluster, shape)
         ends = store(cluster, real, plan.shapes, directory / "sidecar")
         os.sync()
-        configs = {"kafka": _kafka(cluster.bootstrap_servers), "store": _store(real)}
+        configs = {
+            "kafka": _kafka(cluster.bootstrap_servers),
+            "store": _store(real),
+            "endpoint": _endpoint(real),
+        }
         reads = {
             shape.topic: _reads(shape, ends[shape.topic], configs, real, plan.runs)
             for shape in plan.shapes
@@ -150,6 +157,10 @@ def _kafka(servers: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
     }
+
+
+def _endpoint(real: RealStore) -> dict[str, Any]:
+    return {**_kafka(""), "cluster": CLUSTER, "storage": real.storage, "fetch.queue.backoff.ms": 5}
 
 
 def _store(real: RealStore) -> dict[str, Any]:

@@ -9,15 +9,20 @@ import json
 import os
 import resource
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
 import confluent_kafka
 import pyarrow.compute as pc
+from confluent_kafka import KafkaError
 
 from lib.processes import peak_resident_bytes
 from sidetier import TieredConsumer
+from sidetier.archive.access import open_archive
+from sidetier.config.storage import StorageConfig
+from sidetier.endpoint.service import EndpointSettings, serving
 
 _BATCH = 500
 _WAIT_SECONDS = 60.0
@@ -28,8 +33,10 @@ _ROWS = 10_000
 class Reading:
     """The topic to read, and the method.
 
-    `side` is kafka or store, `method` is poll, consume or arrow. `end` is one past the last offset
-    that is read of partition 0.
+    `side` is kafka (confluent-kafka reads the broker), store (`TieredConsumer` reads the archive)
+    or endpoint (confluent-kafka reads the archive through an endpoint in the same process);
+    `method` is poll, consume or arrow. `end` is one past the last offset that is read of partition
+    0. `config` has the consumer's properties; for an endpoint also `cluster` and `storage`.
     """
 
     side: str
@@ -73,12 +80,27 @@ class Read:
 
 def read(reading: Reading) -> Read:
     """Read everything."""
-    before, began = resident(), monotonic()
-    tiered = reading.side == "store"
-    make: Any = TieredConsumer if tiered else confluent_kafka.Consumer
-    consumer = make(reading.config)
+    with ExitStack() as stack:
+        before, began = resident(), monotonic()
+        return _read(reading, _consumer(reading, stack), before, began)
+
+
+def _consumer(reading: Reading, stack: ExitStack) -> Any:  # noqa: ANN401 - one of two classes
+    if reading.side == "store":
+        return TieredConsumer(reading.config)
+    config = dict(reading.config)
+    if reading.side == "endpoint":
+        storage = StorageConfig.model_validate(config.pop("storage"), strict=False)
+        archive = stack.enter_context(open_archive(config.pop("cluster"), storage))
+        served = stack.enter_context(serving(archive, EndpointSettings(("127.0.0.1", 0))))
+        config["bootstrap.servers"] = "{}:{}".format(*served.address)
+    return confluent_kafka.Consumer(config)
+
+
+def _read(reading: Reading, consumer: Any, before: int, began: float) -> Read:  # noqa: ANN401
     consumer.assign([confluent_kafka.TopicPartition(reading.topic, 0, 0)])
-    _check(consumer.poll(_WAIT_SECONDS))
+    while not _is_record(consumer.poll(_WAIT_SECONDS)):
+        pass
     first, cpu = monotonic(), _cpu()
     records, size = _METHODS[reading.method](consumer, reading.end)
     seconds, cpu = monotonic() - first, _cpu() - cpu
@@ -91,7 +113,8 @@ def _poll(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401 - one of 
     records = size = 0
     while True:
         message = consumer.poll(_WAIT_SECONDS)
-        _check(message)
+        if not _is_record(message):
+            continue
         records += 1
         size += len(message.value())
         if message.offset() >= end - 1:
@@ -102,12 +125,10 @@ def _consume(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
     records = size = 0
     while True:
         messages = consumer.consume(_BATCH, _WAIT_SECONDS)
-        for message in messages or [None]:
-            if message is None or message.error() is not None:
-                _check(message)
-            size += len(message.value())
+        messages = [message for message in messages or [None] if _is_record(message)]
+        size += sum(len(message.value()) for message in messages)
         records += len(messages)
-        if messages[-1].offset() >= end - 1:
+        if messages and messages[-1].offset() >= end - 1:
             return records, size
 
 
@@ -125,11 +146,16 @@ def _arrow(consumer: Any, end: int) -> tuple[int, int]:  # noqa: ANN401
 _METHODS = {"poll": _poll, "consume": _consume, "arrow": _arrow}
 
 
-def _check(message: Any) -> None:  # noqa: ANN401
+def _is_record(message: Any) -> bool:  # noqa: ANN401
     if message is None:
         _nothing()
-    if message.error() is not None:
-        raise RuntimeError(message.error().str())
+    error = message.error()
+    if error is None:
+        return True
+    # An endpoint without groups refuses `group.id` once, which librdkafka requires.
+    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise RuntimeError(error.str())
+    return False
 
 
 def _nothing() -> list[Any]:
