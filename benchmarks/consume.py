@@ -43,15 +43,16 @@ Topics of one partition on a KRaft broker (4.3.1), filled by confluent-kafka wit
 {large} MiB of records of 1 KiB and {small} MiB of records of 100 B, each with a key of 10 B and
 random bytes as value. The sidecar has stored the closed segments on versitygw. All readers read
 these from offset 0 to their end, by `poll` the first quarter. The first topic has one segment;
-those of the others have {segment} MiB. Readers take turns, each in a process of its own. Rates are
-from the first record to the last; the time to the first record is measured from before the consumer
-is created. confluent-kafka reads with its default settings, without CRC checks; `TieredConsumer`
-with TIERED_STORAGE_ONLY and its defaults, with CRC checks. "endpoint" is confluent-kafka that reads
-an endpoint of `sidetier serve` in its own process, over the same store. Broker, S3 server and reader
-share the machine's cores, and all files are in the page cache. MB and GiB are of values. CPU time
-and resident memory are those of the reader's process, with Python and all its libraries. Each seek
-is by a reader that knows the archive and has read nothing; requests are counted up to the range
-with the record, with one thread. {runs} runs in turns."""
+those of the others have {segment} MiB. Readers take turns, each in a process of its own. Rates
+are from the first record to the last; the time to the first record is measured from before the
+consumer is created. confluent-kafka reads with its default settings, without CRC checks;
+`TieredConsumer` with TIERED_STORAGE_ONLY and its defaults, with CRC checks. "endpoint" is
+confluent-kafka that reads an endpoint of `sidetier serve` in its own process, over the same
+store. Broker, S3 server and reader share the machine's cores, and all files are in the page
+cache. MB and GiB are of values. CPU time and resident memory are those of the reader's process,
+with Python and all its libraries. Each seek is by a reader that knows the archive and has read
+nothing; requests are counted up to the range with the record, with one thread. {runs} runs in
+turns."""
 
 
 @dataclass(frozen=True, slots=True)
