@@ -241,9 +241,12 @@ def _directory(scene: Scene, broker: int, tp: Partition) -> Path:
 
 
 def _last_epoch(directory: Path) -> tuple[int, int]:
-    """The last leader epoch in a checkpoint, and its start offset."""
-    _, _, *rows = (directory / "leader-epoch-checkpoint").read_text().split("\n")
-    epoch, start = [row for row in rows if row][-1].split()
+    """Return the last leader epoch in a checkpoint and its start offset; -1 and 0 if it has none.
+
+    A broker creates the file empty, with the replica.
+    """
+    rows = (directory / "leader-epoch-checkpoint").read_text().split("\n")[2:]
+    epoch, start = next((row.split() for row in reversed(rows) if row), ("-1", "0"))
     return int(epoch), int(start)
 
 
