@@ -38,6 +38,7 @@ Header = tuple[str, bytes | None]
 
 _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
+# 16 tells zlib to expect gzip's header and trailer, and nothing else.
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
 ABORT_MARKER: Final = 0
 COMMIT_MARKER: Final = 1
