@@ -162,6 +162,8 @@ class StatusBoard:
             totals, conditions, death = self._totals, self._conditions, self._death
             tails, unresolved, last_drill = self._tails, self._unresolved, self._last_drill
             cluster_snapshots = self._cluster_snapshots()
+        # Ages are computed outside of the lock, so that a
+        # slow reader does not hold up the daemon's thread.
         now = self._clock.wall()
         partitions = tuple(
             _with_unresolved(_with_tail(_aged(entry, now), tails.get(tp), now), unresolved)
