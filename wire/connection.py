@@ -169,6 +169,7 @@ class Connection:
             self._agree_on_versions(deadline)
             if settings.sasl is not None:
                 self._log_in(deadline)
+        # The caller has no object yet that it could close.
         except BaseException:
             self.close()
             raise
@@ -263,6 +264,8 @@ class Connection:
         if self.in_flight >= self._settings.max_in_flight:
             raise RuntimeError(f"{self.in_flight} requests are in flight: take a response first")
         seconds = self._settings.request_timeout if timeout is None else timeout
+        # Before the request: the broker closes a connection
+        # whose login has expired at the next request.
         if self._clock() >= self._login_again_at:
             self._log_in_again()
         self._send(api, version, body, self._clock() + seconds)
@@ -279,6 +282,8 @@ class Connection:
         try:
             return decode_response(sent.api, sent.version, body, str(self))
         except BaseException as error:
+            # A response that cannot be decoded leaves doubt
+            # about its length, and so about the next one.
             self._fail(error, sent.api.title)
             raise
 
@@ -324,10 +329,14 @@ class Connection:
     def _agree_on_versions(self, deadline: float) -> None:
         _, version = known_versions(ApiKey.API_VERSIONS)
         body = self._ask_versions(version, deadline)
+        # The error code is the first field in every version,
+        # so it can be read before the version is known.
         if _ERROR_CODE.unpack_from(body)[0] == _UNSUPPORTED_VERSION:
             # KIP-511: this response always has version 0, and lists the supported versions.
             response: Any = decode_response(ApiKey.API_VERSIONS, 0, body, str(self))
             _, highest = _offered(response).get(ApiKey.API_VERSIONS, (0, 0))
+            # Lower in any case, so that a broker that repeats
+            # the error does not cause an endless exchange.
             version = min(version - 1, highest)
             body = self._ask_versions(version, deadline)
         response = decode_response(ApiKey.API_VERSIONS, version, body, str(self))
@@ -374,6 +383,7 @@ class Connection:
 
     def _log_in_again(self) -> None:
         """Log in again, after receiving everything in flight: the broker accepts only the login."""
+        # Received here and kept for `receive`, which returns them first.
         while self._in_flight:
             self._received.append(self._receive_next())
         try:
@@ -390,6 +400,7 @@ class Connection:
 
     def _send(self, api: ApiKey, version: int, body: Sequence[Buffer], deadline: float) -> None:
         correlation_id = self._next_correlation_id
+        # The field is a signed int32.
         self._next_correlation_id = (correlation_id + 1) % 2**31
         header = encode_header(api, version, correlation_id, self._settings.client_id)
         size = len(header) + sum(map(len, body))
@@ -398,6 +409,7 @@ class Connection:
         except BaseException as error:
             self._fail(error, api.title)
             raise
+        # After the write: a request that was sent in part has closed the connection.
         self._in_flight.append(_InFlight(api, version, correlation_id, deadline))
 
     def _receive(self) -> tuple[_InFlight, memoryview]:
@@ -458,6 +470,7 @@ class Connection:
                     sent = self._socket.sendmsg(rest[:_BUFFERS_PER_CALL])
             except (BlockingIOError, ssl.SSLWantWriteError):
                 self._wait(select.POLLOUT, deadline)
+            # TLS may have to read before it can write, and the other way round (key updates).
             except ssl.SSLWantReadError:
                 self._wait(select.POLLIN, deadline)
             else:
@@ -465,6 +478,7 @@ class Connection:
 
     def _read_into(self, buffer: memoryview, deadline: float) -> None:
         while buffer:
+            # A large part is read straight into its buffer. Reading ahead would copy it.
             if not self._unread and len(buffer) >= _AHEAD_BYTES:
                 buffer = buffer[self._read_some(buffer, deadline) :]
                 continue
@@ -477,6 +491,8 @@ class Connection:
     def _read_some(self, buffer: memoryview, deadline: float) -> int:
         """Read into the buffer; return the number of bytes, at least 1."""
         while True:
+            # Also before a read that succeeds at once: a broker that
+            # sends slowly must not extend the deadline for ever.
             self._left(deadline)
             try:
                 received = self._socket.recv_into(buffer)
@@ -527,6 +543,7 @@ class Connection:
             self._end(f"{what}: {error}")
             return
         reason = f"{what}: {error}"
+        # The first request already failed: most often the listener expects TLS, or does not.
         if not self._versions:
             reason += "; does security.protocol fit this listener?"
         self._end(reason)

@@ -39,6 +39,7 @@ _FIRST_FETCH_BY_ID: Final = 13
 _FIRST_FETCH_WITH_SESSION: Final = 7
 _FIRST_FETCH_WITH_LOG_START: Final = 5
 _FIRST_FETCH_WITH_REPLICA: Final = 11
+# The fields that come first in every version, before those that later versions have added.
 _PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
 _ABORTED = struct.Struct(">qq")  # producer id, first offset
 _SESSION = struct.Struct(">hi")  # error code, session id
@@ -165,7 +166,10 @@ def encode_produce(
         head += string(topic) + count(len(partitions))
         for partition, batch in partitions.items():
             head += _INT32.pack(partition) + count(len(batch))
+            # The batches stay separate buffers, and everything
+            # between two batches is one small buffer.
             body += [bytes(head), batch]
+            # The tagged fields behind a partition belong to the next small buffer.
             head = bytearray(end)
         head += end
     body.append(bytes(head + end))
@@ -230,6 +234,7 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
         min_bytes=min_bytes,
         max_bytes=max_bytes,
         isolation_level=1 if isolation is IsolationLevel.READ_COMMITTED else 0,
+        # No fetch session (KIP-227): every request names all of its partitions.
         session_epoch=-1,
         topics=[
             {

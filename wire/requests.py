@@ -459,6 +459,7 @@ def list_groups(cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT) -> dict[s
 
     def attempt() -> dict[str, ListedGroup]:
         groups = {}
+        # Each broker lists only the groups that it coordinates.
         for broker in cluster.metadata(()).brokers:
             response = cluster.request_once(Broker(broker), ApiKey.LIST_GROUPS)
             for group in response.groups:
@@ -609,6 +610,7 @@ def list_transactions(
 
     def attempt() -> tuple[ListedTransaction, ...]:
         listed = []
+        # Each broker lists only the transactional ids that it coordinates.
         for broker in cluster.metadata(()).brokers:
             response = cluster.request_once(
                 Broker(broker),

@@ -84,6 +84,7 @@ class TlsSettings:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # In this order: Python refuses CERT_NONE while the host name is checked.
         context.check_hostname = self.verify and self.check_hostname
         context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
         self._load("ssl.ca.location", self.ca, lambda: self._load_ca(context))
@@ -92,6 +93,7 @@ class TlsSettings:
             self._load(
                 "ssl.certificate.location, ssl.key.location or ssl.key.password",
                 certificate,
+                # With a callback, OpenSSL never asks for the password on the terminal.
                 lambda: context.load_cert_chain(
                     certificate, self.key, lambda: self.key_password or ""
                 ),
@@ -227,8 +229,10 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
 
 
 def _address(text: str) -> Address:
+    # librdkafka accepts a protocol in front of the address, and ignores it.
     bare = text.rpartition("://")[2]
     host, colon, port = bare.rpartition(":")
+    # An IPv6 address without a port ends in a bracket.
     if not colon or port.endswith("]"):
         host, port = bare, str(_DEFAULT_PORT)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
@@ -259,6 +263,7 @@ class _Properties:
 
     def path(self, name: str) -> Path | None:
         value = self.text(name)
+        # librdkafka's word for the certificates of the system.
         return Path(value) if value and value != "probe" else None
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None) -> str:
