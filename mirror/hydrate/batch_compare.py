@@ -109,10 +109,12 @@ class PlacedBatches:
                         return
                     normalise_epoch(buffer, at)
                     self._follow(header, commits)
+                    # Below the start: the brokers do not return this batch.
                     if header.next_offset <= self.plan.start:
                         begin = at + header.length
                 if begin < len(buffer):
                     yield buffer[begin:] if begin else buffer
+                # A batch below the start can reach into the next chunk.
                 begin = max(begin - len(buffer), 0)
             scanner.finish()
 

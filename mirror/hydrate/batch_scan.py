@@ -162,6 +162,7 @@ class RangeReader:
                 read_next()
             while ahead:
                 data = ahead.pop(0).result()
+                # Before the yield, so that the next range arrives while the caller uses this one.
                 read_next()
                 yield data
                 if len(data) == RANGE_BYTES:
@@ -202,6 +203,8 @@ def normalise_epoch(buffer: bytearray, at: int) -> None:
     _EPOCH.pack_into(buffer, at + _EPOCH_AT, NORMALISED_EPOCH)
 
 
+# An entry of Kafka's `.snapshot` version 1: producer id, epoch, last sequence, last
+# offset, offset delta, timestamp, coordinator epoch, first offset of the open transaction.
 _PRODUCER = struct.Struct(">qhiqiqiq")
 _UNKNOWN_COORDINATOR = -1
 _SEQUENCES = 2**31
@@ -253,6 +256,8 @@ class TransactionFollower:
             return
         if not commits:
             others = (producer_left.first.base_offset for producer_left in self._open.values())
+            # The last stable offset behind this marker: the first offset of the oldest
+            # transaction that is still open; otherwise the offset after the marker.
             stable = min(others, default=Offset(header.base_offset + 1))
             self._aborted.append(
                 AbortedTxn(
@@ -267,6 +272,7 @@ def _row(producer: _OpenProducer) -> bytes:
     return _PRODUCER.pack(
         last.producer_id,
         last.producer_epoch,
+        # Sequence numbers continue with 0 after 2^31 - 1.
         (last.base_sequence + delta) % _SEQUENCES,
         last.last_offset,
         delta,

@@ -240,6 +240,7 @@ def _parts(tp: TopicPartition, known: PartitionTransactions) -> Iterator[_Part]:
         if first is not None:
             yield _Part(tp, (batch.producer_id, first.epoch), first.offset, batch)
         elif not known.is_from_start:  # its records are further back, where nothing was read
+            # As in transactions v2: the marker's epoch is one above that of the records.
             yield _Part(tp, (batch.producer_id, batch.epoch - 1), batch.offset, batch)
     for first in begun.values():
         yield _Part(tp, (first.producer_id, first.epoch), first.offset, None)
@@ -336,6 +337,7 @@ class _Cut:
         self.reasons[tp] = LoweredEnd(str(tp), self.requested[tp], marker, *key, str(where))
         committed = self.committed[tp]
         for offset, other in committed[bisect_left(committed, (marker, key)) :]:
+            # These were cut off already, when the end was lowered before.
             if offset >= before:
                 return
             yield other, tp

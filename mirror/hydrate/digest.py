@@ -54,6 +54,8 @@ class Digest:
             if self.records.bit_count() == 1:  # after 1, 2, 4, 8, ... records
                 self.timestamps.append(timestamp)
             self.records += 1
+            # A sum, so that batches of any size give the same. Each hash
+            # includes the offset, so records that changed places are found.
             self.checksum += _hashed(offset, timestamp, kind, key, value, headers)
         self.checksum %= 1 << 64
 

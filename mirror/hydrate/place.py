@@ -231,6 +231,7 @@ def _check_space(todo: Iterable[Destination], plan_id: str) -> None:
         needed[path] = needed.get(path, 0) + max(0, destination.plan.size - staged_bytes)
     for path, size in needed.items():
         free = shutil.disk_usage(path).free
+        # A plan of a few MB need not leave a whole GiB free.
         if free < size + min(size, _FREE_BYTES):
             raise ConfigurationError(
                 f"{path}: {size:,} bytes are to be placed, but only {free:,} are free"
@@ -274,6 +275,8 @@ def staging_directory(log_dir: LogDir, tp: TopicPartition, plan_id: str) -> Path
 
 def _beside(log_dir: LogDir, tp: TopicPartition, seed: str) -> Path:
     """Return a directory name that Kafka takes for a deleted partition."""
+    # Kafka's form is `<topic>-<partition>.<32 hex digits>-delete`. The
+    # digits come from the plan, so that the next run finds the directory.
     digest = hashlib.md5(seed.encode(), usedforsecurity=False).hexdigest()
     suffix = f"-{tp.partition}.{digest}-delete"
     return log_dir.path / (tp.topic[: _LONGEST_NAME - len(suffix)] + suffix)
@@ -323,6 +326,7 @@ class _Placement:
             self.journal.forget(name)  # a broker was started meanwhile, and deleted what was staged
         if self._live.is_dir():
             self._check_live()
+            # The live directory is what the plan wants: a log that is empty and begins at 0.
             if self._partition.end == 0:
                 self.journal.note_placed(name)
                 return
@@ -449,6 +453,7 @@ class _Placement:
                 self.settings.written(len(ours), 0)
                 if cut < len(buffer):
                     break
+            # Not after a cut: the bytes behind it were not read.
             else:
                 scanner.finish()
             file.flush()

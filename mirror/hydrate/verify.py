@@ -272,7 +272,9 @@ class BrokerSide:
                 **self._properties,
                 "group.id": _GROUP,
                 "enable.auto.commit": False,
+                # The last offsets can be markers, for which no message comes.
                 "enable.partition.eof": True,
+                # A deleted offset must be an error, not a jump.
                 "auto.offset.reset": "error",
                 "check.crcs": True,
                 "isolation.level": isolation.value,

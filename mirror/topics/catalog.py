@@ -245,6 +245,7 @@ class Catalog:
                 if error.retry or self._is_first:
                     raise
                 problem = refused[planned.source] = str(error)
+        # `self.refused` is still that of the last call: each problem is logged once.
         if problem is not None and planned.source not in self.refused:
             log.error("mirror.topic_refused", topic=planned.source, reason=problem)
         return problem is None
