@@ -151,6 +151,7 @@ class Router:
                 if question is not None:
                     partition.asking = True
                     questions.append(question)
+        # Before the lookups, which can take a second each without a reachable broker.
         self.aim()
         if questions:
             self._lookups.ask(questions)
