@@ -140,6 +140,8 @@ class Router:
             yield from self._stretch((offsets, times, codes), names, start, end)
             start = end
             if start < len(codes) and self._is_full(names[codes[start]]):
+                # Always the file with the lowest first offset:
+                # a repeated task has to close the same one.
                 yield self._close(min(self._open.values(), key=lambda state: state.file.start))
 
     def finish(self) -> Iterator[Step]:

@@ -373,6 +373,7 @@ class HudiTable:
         """See `Table.write`."""
         if not is_at(self.progress, progress.since):
             raise OtherWriterError(f"{self.name}: another export has committed meanwhile")
+        # After the offsets were read, which may have taken long.
         self._lease.require()
         context = self._spark.sparkContext
         with cancel_jobs_after(context, seconds, self._why_to_stop) as watch:
