@@ -141,6 +141,7 @@ class OffsetAnswers:
                 self._times[key] = known
                 if len(self._times) > _MOST_ANSWERS:
                     self._times.popitem(last=False)
+        # Not part of the cached answer: each isolation level has its own limit.
         return known if known.offset < limit else ListedOffset(ErrorCode.none)
 
     def _first_at(self, partition: Partition, view: ArchiveView, timestamp: int) -> ListedOffset:
