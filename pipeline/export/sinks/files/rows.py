@@ -181,8 +181,7 @@ class RowMaker:
             misfits |= {
                 misfit.row: Misfit(misfit.row, f"key: {misfit.reason}") for misfit in keys.misfits
             }
-        # = {misfit.row: misfit for misfit in decoded.misfits}|Last,
-        # because the last reason of a record wins: that of its value.
+        # Last, because the last reason of a record wins: that of its value.
         misfits |= {misfit.row: misfit for misfit in decoded.misfits}
         keep = np.ones(batch.num_rows, dtype=np.bool_)
         keep[list(misfits)] = False
