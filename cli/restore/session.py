@@ -476,6 +476,7 @@ class _Session:
             before = progress.get(target)
             note = None if before is None else decode_note(before.metadata)
             start = Offset(course.first)
+            # Without `--from`, a restore that continues keeps the start of its first run.
             if note is not None and self.given["begin"] is None:
                 start = note.start
             view = archive.view(course.tp, _VIEW_SECONDS)
