@@ -249,8 +249,7 @@ class BatchWalker:
             floor = last + 1
             batches += 1
             records += count
-            # = flags|The bits of all batches, so that one
-            # bit shows whether any batch was transactional.
+            # The bits of all batches, so that one bit shows whether any was transactional.
             attributes |= flags
             at = end
         self._floor, self._batches, self._records = floor, batches, records

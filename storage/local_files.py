@@ -218,7 +218,6 @@ def _sweep_one(path: Path, older_than_ns: int) -> bool:
         return False
     handle = os.open(path, os.O_RDWR)
     try:
-        # fcntl.LOCK_NB)|
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
     finally:

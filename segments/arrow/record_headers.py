@@ -118,7 +118,6 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
     """
     raw, shift = 0, 0
     while (byte := data[at]) > 0x7F and shift <= _MOST_SHIFT:  # noqa: PLR2004
-        # = (byte & 0x7F)|
         raw |= (byte & 0x7F) << shift
         shift += 7
         at += 1
