@@ -309,6 +309,7 @@ class SparkCopy:
                 limits=self.limits,
                 refresh_seconds=None,
             )
+            # Before the run, so that the work of a copy that is fenced counts, too.
             counted(engine.counts)
             try:
                 engine.run()

@@ -80,6 +80,7 @@ class BatchScanner:
             del buffer[at:]
             self._skip = 0
         else:
+            # The last batch can continue in the next chunk, where its rest is skipped.
             self._carry = b""
             self._skip = at - size
         self._position += len(buffer)
@@ -168,6 +169,7 @@ class RangeReader:
                 if len(data) == RANGE_BYTES:
                     self._free.append(data)
         finally:
+            # Reads that have begun go on. Their buffers are not used again.
             for future in ahead:
                 future.cancel()
 

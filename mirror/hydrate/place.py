@@ -369,9 +369,11 @@ class _Placement:
             end = self._stage_segment(segment, end, follower)
         self._step("stage: the files beside the segments")
         self._write_beside(follower)
+        # A broker that runs as another user must be able to write to the files.
         if os.geteuid() == 0:
             for path in (self._staged, *self._staged.iterdir()):
                 os.chown(path, live.st_uid, live.st_gid)
+        # Before the directory is switched in: its names must be durable, too.
         sync_directory(self._staged)
 
     def _write_beside(self, follower: TransactionFollower) -> None:
@@ -386,6 +388,7 @@ class _Placement:
         _write_durably(staged / _file_name(end, FileKind.SNAPSHOT), follower.producer_snapshot())
         epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
         if partition.segments:
+            # One epoch for all records: the leader epochs of all placed batches are set to it.
             epochs = ((LeaderEpoch(NORMALISED_EPOCH), Offset(partition.segments[0].base_offset)),)
         _write_durably(
             staged / _CHECKPOINT, encode_leader_epoch_checkpoint(EpochHistory(epochs)).encode()
@@ -400,6 +403,7 @@ class _Placement:
     ) -> Offset:
         """Write one segment unless it is there; return its end offset, exclusive."""
         path = self._staged / _log_name(segment.base_offset)
+        # Only a whole segment has this name, with its indexes beside it.
         if path.exists():
             return self._follow_staged(path, segment, follower)
         self._step("stage: a segment")
@@ -464,6 +468,7 @@ class _Placement:
         if facts.indexes is None:
             raise DamagedSegmentError(f"{segment.key}: no index could be built")
         stem = self._staged / name.removesuffix(FileKind.LOG.value)
+        # Before the `.part` file is renamed, which says that the indexes are there, too.
         _write_durably(stem.with_suffix(FileKind.INDEX.value), facts.indexes.index)
         _write_durably(stem.with_suffix(FileKind.TIMEINDEX.value), facts.indexes.timeindex)
         aborted = follower.take_aborted()

@@ -438,6 +438,7 @@ def verify_partition(plan: PlannedPartition, archive: ArchiveSide, brokers: Brok
 def _differences_of_times(
     plan: PlannedPartition, timestamps: Iterable[int], archive: ArchiveSide, brokers: BrokerSide
 ) -> list[str]:
+    # Negative timestamps have other meanings in ListOffsets.
     wanted = sorted({time for time in timestamps if time >= 0})
     problems = []
     for timestamp, offset in zip(wanted, brokers.offsets_for_times(plan, wanted), strict=True):

@@ -167,6 +167,7 @@ class OffsetMapReader:
         if record.key is None:
             return None
         if record.value is None:
+            # A tombstone does not say of which partition it is.
             for known in self._chunks.values():
                 known.pop(record.key, None)
             return None

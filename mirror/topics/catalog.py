@@ -177,6 +177,7 @@ class Catalog:
         }
         if refused and self._is_first:
             raise ConfigurationError("\n".join(refused.values()))
+        # `_apply` adds those topics to `refused` whose change the brokers refuse.
         sound = [planned for planned in plans if self._apply(planned, refused)]
         self.refused = refused
         self.source_ids = {
