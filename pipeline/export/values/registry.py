@@ -180,6 +180,7 @@ class SchemaRegistry:
             ConfigurationError: there is no such subject, or the registry refuses the request.
         """
         request = f"subject {subject}"
+        # The client would answer from its cache, whatever was registered since.
         self._client.clear_latest_caches()
         registered: RegisteredSchema | None = self._asked(
             request, lambda: self._client.get_latest_version(subject, fmt=self._format)

@@ -54,6 +54,7 @@ def times_of(
     # A null becomes a time that is never valid.
     times = pc.fill_null(column, EARLIEST_MS - 1).to_numpy(zero_copy_only=False).astype(np.int64)
     source = "timestamp" if path is None else f"field {path}"
+    # A record's timestamp of -1 means that it has none. A field can be a time before 1970.
     least = 0 if path is None else EARLIEST_MS
     bad = np.flatnonzero((times < least) | (times > LATEST_MS))
     misfits = tuple(Misfit(int(row), _reason(source, int(times[row]))) for row in bad)

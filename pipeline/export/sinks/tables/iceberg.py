@@ -204,6 +204,7 @@ class IcebergMetadata:
             if _summary(snapshot).get(COMMIT_KEY) == whole
         )
         snapshot_id = next(named, None)
+        # If the history has lost the snapshot, the tag still has it.
         if snapshot_id is None or (tag is not None and tag.snapshotId() == snapshot_id):
             return builder
         reference = jvm(self._spark).org.apache.iceberg.SnapshotRef.tagBuilder(snapshot_id).build()
