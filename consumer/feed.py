@@ -310,6 +310,7 @@ class Feed:
                 break
             else:
                 shares.append([self._held.popleft()])
+                # An error comes alone: nothing else fits into this result.
                 return most
         if run:
             shares.append(run)
