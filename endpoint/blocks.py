@@ -222,6 +222,7 @@ class BlockCache:
                     name: at for name, at in self._active.items() if now - at < _ACTIVE_SECONDS
                 }
             fits = self.memory // self._block_bytes // len(self._active)
+        # One of the blocks that fit is the one that is being sent.
         return None if fits < 1 else min(_AHEAD, fits - 1)
 
     def _pin(
