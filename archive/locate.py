@@ -46,6 +46,7 @@ log = logging.getLogger("sidetier.consumer")
 
 _INDEX: Final = np.dtype([("relative", ">u4"), ("position", ">u4")])
 _TIMEINDEX: Final = np.dtype([("timestamp", ">i8"), ("relative", ">u4")])
+# One entry of a `.timeindex`, without numpy: timestamp, relative offset.
 _LAST: Final = struct.Struct(">qI")
 TIME_ENTRY_BYTES: Final = _LAST.size
 

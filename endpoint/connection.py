@@ -33,9 +33,11 @@ from sidetier.wire.protocol import (
     parse_request_header,
 )
 
+# Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
 _PIECE: Final = 1 << 20
 _BUFFERS_PER_CALL: Final = 64
+# C's `struct timeval`: seconds, microseconds.
 _TIMEVAL = struct.Struct("@ll")
 _SHORT_FILE: Final = "a stored file is shorter than it was listed"
 

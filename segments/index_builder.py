@@ -10,6 +10,7 @@ from typing import Final
 from sidetier.segments.errors import DamagedSegmentError
 from sidetier.segments.offsets import BaseOffset
 
+# The entries as in `segments.indexes`.
 _INDEX_ENTRY = struct.Struct(">II")
 _TIMEINDEX_ENTRY = struct.Struct(">qI")
 _INT_MAX = 2**31 - 1

@@ -42,6 +42,7 @@ _64_BITS: Final = (1 << 64) - 1
 _GZIP_ONLY: Final = 16 + zlib.MAX_WBITS
 ABORT_MARKER: Final = 0
 COMMIT_MARKER: Final = 1
+# The key of a marker's record: version i16, type i16.
 _MARKER_KEY: Final = struct.Struct(">hh")
 MOST_BATCH_BYTES: Final = 256 << 20
 """Default limit for the records of one compressed batch, decompressed, in bytes."""

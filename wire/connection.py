@@ -81,6 +81,7 @@ def _oauthbearer(settings: SaslSettings) -> Exchange:
 Buffer = bytes | bytearray | memoryview
 Clock = Callable[[], float]
 
+# Before each request and response: the number of bytes that follow.
 _SIZE = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _UNSUPPORTED_VERSION: Final = 35

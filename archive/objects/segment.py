@@ -104,6 +104,7 @@ def stored_logs(rows: Iterable[ObjectSummary], prefix: str) -> tuple[StoredLog, 
     )
 
 
+# An entry of an `.index`: relative offset u32, position u32.
 _ENTRY = struct.Struct(">II")
 _WINDOW_BYTES: Final = 256 * 1024
 _CHUNK_BYTES: Final = 1 << 20

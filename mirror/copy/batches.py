@@ -137,6 +137,7 @@ def select_batches(
     return Selection(tuple(taken), position, dropped)
 
 
+# All fields of a batch header, in the order of `segments.headers`.
 _HEADER: Final = struct.Struct(">qiiBIhiqqqhii")
 _CODEC_BITS: Final = 0x07
 _CRC_AT: Final = 17

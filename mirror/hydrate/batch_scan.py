@@ -25,6 +25,7 @@ from sidetier.storage.settings import AttemptDeadline
 RANGE_BYTES: Final = 8 << 20
 RANGES_AHEAD: Final = 3
 
+# The position in a batch header; see `segments.headers`.
 _EPOCH_AT = 12
 _EPOCH = struct.Struct(">i")
 NORMALISED_EPOCH = 0

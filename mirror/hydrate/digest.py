@@ -17,6 +17,7 @@ from sidetier.segments.offsets import OffsetRange, TopicPartition
 
 COLUMNS: Final = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 """The columns that a digest covers."""
+# Offset, timestamp, timestamp type.
 _FIXED = struct.Struct(">qqb")
 _LENGTH = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
