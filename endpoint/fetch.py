@@ -35,6 +35,8 @@ from sidetier.wire.record_requests import AbortedTransaction
 
 log = logger()
 
+# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
+# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
 _FIRST_FLEXIBLE: Final = 12
 _FIRST_BY_ID: Final = 13
 _FIRST_WITH_SESSION: Final = 7

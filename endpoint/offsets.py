@@ -31,6 +31,7 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+# Kafka's number of the isolation level.
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = -1
 _INDEX_BYTES: Final = 16 << 20

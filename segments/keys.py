@@ -14,6 +14,7 @@ from sidetier.segments.errors import ConfigurationError
 from sidetier.segments.names import FileKind, parse_segment_file_name, segment_file_name
 from sidetier.segments.offsets import BaseOffset, Offset, OffsetRange, TopicPartition
 
+# An MD5 has no more bits.
 MAX_BITS: Final = 128
 OWN_ROOT: Final = "_sidetier"
 """Prefix of all objects that Pinterest's consumer must not see."""

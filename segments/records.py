@@ -36,6 +36,7 @@ from sidetier.segments.offsets import Offset
 
 Header = tuple[str, bytes | None]
 
+# The shift of the tenth byte, the last of a 64-bit varint.
 _MOST_VARINT_BITS: Final = 63
 _64_BITS: Final = (1 << 64) - 1
 # 16 tells zlib to expect gzip's header and trailer, and nothing else.

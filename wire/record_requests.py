@@ -33,6 +33,8 @@ _ACKS_ALL: Final = -1
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
+# The versions of KIP-482 (flexible fields), KIP-516 (topic ids), KIP-227 (fetch sessions),
+# KIP-107 (log start offset), and KIP-392 (rack and preferred read replica).
 _FIRST_FLEXIBLE_PRODUCE: Final = 9
 _FIRST_FLEXIBLE_FETCH: Final = 12
 _FIRST_FETCH_BY_ID: Final = 13

@@ -13,6 +13,7 @@ PropertyValue = str | int | float | bool
 OauthCallback = Callable[[str], tuple[str, float]]
 """confluent-kafka's `oauth_cb`: takes `sasl.oauthbearer.config`, returns token and expiry time."""
 
+# As in librdkafka.
 _DEFAULT_PORT: Final = 9092
 _PROTOCOLS: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")

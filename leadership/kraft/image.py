@@ -18,6 +18,7 @@ from sidetier.segments.offsets import BrokerId, LeaderEpoch, TopicPartition
 
 _INT32 = struct.Struct(">i")
 _UUID_BYTES = 16
+# Five bytes of seven bits hold 32 bits; ten bytes hold 64.
 _VARINT_BITS = 35
 _VARLONG_BITS = 70
 
@@ -111,6 +112,7 @@ class WireReader:
 
 _FRAME_VERSION = 1
 _INT32_BYTES = 4
+# The tag of `leader` in `PartitionChangeRecord.json`, and Kafka's `NO_LEADER_CHANGE`.
 _LEADER_TAG = 1
 _LEADER_UNCHANGED = -2
 

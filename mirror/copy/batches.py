@@ -151,6 +151,7 @@ refuses dependent blocks. The last byte is the checksum of the two bytes before 
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x80000000
 _XERIAL_HEAD: Final = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+# The default of snappy-java, with which Kafka's Java client compresses.
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 

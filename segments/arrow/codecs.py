@@ -15,6 +15,7 @@ from sidetier.segments.arrow.arrays import Bytes
 from sidetier.segments.headers import Compression
 
 _XERIAL: Final = b"\x82SNAPPY\0"
+# The magic of 8 bytes, then the version and the lowest compatible version, both int32.
 _XERIAL_HEAD_BYTES: Final = 16
 _BLOCK_LENGTH = struct.Struct(">i")
 # cramjam has no error class for this case.

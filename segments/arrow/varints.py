@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sidetier.segments.arrow.arrays import FAR, Bytes, Longs
 
+# The shift of the tenth byte, the last of a 64-bit varint.
 _MOST_SHIFT: Final = 63
 _SPARSE: Final = 4
 """If less than 1/4 of the varints continue, only these are read on."""

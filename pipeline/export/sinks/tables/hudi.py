@@ -59,6 +59,7 @@ KEPT_COMMITS: Final = "hoodie.keep.min.commits"
 """Name of the option for the smallest number of commits that stay in the active timeline."""
 
 DEFAULT_INTERVAL: Final = 60.0
+# Hudi's own default of `KEPT_COMMITS`.
 _DEFAULT_KEPT: Final = 20
 _WHOLE_STATE_EVERY: Final = 10
 _OPERATIONS: Final = ("insert", "bulk_insert", "upsert")
