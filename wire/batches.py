@@ -97,12 +97,14 @@ def set_producer(
     """
     # Before any change: afterwards, a damaged batch could not be told from a sound one.
     crc = _checked_crc(batch)
+    # A view: `crc32c(covered_header)` differs after the fields below are written.
     covered_header = batch[CRC_START:HEADER_BYTES]
     before = crc32c(covered_header)
     (attributes,) = _ATTRIBUTES.unpack_from(covered_header)
     attributes &= ~(TRANSACTIONAL | _LOG_APPEND_TIME)
     if transactional:
         attributes |= TRANSACTIONAL
+    # The CRC covers the bytes from the attributes on.
     _ATTRIBUTES.pack_into(covered_header, 0, attributes)
     if producer is None:
         _PRODUCER.pack_into(batch, _PRODUCER_AT, NO_PRODUCER_ID, -1, -1)

@@ -398,6 +398,7 @@ class Cluster:
             raise _refusal(
                 ErrorCode.broker_not_available,
                 f"the cluster has no broker {broker} now",
+                # Kafka does not mark this code as retriable, but a broker that restarts comes back.
                 retry=True,
             ) from None
 
@@ -406,6 +407,7 @@ class Cluster:
         for connection in self._connections.values():
             if not connection.is_closed:
                 return connection
+        # The bootstrap servers stay candidates: all brokers of the last metadata may be gone.
         addresses = list(dict.fromkeys([*self.settings.bootstrap_servers, *self._brokers.values()]))
         random.shuffle(addresses)  # distribute the load of many clients
         reasons = []

@@ -91,12 +91,14 @@ _BUFFERS_PER_CALL: Final = 512
 """Maximum buffers per system call, below IOV_MAX (1024 on Linux)."""
 _JOINED_BELOW: Final = 16 * 1024
 """Smaller buffers are joined for TLS; otherwise each one would become its own TLS record."""
+# The Java client picks a share from 0.85 to 0.95 at random.
 _LIFETIME_SHARE: Final = 0.85
 """Part of a SASL session's lifetime after which the connection logs in again (KIP-368)."""
 _AHEAD_BYTES: Final = 16 * 1024
 """Bytes to read ahead, so that one system call reads several small responses."""
 _KEPT_FROM: Final = 1 << 20
 """Responses of at least this many bytes reuse buffers."""
+# The first bytes of an alert: its content type (21) and TLS's major version.
 _TLS_ALERT: Final = b"\x15\x03"
 _WITH_SOFTWARE_NAME: Final = 3
 """First version of ApiVersions that contains the client's name (KIP-511)."""
@@ -320,6 +322,7 @@ class Connection:
         self._socket.settimeout(self._left(deadline))
         try:
             self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
+        # Subclasses of SSLError, so they come first. The peer hung up, and a retry may help.
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             raise BrokerUnavailableError(f"{self} cut the TLS handshake: {error}") from error
         except ssl.SSLError as error:
@@ -379,6 +382,7 @@ class Connection:
             except BrokerLoginError as error:
                 raise BrokerLoginError(f"{self}: {error}") from error
         lifetime = getattr(answer, "session_lifetime", timedelta(0)).total_seconds()
+        # 0, like a response without the field, means that the login does not expire.
         if lifetime > 0:
             self._login_again_at = self._clock() + lifetime * _LIFETIME_SHARE
 
@@ -448,6 +452,7 @@ class Connection:
         head = bytearray(_SIZE.size)
         self._read_into(memoryview(head), deadline)
         size: int = _SIZE.unpack(head)[0]
+        # Each response has at least its correlation id.
         if _SIZE.size <= size <= self._max_response_bytes:
             return size
         if head.startswith(_TLS_ALERT) and self._settings.tls is None:
@@ -484,6 +489,7 @@ class Connection:
                 buffer = buffer[self._read_some(buffer, deadline) :]
                 continue
             if not self._unread:
+                # A view of `_ahead`, which may be overwritten because nothing is left unread.
                 self._unread = self._ahead[: self._read_some(self._ahead, deadline)]
             size = min(len(buffer), len(self._unread))
             buffer[:size] = self._unread[:size]
@@ -509,6 +515,7 @@ class Connection:
 
     def _wait(self, event: int, deadline: float) -> None:
         """Wait until the socket is ready for `event`, a mask of `select.poll`."""
+        # Not `select.select`, which fails for descriptors from 1024 on.
         poll = select.poll()
         poll.register(self._socket, event)
         if not poll.poll(self._left(deadline) * 1000):
@@ -551,6 +558,7 @@ class Connection:
         raise BrokerUnavailableError(f"{self}: {reason}") from error
 
     def _end(self, reason: str) -> None:
+        # The first reason is the cause, and later ones are its consequences.
         if self._closed_because is None:
             self._closed_because = reason
         self._in_flight.clear()

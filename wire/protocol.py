@@ -32,6 +32,7 @@ from sidetier.segments.errors import (
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _CORRELATION_ID = struct.Struct(">i")
+# 0 is equal to False, so it counts, too.
 _UNSET: Final = (None, False, "", -1, ())
 
 

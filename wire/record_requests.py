@@ -231,6 +231,7 @@ def send_fetch(  # noqa: PLR0913 - the fields of Kafka's request
     request = build_request(
         ApiKey.FETCH,
         version,
+        # A client. Versions from 15 on have no such field (KIP-903), and -1 counts as unset.
         replica_id=-1,
         max_wait=round(max_wait * 1000),
         min_bytes=min_bytes,

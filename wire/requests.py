@@ -196,6 +196,7 @@ def add_partitions_to_txn(
         TransactionCoordinator(transactional_id),
         ApiKey.ADD_PARTITIONS_TO_TXN,
         timeout=timeout,
+        # The names of the message definition: from version 4 on, only brokers send this request.
         v3_and_below_transactional_id=transactional_id,
         v3_and_below_producer_id=producer.id,
         v3_and_below_producer_epoch=producer.epoch,
@@ -334,6 +335,7 @@ def list_offsets(
 
     def attempt() -> dict[TopicPartition, ListedOffset]:
         listed: dict[TopicPartition, ListedOffset] = {}
+        # Within the attempt, so that partitions whose leader has moved are grouped anew.
         for broker, led in cluster.leaders(timestamps).items():
             topics = _values_by_topic({tp: timestamps[tp] for tp in led})
             response = cluster.request_once(

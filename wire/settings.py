@@ -84,6 +84,7 @@ class TlsSettings:
             ConfigurationError: A file cannot be read; the text names the property.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # As in Kafka's default of `ssl.enabled.protocols`.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # In this order: Python refuses CERT_NONE while the host name is checked.
         context.check_hostname = self.verify and self.check_hostname
@@ -211,6 +212,8 @@ def _sasl(reader: "_Properties") -> SaslSettings:
     if mechanism == "OAUTHBEARER":
         callback = reader.callback("oauth_cb")
         argument = reader.text("sasl.oauthbearer.config") or ""
+        # The expiry time is not needed: each login gets a new token, and the broker's response
+        # tells when the next login is due.
         return SaslSettings(mechanism, token=lambda: callback(argument)[0])
     return SaslSettings(
         mechanism, reader.required("sasl.username"), reader.required("sasl.password")
@@ -236,6 +239,7 @@ def _address(text: str) -> Address:
     # An IPv6 address without a port ends in a bracket.
     if not colon or port.endswith("]"):
         host, port = bare, str(_DEFAULT_PORT)
+    # `isdigit` alone accepts superscripts, which `int` refuses.
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ConfigurationError(f"bootstrap.servers: {text!r} is not host:port")
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
@@ -287,6 +291,7 @@ class _Properties:
         try:
             value = default if text is None else int(text)
         except ValueError:
+            # Refused below, with the same error as a number that is too small.
             value = least - 1
         if value < least:
             raise ConfigurationError(

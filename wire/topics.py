@@ -141,6 +141,7 @@ def topic_settings(
         result.resource_name: {
             entry.name: entry.value
             for entry in result.configs
+            # Brokers send sensitive settings without a value.
             if entry.value is not None and (not only_set or entry.config_source == _SET_ON_TOPIC)
         }
         for result in response.results
