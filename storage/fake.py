@@ -175,6 +175,7 @@ class Faulty:
 def _raise_first(faults: Iterator[_Fault]) -> None:
     for fault in faults:
         if fault.error is not None:
+            # A copy: `raise` sets the traceback of the object, and a fault can strike again.
             raise copy(fault.error)
 
 

@@ -220,6 +220,7 @@ class _Session:
         catalog = self._catalog(definitions)
         planned = catalog.plan()
         targets = {topic.source: topic for topic in planned}
+        # By name, so that offsets of an open transaction are waited for: see `committed_offsets`.
         progress = committed_offsets(
             self.target,
             self.names.group,

@@ -285,6 +285,7 @@ class _Cut:
             for part in _parts(tp, known):
                 if part.marker is None:
                     cut.parts.setdefault(part.key, []).append(part)
+                # Aborted transactions are aborted everywhere, so none can be half restored.
                 elif part.marker.commits:
                     kind = cut.version_1 if part.is_version_1 else cut.parts
                     kind.setdefault(part.key, []).append(part)
@@ -355,6 +356,7 @@ class _Cut:
         for kind in (self.parts, self.version_1):
             for key, parts in kind.items():
                 wrote_to = self.latest_epochs[key[0]]
+                # Sorted by time, so `next` takes the earliest of these last markers.
                 others = (time for time, tp in last_markers if tp not in wrote_to)
                 shown_until = next(others, None)
                 if shown_until is not None and any(
