@@ -79,6 +79,7 @@ def archived_partitions(archive: ArchiveAccess) -> list[TopicPartition]:
             partitions |= {
                 tp
                 for tp in stored_partitions(store, archive.layout, prefix)
+                # Objects of a topic on a store that is not its own do not count.
                 if archive.store(tp.topic) is store
             }
     return sorted(partitions)

@@ -161,6 +161,7 @@ class SchemaRegistry:
             try:
                 self._texts[number] = self._text(number)
             except UnusableSchemaError as error:
+                # Remembered, because the schema of an id never changes. Other errors may pass.
                 self._texts[number] = error
         text = self._texts[number]
         if isinstance(text, UnusableSchemaError):

@@ -349,6 +349,7 @@ class HudiTable:
 
     def recover(self) -> None:
         """Roll back the pending commits of dead writers. See `Table.recover`."""
+        # Without the lease, the pending commit may be that of a live writer.
         self._lease.require()
         if not self._timeline.exists() or not self._timeline.has_pending():
             return
