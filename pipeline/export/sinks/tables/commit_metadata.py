@@ -345,7 +345,7 @@ def last_progress(
     if isinstance(newest, Progress):
         return newest
     # `ours` continues behind the commits that were compared above.
-    # Commits of others are not in `ours`, as `age` does not count them either.
+    # It leaves out commits of others, which `age` does not count.
     for progress in islice(chain(last, ours), 1, newest.age + 1):
         if isinstance(progress, Progress) and progress.commit == newest.whole_commit:
             return newest.on(progress)
