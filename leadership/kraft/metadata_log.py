@@ -240,7 +240,7 @@ class MetadataLog:
             for batch in self._batches(file.fileno(), 0):
                 _apply(progress, batch.values)
                 position = batch.end
-            # A snapshot gets its name when it is complete, so a rest means damage.
+            # A snapshot gets its name when it is complete, so bytes that are left over mean damage.
             if position != os.fstat(file.fileno()).st_size:
                 raise _LostTrackError(
                     f"snapshot {snapshot.file_name} is cut off at byte {position}"
